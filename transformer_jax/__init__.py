@@ -1,0 +1,17 @@
+"""Train, fine-tune and study Transformers in JAX and Flax."""
+import time
+
+STARTED = time.monotonic()  # for the time from command to first step
+__version__ = "0.1.0"
+
+
+def __getattr__(name):
+    if name == "load":  # imported when asked for: the command line must be able to set up JAX first
+        from transformer_jax.workdir import load
+
+        return load
+    if name == "run":
+        from transformer_jax.training.loop import run
+
+        return run
+    raise AttributeError(f"module 'transformer_jax' has no attribute {name!r}")

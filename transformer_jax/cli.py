@@ -1,0 +1,99 @@
+"""The command line: flags, exit codes, and one clear line for every mistake."""
+import os
+import sys
+from collections.abc import Callable
+
+from absl import flags
+
+from transformer_jax.config import RunError, UserError
+
+FLAGS = flags.FLAGS
+EXIT_USER, EXIT_PREEMPTED = 2, 75
+
+
+def define_config() -> None:
+    flags.DEFINE_string("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.", required=True)
+
+
+def define_workdir(help_: str = "Folder of the run.") -> None:
+    flags.DEFINE_string("workdir", None, help_, required=True)
+
+
+def load_config():
+    """The config that --config and its overrides name, validated."""
+    from transformer_jax import config
+
+    return config.load(FLAGS.config, _overrides)
+
+
+_overrides: list[tuple[str, str]] = []
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+    try:
+        arguments = _take_overrides(sys.argv)
+        try:
+            rest = FLAGS(arguments)
+        except flags.Error as error:
+            raise UserError(str(error).strip().replace("\n", " ")) from None
+        if len(rest) > 1:
+            raise UserError(f"unexpected argument {rest[1]!r}")
+        _set_up_jax()
+        main()
+    except UserError as error:
+        _end(f"error: {error}", EXIT_USER)
+    except RunError as error:
+        _end(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _end("interrupted; the newest checkpoint is whole, the same command goes on from there", 130)
+    except BrokenPipeError:  # the reader of stdout has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _end(f"error: {error}", 1)
+    except Exception as error:
+        if type(error).__name__ == "Preempted":  # training is imported only by those who train
+            _end(str(error), EXIT_PREEMPTED)
+        raise
+
+
+def train(task_name: str) -> None:
+    """The body of a trainer: the config's run, started or gone on with in --workdir."""
+    config = load_config()
+    if config.task.name != task_name:
+        raise UserError(f"--config={FLAGS.config}: config.task.name={config.task.name!r}, this trainer's is {task_name!r}")
+    from transformer_jax import workdir
+    from transformer_jax.training import loop
+
+    loop.run(config, workdir.start(config, FLAGS.workdir), FLAGS.workdir)
+
+
+def _take_overrides(argv: list[str]) -> list[str]:
+    """Takes `--config.a.b=x` and `--config.a.b x` out of the arguments; absl knows no such flags."""
+    kept, arguments = [], iter(argv)
+    for argument in arguments:
+        if not argument.lstrip("-").startswith("config.") or not argument.startswith("-"):
+            kept.append(argument)
+            continue
+        key, given, value = argument.lstrip("-").removeprefix("config.").partition("=")
+        if not given:
+            value = next(arguments, None)
+            if value is None or value.startswith("--"):
+                raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE")
+        _overrides.append((key, value))
+    return kept
+
+
+def _set_up_jax() -> None:
+    """The compilation cache, so that the same program is compiled once per machine."""
+    import jax
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/transformer_jax/compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _end(line: str, code: int) -> None:
+    print(line, file=sys.stderr, flush=True)
+    sys.exit(code)

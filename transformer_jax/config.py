@@ -1,0 +1,322 @@
+"""The configuration: every key outside `model` and `task`, once, with its default and its meaning.
+
+`model` and `task` take their keys, types and defaults from the class that `config.model.name` and
+`config.task.name` name (see `named_class`), so a wrong key is refused in the same way everywhere.
+A config file defines `get_config()` or `get_config(arg)` and returns `experiment(section={key: value})`,
+a delta over this schema. `load` reads such a file, applies command-line overrides and validates.
+"""
+import ast
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+import pathlib
+import traceback
+import types
+import typing
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+
+class UserError(Exception):
+    """A mistake its user can mend. The command line prints it as one line and exits with 2."""
+
+
+class RunError(Exception):
+    """A run that can't go on through no wrong input. The command line prints it as one line and exits with 1."""
+
+
+@dataclasses.dataclass
+class Data:
+    cache: str = "~/.cache/transformer_jax/data"  # token stores and trained tokenizers
+    rebuild: bool = False  # discard this run's token stores and build them again (damaged data)
+    seed: int = 0  # order of the rows, and everything drawn inside a row
+    corpus: Literal["", "grammar"] = ""  # a built-in corpus instead of files
+    corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
+    train_source: str | None = None  # text files, one sentence a line; line n of source and target belong together
+    train_target: str | None = None
+    valid_source: str | None = None
+    valid_target: str | None = None
+    test_source: str | None = None
+    test_target: str | None = None
+    tfds_name: str | None = None  # a prepared TFDS set, e.g. "wmt14_translate/de-en"
+    tfds_dir: str | None = None  # the data_dir it was prepared in
+    source_language: str = "en"  # features of the TFDS set
+    target_language: str = "de"
+    tokenizer: Literal["unigram", "bpe"] = "unigram"  # SentencePiece model type
+
+
+@dataclasses.dataclass
+class Train:
+    num_steps: int = 1000  # updates in the whole run
+    batch: int = 64  # rows per update over all hosts, after accumulation
+    accumulation: int = 1  # microbatches an update is computed in
+    seed: int = 0  # initial parameters and dropout
+    log_every: int = 50  # updates between progress lines; the only steps at which the host waits for the devices
+    eval_every: int = 500  # updates between evaluations (there is always one at the end)
+    nonfinite: Literal["stop", "skip"] = "stop"  # a non-finite loss or gradient: stop the run, or skip the update
+
+
+@dataclasses.dataclass
+class Optimizer:
+    name: Literal["adam", "adamw"] = "adamw"
+    learning_rate: float = 1e-3  # peak
+    schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"  # after a linear warm-up
+    warmup_steps: int = 0
+    final_fraction: float = 0.0  # of the peak, where linear and cosine end
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # on kernels and embeddings; adamw only
+    clip_norm: float = 0.0  # global gradient norm; 0: no clipping
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    every: int = 1000  # updates between checkpoints (there is always one at the end)
+    keep: int = 3  # newest checkpoints kept, beside the best
+    best_metric: str = "valid/loss"  # "" : keep no best
+    best_mode: Literal["min", "max"] = "min"
+
+
+@dataclasses.dataclass
+class Mesh:
+    data: int = -1  # -1: what the other axes leave of the devices
+    fsdp: int = 1
+    tensor: int = 1
+    sequence: int = 1
+    rules: tuple = ()  # overrides of sharding.RULES, e.g. (("embed", ("fsdp", "tensor")),)
+
+
+@dataclasses.dataclass
+class Decode:
+    batch: int = 64  # sentences decoded together
+    max_extra: int = 50  # an output may be this much longer than its input, in tokens
+
+
+SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": Checkpoint,
+            "mesh": Mesh, "decode": Decode}
+TOP_LEVEL = {"init_from": (str | None, None)}  # a workdir whose parameters this run starts from
+
+# What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
+MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "checkpoint.", "mesh.", "decode.",
+              "data.cache", "data.rebuild", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
+
+
+def named_class(section: Literal["model", "task"], name: str) -> type:
+    """The one public class that `transformer_jax/{models,tasks}/<name>.py` defines."""
+    package = f"transformer_jax.{section}s"
+    folder = pathlib.Path(importlib.import_module(package).__file__).parent
+    names = sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "task"))
+    if name not in names:
+        raise UserError(f"config.{section}.name={name!r}: no such {section}{_suggest(name, names)}; there are: {', '.join(names)}")
+    module = importlib.import_module(f"{package}.{name}")
+    classes = [c for c in vars(module).values()
+               if inspect.isclass(c) and c.__module__ == module.__name__ and not c.__name__.startswith("_")]
+    if len(classes) != 1:
+        raise UserError(f"{module.__file__} must define exactly one public class, not {[c.__name__ for c in classes]}")
+    return classes[0]
+
+
+def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
+    """{key: (type, default)}: the dataclass fields of a model or task that have a default, Linen's own aside."""
+    hints = typing.get_type_hints(cls)
+    own = ("parent", "name") if hasattr(cls, "apply") else ()
+    return {f.name: (hints[f.name], f.default) for f in dataclasses.fields(cls)
+            if f.default is not dataclasses.MISSING and f.name not in own}
+
+
+def options(section: ConfigDict) -> dict[str, Any]:
+    """The keyword arguments of the class a section names."""
+    return {key: value for key, value in section.items() if key != "name"}
+
+
+def build_model(config: ConfigDict):
+    """The Linen module `config.model` describes."""
+    return named_class("model", config.model.name)(**options(config.model))
+
+
+def schema(model: str, task: str) -> dict[str, tuple[Any, Any]]:
+    """{"section.key": (type, default)} for the run of `task` with `model`."""
+    flat = dict(TOP_LEVEL)
+    for section, name in (("model", model), ("task", task)):
+        flat[f"{section}.name"] = (str, name)
+        flat |= {f"{section}.{k}": v for k, v in class_options(named_class(section, name)).items()}
+    for section, cls in SECTIONS.items():
+        flat |= {f"{section}.{k}": v for k, v in class_options(cls).items()}
+    return flat
+
+
+def experiment(**delta: Any) -> ConfigDict:
+    """A full config from what differs from the defaults; `model` and `task` need at least a name.
+
+    Example: `experiment(model={"name": "encoder_decoder"}, task={"name": "translation"}, train={"batch": 96})`.
+    Raises UserError for an unknown key or a value of the wrong type.
+    """
+    for section in ("model", "task"):
+        if "name" not in delta.get(section, {}):
+            raise UserError(f"config.{section}.name is missing: it names a file in transformer_jax/{section}s/")
+    flat = schema(delta["model"]["name"], delta["task"]["name"])
+    config = ConfigDict()
+    for key, (_, default) in flat.items():
+        _put(config, key, default)
+    for section, value in delta.items():
+        if section in TOP_LEVEL:
+            set_key(config, section, value)
+        elif section in (*SECTIONS, "model", "task"):
+            for key, entry in value.items():
+                set_key(config, f"{section}.{key}", entry)
+        else:
+            raise UserError(f"config has no section {section!r}{_suggest(section, [*SECTIONS, 'model', 'task'])}")
+    return config
+
+
+def set_key(config: ConfigDict, key: str, value: Any) -> None:
+    """Sets `section.key`, converting a command-line string to the key's type."""
+    flat = schema(config.model.name, config.task.name)
+    if key not in flat:
+        raise UserError(f"unknown key config.{key}{_suggest(key, flat)}")
+    if key in ("model.name", "task.name") and value != flat[key][1]:
+        raise UserError(f"config.{key} decides which keys exist: set it in the config file")
+    _put(config, key, _coerce(key, value, flat[key][0]))
+
+
+def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
+    """The config of `file.py` or `file.py:arg` with `("train.batch", "32")`-like overrides, validated."""
+    file, _, arg = path.partition(":")
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"--config={path}: no such file {file}")
+    spec = importlib.util.spec_from_file_location("experiment_config", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        takes_arg = bool(inspect.signature(module.get_config).parameters)
+        if arg and not takes_arg:
+            raise UserError(f"--config={path}: {file} takes no argument")
+        config = module.get_config(*([arg] if takes_arg and arg else []))
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    except Exception as error:  # the file is the user's own: say where it failed, in one line
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        where = f"{file}:{lines[-1]}" if lines else file
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from None
+    for key, value in overrides:
+        set_key(config, key, value)
+    validate(config)
+    return config
+
+
+def validate(config: ConfigDict) -> None:
+    """Refuses what can be known to be wrong without devices or data. Mesh and shapes: `sharding.check`."""
+    model, train = config.model, config.train
+    for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every",
+                "checkpoint.every", "checkpoint.keep", "decode.batch", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k == "vocab_size")):
+        if get(config, key) < 1:
+            raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
+    for key in (k for k in model if k.endswith("dropout")):
+        if not 0 <= model[key] < 1:
+            raise UserError(f"config.model.{key}={model[key]}: must be at least 0 and below 1")
+    if model.get("head_dim") is None and "num_heads" in model and model.d_model % model.num_heads:
+        raise UserError(f"config.model.num_heads={model.num_heads} does not divide config.model.d_model={model.d_model}")
+    if train.batch % train.accumulation:
+        raise UserError(f"config.train.accumulation={train.accumulation} does not divide config.train.batch={train.batch}")
+    if config.optimizer.name == "adam" and config.optimizer.weight_decay:
+        raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw")
+
+
+def get(config: ConfigDict, key: str) -> Any:
+    """The value at "section.key"."""
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def to_json(config: ConfigDict) -> str:
+    return json.dumps(config.to_dict(), indent=2)
+
+
+def from_json(text: str, where: str) -> ConfigDict:
+    """The config that `to_json` wrote; keys added to the schema since then take their defaults."""
+    values = json.loads(text)
+    values["init_from"] = values.get("init_from")
+    try:
+        return experiment(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """What a run resumed with `new` changes that it may not, as "key: old -> new"."""
+    keys = {*schema(old.model.name, old.task.name), *schema(new.model.name, new.task.name)}
+    pick = lambda config, key: config.get(key) if "." not in key else config[key.split(".")[0]].get(key.split(".")[1])
+    return [f"{key}: {pick(old, key)} -> {pick(new, key)}" for key in sorted(keys)
+            if not key.startswith(MAY_CHANGE) and pick(old, key) != pick(new, key)]
+
+
+def _put(config: ConfigDict, key: str, value: Any) -> None:
+    section, _, name = key.rpartition(".")
+    target = config
+    if section:
+        if section not in config:
+            config[section] = ConfigDict()
+        target = config[section]
+    with target.ignore_type():
+        target[name] = value
+
+
+def _suggest(word: str, choices) -> str:
+    """'; did you mean ...?' by the whole key, else by its last part (a key under the wrong section)."""
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.75)
+    if not near:
+        lasts = {c.rpartition(".")[2]: c for c in choices}
+        near = [lasts[n] for n in difflib.get_close_matches(word.rpartition(".")[2], lasts, n=1, cutoff=0.8)]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _coerce(key: str, value: Any, kind: Any) -> Any:
+    """`value` as the declared type; a string is read as a command line gives it."""
+    refuse = UserError(f"config.{key}={value!r} is not {_describe(kind)}")
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return _coerce(key, value, next(a for a in args if a is not type(None)))
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{refuse}{_suggest(str(value), [str(a) for a in args])}")
+        return value
+    if kind is str:
+        if not isinstance(value, str):
+            raise refuse
+        return value
+    if isinstance(value, str):
+        try:
+            value = {"true": True, "false": False}.get(value.lower(), None) if kind is bool else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise refuse from None
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)  # 1e5 is a count, too
+    if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
+        return _as_tuple(value)
+    if type(value) is not kind:
+        raise refuse
+    return value
+
+
+def _as_tuple(value):
+    return tuple(_as_tuple(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def _describe(kind: Any) -> str:
+    args = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(a) for a in args)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join("none" if a is type(None) else _describe(a) for a in args)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    return names.get(kind, "a tuple")

@@ -1,0 +1,187 @@
+"""Rows, and their order: which row feeds which update is a pure function of (config, step).
+
+A run is a list of phases. Row j of update s has the position g = (rows of the phase's earlier updates) + j. With R
+rows in the phase: epoch = g div R, and row number i = index_shuffle(g mod R; seed, phase, epoch). Nothing is replayed:
+resuming at step s is asking for step s.
+"""
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from grain.experimental import index_shuffle
+
+from transformer_jax.config import UserError
+from transformer_jax.data import packing, store, tokenizers
+from transformer_jax.progress import say, track
+
+Row = dict[str, np.ndarray]
+_BLOCK = 10_000  # pairs tokenised together
+
+
+class Component(Protocol):
+    """A set of rows. `rows` is pure: equal (number, epoch) give equal rows; it reads them side by side."""
+
+    def __len__(self) -> int: ...
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    component: Component
+    batch: int  # rows per update
+    num_steps: int | None = None  # updates; None: to the end of the run
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainRows:
+    """The training rows of a run, by update and place in the update's batch."""
+
+    phases: Sequence[Phase]
+    seed: int
+
+    def phase(self, step: int) -> tuple[int, int]:
+        """(phase, updates of it before `step`)."""
+        for number, phase in enumerate(self.phases):
+            if phase.num_steps is None or step < phase.num_steps:
+                return number, step
+            step -= phase.num_steps
+        raise IndexError(f"no phase has update {step} left")
+
+    def numbers(self, step: int, places: Sequence[int]) -> list[tuple[int, int]]:
+        """(row number, epoch) of these places of update `step`."""
+        number, step = self.phase(step)
+        phase = self.phases[number]
+        size = len(phase.component)
+        found = []
+        for place in places:
+            epoch, index = divmod(step * phase.batch + int(place), size)
+            key = int(np.random.SeedSequence((self.seed, number, epoch)).generate_state(1)[0])
+            found.append((index_shuffle(index, max_index=size - 1, seed=key, rounds=4), epoch))
+        return found
+
+    def batch(self, step: int, places: Sequence[int]) -> Row:
+        """These places of the batch of update `step`: arrays (len(places), ...)."""
+        rows = self.phases[self.phase(step)[0]].component.rows(self.numbers(step, places))
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalRows:
+    """Every row once, in order; places beyond the last are rows of zeros (weight 0)."""
+
+    component: Component
+
+    def num_batches(self, batch: int) -> int:
+        return -(-len(self.component) // batch)
+
+    def batch(self, step: int, places: Sequence[int], batch: int) -> Row:
+        numbers = [step * batch + int(p) for p in places]
+        rows = iter(self.component.rows([(n, 0) for n in numbers if n < len(self.component)] or [(0, 0)]))
+        first = next(rows)
+        blank = {name: np.zeros_like(value) for name, value in first.items()}
+        there = [first, *rows] if numbers[0] < len(self.component) else []
+        there += [blank] * (len(numbers) - len(there))
+        return {name: np.stack([row[name] for row in there]) for name in blank}
+
+
+class PackedPairs:
+    """Packed translation rows: several pairs a row, told apart by segment ids (1, 2, ...; 0 is padding).
+
+    Keys, all int32: source, source_positions, source_segment_ids (S,); target (inputs, starting with bos_id), labels
+    (ending with eos_id), target_positions, target_segment_ids (T,).
+    """
+
+    def __init__(self, stored: store.Store, source_length: int, target_length: int):
+        self.store, self.lengths = stored, (source_length, target_length)
+        self.meta = stored.meta
+        self._offsets = stored.array("offsets")  # ends of source and target in turn, beginning with 0
+        self._first = stored.array("rows")  # first pair of each row, and the number of pairs
+
+    def __len__(self) -> int:
+        return len(self._first) - 1
+
+    def rows(self, numbers):
+        bounds = [(2 * self._first[i], 2 * self._first[i + 1]) for i, _ in numbers]
+        tokens = self.store.read([(self._offsets[a], self._offsets[b]) for a, b in bounds])
+        return [self._row(t, np.diff(self._offsets[a:b + 1])) for t, (a, b) in zip(tokens, bounds)]
+
+    def _row(self, tokens: np.ndarray, lengths: np.ndarray) -> Row:
+        is_source = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
+        row = {}
+        for side, own, pairs in (("source", is_source, lengths[::2]), ("target", ~is_source, lengths[1::2])):
+            size = self.lengths[side == "target"]
+            starts = np.cumsum(pairs) - pairs
+            row[side] = _padded(tokens[own], size)
+            row[f"{side}_positions"] = _padded(np.arange(pairs.sum()) - np.repeat(starts, pairs), size)
+            row[f"{side}_segment_ids"] = _padded(np.repeat(np.arange(1, len(pairs) + 1), pairs), size)
+        row["labels"] = row["target"]
+        row["target"] = np.roll(row["labels"], 1)
+        row["target"][starts] = self.meta["bos_id"]
+        row["target"][row["target_segment_ids"] == 0] = 0
+        return row
+
+
+def packed_pairs(source, data, tokenizer: tokenizers.Pair, source_length: int, target_length: int, split: str) -> PackedPairs:
+    """Tokenises, packs and stores the pairs of a split, or opens the store if it has been built."""
+    key = {"text": source.fingerprint(), "tokenizer": tokenizer.fingerprint(), "lengths": [source_length, target_length], "seed": data.seed}
+    vocab_size = max(tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+
+    def fill(writer: store.Writer) -> dict:
+        sides, lengths, skipped = _tokenised(source, tokenizer, source_length, target_length, split)
+        if not len(lengths[0]):
+            raise UserError(f"config.data.{split}_*: no pair is left after dropping {skipped['empty']} empty "
+                            f"and {skipped['long']} over-long ones (config.task.source_length={source_length}, target_length={target_length})")
+        rows = packing.plan(*lengths, source_length, target_length, data.seed)
+        starts = [np.cumsum(n) - n for n in lengths]
+        offsets = [0]
+        for row in track(rows, f"writing {split} rows", len(rows)):
+            for pair in row:
+                for side in (0, 1):
+                    start, size = starts[side][pair], lengths[side][pair]
+                    writer.append(sides[side][start:start + size])
+                    offsets.append(offsets[-1] + size)
+        writer.array("offsets", np.array(offsets))
+        writer.array("rows", np.cumsum([0, *map(len, rows)]))
+        return {"pairs": len(lengths[0]), "skipped": skipped, "bos_id": tokenizer.target.bos_id,
+                "padding": 1 - float(lengths[1].sum()) / (len(rows) * target_length)}
+
+    stored = store.build(data.cache, f"pairs-{split}", key, vocab_size, fill, data.rebuild)
+    found = PackedPairs(stored, source_length, target_length)
+    skipped = found.meta["skipped"]
+    dropped = "".join(f", dropped {skipped[k]:,} {what}" for k, what in (("long", "over-long"), ("empty", "empty")) if skipped[k])
+    say(f"{split}: {found.meta['pairs']:,} pairs in {len(found):,} rows, {found.meta['padding']:.1%} of target positions are padding{dropped}")
+    return found
+
+
+def _tokenised(source, tokenizer, source_length, target_length, split):
+    """Flat tokens of both sides, lengths of both sides (end token included), and what was skipped."""
+    sides, lengths, skipped = ([], []), ([], []), {"long": 0, "empty": 0}
+    pairs, block = track(source, f"tokenising {split}"), []
+
+    def take():
+        encoded = [t.encode([pair[s] for pair in block]) for s, t in enumerate((tokenizer.source, tokenizer.target))]
+        for both in zip(*encoded):
+            if not all(both):
+                skipped["empty"] += 1
+            elif len(both[0]) >= source_length or len(both[1]) >= target_length:
+                skipped["long"] += 1
+            else:
+                for s, t in enumerate((tokenizer.source, tokenizer.target)):
+                    sides[s].append(np.array([*both[s], t.eos_id], np.uint32))
+                    lengths[s].append(len(both[s]) + 1)
+        block.clear()
+
+    for pair in pairs:
+        block.append(pair)
+        if len(block) == _BLOCK:
+            take()
+    take()
+    flat = [np.concatenate(s) if s else np.zeros(0, np.uint32) for s in sides]
+    return flat, [np.array(n, np.int64) for n in lengths], skipped
+
+
+def _padded(values: np.ndarray, size: int) -> np.ndarray:
+    out = np.zeros(size, np.int32)
+    out[: len(values)] = values
+    return out

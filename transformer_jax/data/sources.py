@@ -1,0 +1,139 @@
+"""Where text comes from: text files, TFDS directories, built-in corpora. Each split is a re-iterable of pairs."""
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import pathlib
+from collections.abc import Iterator
+
+from transformer_jax.config import UserError
+from transformer_jax.data import grammar
+
+Pair = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPairs:
+    """Two UTF-8 text files; line n of one belongs to line n of the other."""
+
+    source: str
+    target: str
+    section: str  # config key prefix, for messages
+
+    def fingerprint(self) -> dict:
+        return {"files": [_sha256(self.source), _sha256(self.target)]}
+
+    def __iter__(self) -> Iterator[Pair]:
+        count = 0
+        for source, target in itertools.zip_longest(text_lines(self.source), text_lines(self.target)):
+            if source is None or target is None:
+                longer, shorter = (self.target, self.source) if source is None else (self.source, self.target)
+                raise UserError(f"{shorter} has {count} lines, {longer} has more: line n of one must belong to line n of the other")
+            count += 1
+            yield source, target
+
+
+@dataclasses.dataclass(frozen=True)
+class GrammarPairs:
+    """The built-in English-German grammar."""
+
+    split: str
+    size: int
+
+    def fingerprint(self) -> dict:
+        return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
+
+    def __iter__(self) -> Iterator[Pair]:
+        return grammar.pairs(0, self.split, self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsPairs:
+    """A split of a translation set that TFDS has prepared as array_record; TensorFlow is not needed."""
+
+    folder: str
+    split: str
+    languages: Pair
+
+    def fingerprint(self) -> dict:
+        return {"tfds": _sha256(f"{self.folder}/dataset_info.json"), "split": self.split, "languages": list(self.languages)}
+
+    def __iter__(self) -> Iterator[Pair]:
+        import tensorflow_datasets as tfds  # slow to import
+
+        source, target = self.languages
+        for example in tfds.builder_from_directory(self.folder).as_data_source(split=self.split):
+            if missing := {source, target} - set(example):
+                raise UserError(f"{self.folder}: no feature {sorted(missing)[0]!r}, only {', '.join(example)}; "
+                                "set config.data.source_language and config.data.target_language")
+            yield tuple(_clean(text, self.folder) for text in (example[source], example[target]))
+
+
+def pairs(data, split: str):
+    """The sentence pairs of a split ("train", "valid", "test") that `config.data` names; None if it names none.
+
+    Raises UserError where the split's files or features are not there, or where two sources are named.
+    """
+    files = data[f"{split}_source"], data[f"{split}_target"]
+    named = [key for key in ("corpus", "tfds_name", "train_source") if data[key]]
+    if len(named) != 1:
+        raise UserError("name one source of text: config.data.train_source and train_target, config.data.tfds_name and tfds_dir, "
+                        f"or config.data.corpus; now: {', '.join(named) or 'none'}")
+    if data.corpus:
+        return GrammarPairs(split, data.corpus_size if split == "train" else 1000)
+    if data.tfds_name:
+        return _tfds_pairs(data, split)
+    if not any(files):
+        return None
+    for key, file in zip((f"config.data.{split}_source", f"config.data.{split}_target"), files):
+        if file is None:
+            raise UserError(f"{key} is missing: source and target files come in pairs")
+        if not pathlib.Path(file).expanduser().is_file():
+            raise UserError(f"{key}={file}: no such file")
+        if pathlib.Path(file).expanduser().stat().st_size == 0:
+            raise UserError(f"{key}={file}: the file is empty")
+    return TextPairs(*(str(pathlib.Path(f).expanduser()) for f in files), section=split)
+
+
+def text_lines(path: str) -> Iterator[str]:
+    """The lines of a UTF-8 file, without their ends; only "\\n" and "\\r\\n" end a line, a byte-order mark is dropped."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
+            yield line.rstrip("\n").removesuffix("\r").removeprefix("\ufeff" if number == 1 else "\0")
+
+
+def _tfds_pairs(data, split):
+    if not data.tfds_dir:
+        raise UserError("config.data.tfds_name needs config.data.tfds_dir, the data_dir the set was prepared in")
+    root = pathlib.Path(data.tfds_dir).expanduser() / data.tfds_name
+    versions = sorted(root.rglob("dataset_info.json"), key=lambda p: [int(n) if n.isdigit() else n for n in p.parent.name.split(".")])
+    if not versions:
+        raise UserError(f"{root}: no prepared TFDS set here (dataset_info.json); prepare it with launch/prepare_tfds.sh {data.tfds_name}")
+    info = json.loads(versions[-1].read_text())
+    if info.get("fileFormat") != "array_record":
+        raise UserError(f"{versions[-1].parent}: prepared as {info.get('fileFormat', 'tfrecord')}; prepare it with --file_format=array_record")
+    name = {"valid": "validation"}.get(split, split)
+    if name not in (s["name"] for s in info["splits"]):
+        if split == "train":
+            raise UserError(f"{versions[-1].parent}: no split {name!r}")
+        return None
+    return TfdsPairs(str(versions[-1].parent), name, (data.source_language, data.target_language))
+
+
+def _clean(text: bytes | str, where: str) -> str:
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{where}: an example is not UTF-8") from None
+    return " ".join(text.splitlines())
+
+
+def _sha256(path: str) -> str:
+    with contextlib.closing(open(path, "rb")) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,72 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), with the key/value cache of decoding."""
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax import sharding
+from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.masks import Mask
+
+
+def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=lambda w: w) -> jax.Array:
+    """softmax(q k^T / sqrt(D)) v: (B, Q, H, D), (B, K, H, D), (B, K, H, D) -> (B, Q, H, D); softmax in float32.
+
+    A query that sees no key gets the mean of all values: finite, and nobody reads it.
+    """
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q / math.sqrt(q.shape[-1]), k, preferred_element_type=jnp.float32)
+    seen = mask.dense(q.shape[1], k.shape[1])
+    if seen is not None:
+        scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
+    weights = dropout(jax.nn.softmax(scores, axis=-1)).astype(v.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+class Attention(nn.Module):
+    """Attention from x to `memory`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
+
+    Decoding: `decode` is the number of slots of the cache (0: none). Self-attention writes the keys and
+    values of x to the slots `mask.query_slots` and attends to all slots the mask shows. Cross-attention keeps
+    those of `memory` the first time; later calls pass no memory.
+    """
+
+    num_heads: int
+    head_dim: int
+    dropout: float = 0.0  # on the attention weights
+    use_bias: bool = False
+    cross: bool = False
+    kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
+    output_init: nn.initializers.Initializer | None = None  # of the output projection; None: kernel_init
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, memory: jax.Array | None = None, *, mask: Mask, train: bool = False, decode: int = 0) -> jax.Array:
+        heads = (self.num_heads, self.head_dim)
+        model = (x.shape[-1],)
+
+        def project(name, y):
+            y = Linear(model, heads, ("embed", "heads", "head_dim"), self.use_bias, self.kernel_init, self.dtype, name=name)(y)
+            return sharding.constrain(y, "batch", "length", "heads", "head_dim")
+
+        q = project("query", x)
+        if decode and self.cross and memory is None:
+            k, v = self.get_variable("cache", "keys"), self.get_variable("cache", "values")
+        else:
+            source = memory if self.cross else x
+            k, v = project("key", source), project("value", source)
+        if decode and self.cross:
+            self.put_variable("cache", "keys", k)
+            self.put_variable("cache", "values", v)
+        elif decode:
+            k, v = self._remember("keys", k, mask.query_slots, decode), self._remember("values", v, mask.query_slots, decode)
+        dropout = Dropout(self.dropout, name="weight_dropout")
+        y = dot_product(q, k, v, mask, lambda w: dropout(w, train=train))
+        return Linear(heads, model, ("heads", "head_dim", "embed"), self.use_bias, self.output_init or self.kernel_init, self.dtype, name="out")(y)
+
+    def _remember(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int) -> jax.Array:
+        """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache; returns the whole cache (B, K, H, D)."""
+        batch, _, *heads = new.shape
+        cache = self.variable("cache", name, jnp.zeros, (batch, num_slots, *heads), new.dtype)
+        cache.value = cache.value.at[jnp.arange(batch)[:, None], slots].set(new)
+        return cache.value

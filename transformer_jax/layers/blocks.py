@@ -1,0 +1,73 @@
+"""A Transformer layer, and a stack of them."""
+from collections.abc import Callable
+from typing import Literal
+
+import flax.linen as nn
+import jax
+
+from transformer_jax import sharding
+from transformer_jax.layers.linear import Dropout
+from transformer_jax.layers.masks import Mask
+
+# What the backward pass keeps of a layer; the rest it computes again.
+REMAT = {
+    "none": None,  # keep all
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep the matrix products
+    "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
+}
+Remat = Literal["none", "dots", "full"]
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where there is one, and MLP, each in a residual branch: (B, L, M) -> (B, L, M).
+
+    post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017); pre-LN: x <- x + dropout(f(norm(x))) (Xiong et al. 2020).
+    """
+
+    attention: Callable[..., nn.Module]  # constructors; the model binds their options
+    mlp: Callable[..., nn.Module]
+    norm: Callable[..., nn.Module]
+    cross_attention: Callable[..., nn.Module] | None = None
+    norm_position: Literal["post", "pre"] = "post"
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, memory: jax.Array | None = None, *, mask: Mask, cross_mask: Mask | None = None,
+                 train: bool = False, decode: int = 0) -> jax.Array:
+        def residual(x, sublayer, name):
+            norm = self.norm(name=f"{name}_norm")
+            y = sublayer(norm(x) if self.norm_position == "pre" else x)
+            x = x + Dropout(self.dropout)(y, train=train)
+            x = norm(x) if self.norm_position == "post" else x
+            return sharding.constrain(x, "batch", "length", None)
+
+        attention = self.attention(name="attention")
+        x = residual(x, lambda y: attention(y, mask=mask, train=train, decode=decode), "attention")
+        if self.cross_attention is not None:
+            cross = self.cross_attention(name="cross_attention")
+            x = residual(x, lambda y: cross(y, memory, mask=cross_mask, train=train, decode=decode), "cross_attention")
+        mlp = self.mlp(name="mlp")
+        return residual(x, lambda y: mlp(y, train=train), "mlp")
+
+
+class Stack(nn.Module):
+    """`num_layers` blocks in turn, by nn.scan: one compiled layer, parameters stacked on a leading "layers" axis.
+
+    `unroll` layers are compiled in line per iteration; the parameter tree does not depend on it.
+    """
+
+    block: Callable[..., Block]
+    num_layers: int
+    unroll: int = 1
+    remat: Remat = "none"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *args, train: bool = False, decode: int = 0, **kwargs) -> jax.Array:
+        def layer(block, x, _):
+            return block(x, *args, train=train, decode=decode, **kwargs), None
+
+        if self.remat != "none":
+            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
+        scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, variable_axes={"params": 0, "cache": 0},
+                       split_rngs={"params": True, "dropout": True}, metadata_params={nn.PARTITION_NAME: "layers"})
+        return scan(self.block(name="layers"), x, None)[0]

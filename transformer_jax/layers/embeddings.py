@@ -1,0 +1,36 @@
+"""Token and position embeddings."""
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Embed(nn.Module):
+    """A table of vectors, (V, M) float32; int32 (B, L) -> `dtype` (B, L, M)."""
+
+    num_embeddings: int
+    features: int
+    init: Callable = nn.initializers.normal(0.02)
+    axes: tuple[str, str] = ("vocab", "embed")
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        self.embedding = self.param("embedding", nn.with_logical_partitioning(self.init, self.axes), (self.num_embeddings, self.features))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return jnp.take(self.embedding.astype(self.dtype), ids, axis=0)
+
+    def table(self) -> jax.Array:
+        """The whole table, for an output projection tied to it."""
+        return self.embedding
+
+
+def sinusoids(positions: jax.Array, features: int) -> jax.Array:
+    """sin(p / 10000^(2i/M)) in the even columns, cos in the odd ones (Vaswani et al. 2017, section 3.5).
+
+    int32 (B, L) -> float32 (B, L, M).
+    """
+    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)
+    angles = positions[..., None] * rates
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, -1)[..., :features]

@@ -1,0 +1,31 @@
+"""Which keys a query sees, as a description. Each attention kernel turns it into what it needs."""
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class Mask:
+    """A query sees a key if every condition that is present holds. Nothing present: it sees all.
+
+    Segment ids name the example a position of a packed row belongs to; 0 is padding and is never seen.
+    """
+
+    causal: bool = struct.field(pytree_node=False, default=False)  # keys at or before the query's slot
+    query_segments: jax.Array | None = None  # (B, Q) int32
+    key_segments: jax.Array | None = None  # (B, K) int32; without query_segments: any non-zero key is seen
+    query_slots: jax.Array | None = None  # (B, Q) int32, slots of the queries among the keys; default 0..Q-1
+
+    def dense(self, num_queries: int, num_keys: int) -> jax.Array | None:
+        """Boolean (B or 1, 1, Q, K), True where seen; None where all is seen."""
+        seen = None
+        if self.causal:
+            slots = jnp.arange(num_queries)[None] if self.query_slots is None else self.query_slots
+            seen = slots[:, None, :, None] >= jnp.arange(num_keys)
+        if self.key_segments is not None:
+            keys = self.key_segments[:, None, None, :]
+            same = keys > 0
+            if self.query_segments is not None:
+                same &= keys == self.query_segments[:, None, :, None]
+            seen = same if seen is None else seen & same
+        return seen

@@ -1,0 +1,21 @@
+"""Streaming metrics: pairs of sums that add over positions, microbatches, updates and devices.
+
+Metrics are a dict {name: (total, count)} of scalars; the mean is total / count. Counts that must stay exact are int32.
+"""
+import jax
+import jax.numpy as jnp
+
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+def add(a: Metrics, b: Metrics) -> Metrics:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def zeros_like(metrics: Metrics) -> Metrics:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+
+def means(metrics: Metrics) -> dict[str, float]:
+    """Plain floats, of metrics fetched to the host."""
+    return {name: float(total) / max(float(count), 1.0) for name, (total, count) in metrics.items()}

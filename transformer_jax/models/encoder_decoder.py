@@ -1,0 +1,122 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017)."""
+import math
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.blocks import Block, Remat, Stack
+from transformer_jax.layers.embeddings import Embed, sinusoids
+from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.mlp import MLP
+from transformer_jax.layers.norms import LayerNorm
+
+
+class EncoderDecoder(nn.Module):
+    """Source and target tokens (B, S), (B, T) int32 -> logits of each next target token (B, T, V) float32.
+
+    Positions count from 0 within each example, segment ids from 1 within each packed row (0: padding);
+    both default to one example a row.
+    """
+
+    vocab_size: int = 37_000  # of the target, and of the source unless source_vocab_size says otherwise
+    source_vocab_size: int | None = None  # None: source and target share vocabulary and embeddings
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    head_dim: int | None = None  # None: d_model / num_heads
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    norm_position: Literal["post", "pre"] = "post"  # post as published; pre needs less warm-up and adds a last norm
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_length: int = 1024  # positions there are
+    dropout: float = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: float = 0.0
+    tie_output: bool = True  # output projection = target embeddings
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
+    unroll: int = 1  # layers compiled in line
+    remat: Remat = "none"
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        embed = partial(Embed, features=self.d_model, init=nn.initializers.normal(self.d_model**-0.5), dtype=dtype)
+        self.target_embed = embed(self.vocab_size)
+        self.source_embed = embed(self.source_vocab_size) if self.source_vocab_size else self.target_embed
+        if self.positions == "learned":
+            self.position_embed = embed(self.max_length, axes=(None, "embed"))
+        if not self.tie_output:
+            self.output_embed = embed(self.vocab_size)
+        self.embed_dropout = Dropout(self.dropout)
+
+        heads = dict(num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads)
+        attention = partial(Attention, **heads, dropout=self.attention_dropout, dtype=dtype)
+        block = partial(Block, attention=attention, mlp=partial(MLP, d_ff=self.d_ff, dtype=dtype), norm=LayerNorm,
+                        norm_position=self.norm_position, dropout=self.dropout)
+        stack = partial(Stack, unroll=self.unroll, remat=self.remat)
+        self.encoder = stack(block, self.num_encoder_layers)
+        self.decoder = stack(partial(block, cross_attention=partial(attention, cross=True)), self.num_decoder_layers)
+        if self.norm_position == "pre":
+            self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
+
+    def __call__(self, source, target, source_positions=None, source_segment_ids=None,
+                 target_positions=None, target_segment_ids=None, *, train=False):
+        return self.logits(self.hidden(source, target, source_positions, source_segment_ids, target_positions, target_segment_ids, train=train))
+
+    def hidden(self, source, target, source_positions=None, source_segment_ids=None,
+               target_positions=None, target_segment_ids=None, *, train=False):
+        """As __call__, before the output projection: (B, T, M)."""
+        memory = self.encode(source, source_positions, source_segment_ids, train=train)
+        return self.decode(target, memory, target_positions, target_segment_ids, source_segment_ids, train=train)
+
+    def encode(self, source, positions=None, segment_ids=None, *, train=False):
+        """Source tokens (B, S) -> memory (B, S, M)."""
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        x = self._embed(self.source_embed, source, positions, train)
+        x = self.encoder(x, mask=mask, train=train)
+        return self.encoder_norm(x) if self.norm_position == "pre" else x
+
+    def decode(self, target, memory, positions=None, segment_ids=None, source_segment_ids=None, *, train=False, decode=0):
+        """Target tokens (B, T) and memory (B, S, M) -> hidden states (B, T, M).
+
+        With `decode` slots of cache, `positions` (B, T) say which slots the tokens fill, and `memory` is
+        needed in the first call alone.
+        """
+        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids, query_slots=positions if decode else None)
+        cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
+        x = self._embed(self.target_embed, target, positions, train)
+        x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
+        return self.decoder_norm(x) if self.norm_position == "pre" else x
+
+    def logits(self, hidden):
+        """Hidden states (..., M) -> float32 (..., V)."""
+        return jnp.dot(hidden, self.output_table().astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+
+    def output_table(self):
+        """The output projection, (V, M) float32."""
+        return (self.target_embed if self.tie_output else self.output_embed).table()
+
+    def _embed(self, embed, tokens, positions, train):
+        positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
+        x = embed(tokens) * math.sqrt(self.d_model)
+        if self.positions == "learned":
+            x = x + self.position_embed(positions) * math.sqrt(self.d_model)
+        else:
+            x = x + sinusoids(positions, self.d_model).astype(x.dtype)
+        return self.embed_dropout(x, train=train)
+
+    def flops(self, source_length: int, target_length: int) -> float:
+        """Of a forward pass over one row: two per multiply-add of every matrix product, padding included.
+
+        Causal attention counts half its square; the norms, softmax and embeddings look-ups count nothing.
+        """
+        width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
+        attention = lambda q, k, seen: 2 * self.d_model * width * (2 * q + 2 * k) + 4 * width * seen
+        mlp = 4 * self.d_model * self.d_ff
+        s, t = source_length, target_length
+        encoder = attention(s, s, s * s) + mlp * s
+        decoder = attention(t, t, t * t / 2) + attention(t, s, t * s) + mlp * t
+        return self.num_encoder_layers * encoder + self.num_decoder_layers * decoder + 2 * self.d_model * self.vocab_size * t

@@ -1,0 +1,59 @@
+"""Progress of long work on stderr: a bar on a terminal, a plain line now and then otherwise."""
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line on stderr, above a bar if there is one."""
+    console.print(text, markup=False)
+
+
+class Bar:
+    """A bar of `total` units; `advance` moves it. Used as a context. Off a terminal it prints every `seconds`."""
+
+    def __init__(self, title: str, total: int | None, start: int = 0, seconds: float = 15.0):
+        self.title, self.total, self.done, self.seconds = title, total, start, seconds
+        self.first, self.printed = start, time.monotonic()
+        self.started = self.printed
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        self.rich = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        if self.rich:
+            self.task = self.rich.add_task(title, total=total, completed=start, note="")
+
+    def __enter__(self):
+        if self.rich:
+            self.rich.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.rich:
+            self.rich.stop()
+
+    def advance(self, units: int = 1, note: str = "") -> None:
+        self.done += units
+        if self.rich:
+            self.rich.update(self.task, completed=self.done, **({"note": note} if note else {}))
+        elif time.monotonic() - self.printed > self.seconds:
+            self.printed = time.monotonic()
+            of = f" of {self.total:,}, {self.left()} left" if self.total else ""
+            print(f"{self.title}: {self.done:,}{of}", file=sys.stderr, flush=True)
+
+    def left(self) -> str:
+        """Time left at the pace so far, as h:mm:ss."""
+        pace = (time.monotonic() - self.started) / max(self.done - self.first, 1)
+        seconds = int(pace * max((self.total or 0) - self.done, 0))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def track(items: Iterable, title: str, total: int | None = None) -> Iterator:
+    """Yields the items and moves a bar with them."""
+    with Bar(title, total) as bar:
+        for item in items:
+            yield item
+            bar.advance()

@@ -1,0 +1,110 @@
+"""The device mesh, and the only table from logical axes to mesh axes.
+
+Layers name the logical axes of their parameters and activations; `RULES` says which mesh axes each is
+split over. `jax.jit` with `NamedSharding` does the rest (what `pjit` became).
+"""
+import contextlib
+import contextvars
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.config import UserError
+
+AXES = ("data", "fsdp", "tensor", "sequence")
+
+RULES = {
+    "batch": ("data", "fsdp"),  # rows of a batch
+    "length": ("sequence",),  # positions of a row
+    "layers": (),  # the stacked axis of nn.scan
+    "embed": ("fsdp",),  # d_model, of parameters; activations keep it whole
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),  # d_ff
+    "head_dim": (),
+    "norm": (),  # vectors: too small to split
+}
+
+_current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
+
+
+def make_mesh(config, devices=None) -> Mesh:
+    """A mesh of all devices (or `devices`) with axes AXES, from `config.mesh`; one axis may be -1.
+
+    Raises UserError where the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [config[a] for a in AXES]
+    shown = ", ".join(f"config.mesh.{a}={s}" for a, s in zip(AXES, sizes))
+    if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
+        raise UserError(f"{shown}: each must be at least 1, one may be -1")
+    known = math.prod(s for s in sizes if s != -1)
+    if len(devices) % known or (-1 not in sizes and known != len(devices)):
+        raise UserError(f"{shown}: {known} does not fit the {len(devices)} devices there are")
+    sizes = [len(devices) // known if s == -1 else s for s in sizes]
+    # Auto: Linen and GSPMD propagate shardings; make_mesh's default (Explicit) would refuse constraints
+    return jax.make_mesh(sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def rules(config) -> dict[str, tuple[str, ...]]:
+    """RULES with the overrides of `config.mesh.rules`."""
+    table = dict(RULES)
+    for logical, axes in config.rules:
+        if logical not in table:
+            raise UserError(f"config.mesh.rules: no logical axis {logical!r}; there are: {', '.join(table)}")
+        if unknown := set(axes) - set(AXES):
+            raise UserError(f"config.mesh.rules: no mesh axis {sorted(unknown)[0]!r}; there are: {', '.join(AXES)}")
+        table[logical] = tuple(axes)
+    return table
+
+
+def spec(logical_axes, table) -> PartitionSpec:
+    """PartitionSpec of an array whose dimensions have these logical axes (None: whole)."""
+    return PartitionSpec(*(table[a] or None if a else None for a in logical_axes))
+
+
+def batch_sharding(mesh: Mesh, table) -> NamedSharding:
+    """Of a batch's arrays (microbatches, rows, ...): the rows are split, the rest is whole."""
+    return NamedSharding(mesh, spec((None, "batch"), table))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def check(shape, sharding: NamedSharding, what: str) -> None:
+    """Refuses a shape that the mesh does not divide, before anything is compiled."""
+    for size, axes in zip(shape, sharding.spec):
+        axes = (axes,) if isinstance(axes, str) else axes or ()
+        parts = math.prod(sharding.mesh.shape[a] for a in axes)
+        if size % parts:
+            keys = " x ".join(f"config.mesh.{a}={sharding.mesh.shape[a]}" for a in axes)
+            raise UserError(f"{what} {tuple(shape)}: {keys} does not divide {size}")
+
+
+@contextlib.contextmanager
+def use(mesh: Mesh, table):
+    """Within it, `constrain` means this mesh. Entered inside the traced function, so that no cache outlives it."""
+    token = _current.set((mesh, table))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """`x` with its activations laid out by the table; without a mesh in use, `x` as it is."""
+    if _current.get() is None:
+        return x
+    mesh, table = _current.get()
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical_axes, table)))
+
+
+def parts(logical_axis: str) -> int:
+    """Over how many parts the mesh in use splits this axis."""
+    if _current.get() is None:
+        return 1
+    mesh, table = _current.get()
+    return math.prod(mesh.shape[a] for a in table[logical_axis])

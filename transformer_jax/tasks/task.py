@@ -1,0 +1,62 @@
+"""What the training loop knows of a task: which rows, which loss, which evaluations. It knows no model and no data."""
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from transformer_jax.metrics import Metrics
+
+Params = Any  # a tree of arrays
+Batch = dict[str, jax.Array]
+Evaluation = Callable[[Params], dict[str, float]]  # plain floats by name: bleu, perplexity, f1, ...
+
+
+class TrainRows(Protocol):
+    def phase(self, step: int) -> tuple[int, int]:
+        """(phase that update `step` belongs to, updates of it before `step`)."""
+
+    def batch(self, step: int, places: Sequence[int]) -> dict[str, np.ndarray]:
+        """Rows number `places` of the batch of update `step`."""
+
+
+class EvalRows(Protocol):
+    def num_batches(self, batch: int) -> int: ...
+
+    def batch(self, step: int, places: Sequence[int], batch: int) -> dict[str, np.ndarray]:
+        """Rows number `places` of the step-th batch of `batch` rows; beyond the last row, rows of weight 0."""
+
+
+class Rows(Protocol):
+    train: TrainRows
+    eval: Mapping[str, EvalRows]  # by name, e.g. "valid"
+
+
+class Task(Protocol):
+    """A training objective over a model. Everything it computes is a pure function of its arguments."""
+
+    coefficients: dict[str, float]  # of the loss terms
+
+    def batch_spec(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of the batch of a phase, (rows, ...). Opens no file."""
+
+    def init(self, rng: jax.Array) -> Params:
+        """Initial parameters, boxed with their logical axes."""
+
+    def rows(self) -> Rows:
+        """The data; built the first time it is asked for."""
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        """Each loss term's denominator, summed over the batch it is given (the whole global one)."""
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, *, train: bool) -> tuple[dict[str, jax.Array], Metrics]:
+        """{term: sum over the batch} and metrics; among them "filled": (target positions that are no padding, all)."""
+
+    def trainable(self, path: tuple[str, ...]) -> bool:
+        """Whether the optimizer changes the parameter at this path."""
+
+    def evaluations(self) -> Mapping[str, Evaluation]:
+        """What is measured beside the loss, by the name of the evaluation set."""
+
+    def flops(self, phase: int) -> float:
+        """Of an update over one row: forward and backward, padding included."""

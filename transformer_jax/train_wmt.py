@@ -1,0 +1,13 @@
+"""Trains a translation model: python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=DIR"""
+from transformer_jax import cli
+
+cli.define_config()
+cli.define_workdir()
+
+
+def main() -> None:
+    cli.train("translation")
+
+
+if __name__ == "__main__":
+    cli.run(main)

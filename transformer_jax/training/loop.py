@@ -1,0 +1,178 @@
+"""The one training loop. It knows no model and no data set, only a task."""
+import dataclasses
+import functools
+import pathlib
+import signal
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import transformer_jax
+from transformer_jax import metrics, sharding
+from transformer_jax.config import RunError
+from transformer_jax.progress import say
+from transformer_jax.training import batches, optimizer, state as states
+from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.report import Clock, Reporter
+from transformer_jax.training.step import make_eval_step, make_train_step
+
+
+class Preempted(Exception):
+    """The run was asked to stop and has saved its state: the same command goes on from there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a config compiles to on a mesh. Nothing here has been allocated."""
+
+    mesh: jax.sharding.Mesh
+    tx: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    batch_sharding: jax.sharding.NamedSharding
+    state: Any  # TrainState of ShapeDtypeStructs with shardings
+    train_step: Any  # jitted (state, batch) -> state
+    eval_step: Any  # jitted (params, batch) -> metrics
+
+    @classmethod
+    def of(cls, config, task, devices=None) -> "Program":
+        mesh, table = sharding.make_mesh(config.mesh, devices), sharding.rules(config.mesh)
+        tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
+        return cls(mesh, tx, optimizer.schedule(config.optimizer, config.train.num_steps), sharding.batch_sharding(mesh, table),
+                   states.abstract(task, tx, mesh, table), make_train_step(task, tx, mesh, table), make_eval_step(task, mesh, table))
+
+    def batch(self, task, accumulation: int, phase: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
+        """The batch of a phase as the train step takes it."""
+        def place(spec):
+            shape = (accumulation, spec.shape[0] // accumulation, *spec.shape[1:])
+            sharding.check(shape, self.batch_sharding, "batch (config.train.accumulation, rows of a microbatch, positions)")
+            return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=self.batch_sharding)
+
+        return {name: place(spec) for name, spec in task.batch_spec(phase).items()}
+
+
+def run(config, task, workdir, devices=None) -> dict[str, float]:
+    """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
+
+    Raises Preempted after SIGTERM, once the state is saved; RunError where a loss or gradient is not finite.
+    """
+    workdir, train = pathlib.Path(workdir), config.train
+    program = Program.of(config, task, devices)
+    program.batch(task, train.accumulation)  # refuses a batch the mesh does not divide, before any data is prepared
+    rows = task.rows()
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
+    state, totals = _start(task, program, checkpoints)
+    start, evaluated, clock, terminated = int(state.step), {}, Clock(), _on_sigterm()
+    feed = _batches(task, rows, program, train, start)
+
+    with Reporter(workdir, start, train.num_steps) as reporter:
+        def evaluate(step):
+            with clock("evaluation"):
+                found = _evaluate(task, rows, program, state.params, train)
+            if found:
+                reporter.write(step, found)
+                say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
+                reporter.curves()
+            return found
+
+        for step in range(start + 1, train.num_steps + 1):
+            with clock("data"):
+                batch = next(feed)
+            state = program.train_step(state, batch)
+            reporter.step()
+            last, stop = step == train.num_steps, terminated.is_set()
+            if step == start + 1:
+                jax.block_until_ready(state.step)
+                say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
+            if last or step % train.log_every == 0:
+                _check_finite(state, train)
+                state = _log(state, step, totals, program, task, clock, reporter)
+            if last or (step % train.eval_every == 0 and not stop):
+                evaluated = evaluate(step)
+            if last or stop or step % config.checkpoint.every == 0:
+                _check_finite(state, train)
+                with clock("checkpoint"):
+                    checkpoints.save(state, totals, evaluated if last or step % train.eval_every == 0 else {})
+            if stop and not last:
+                checkpoints.close()
+                raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
+        checkpoints.close()
+        if start >= train.num_steps:
+            say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
+            evaluated = evaluate(start)
+    return evaluated
+
+
+def _start(task, program, checkpoints):
+    """(state, totals) of the newest checkpoint, or of step 0."""
+    totals = {"logged_step": 0, "tokens": 0, "flops": 0.0}
+    steps = checkpoints.steps()
+    if not steps:
+        return states.init(task, program.tx, program.state), totals
+    state, meta = checkpoints.restore(program.state, steps[-1])
+    say(f"resuming from step {steps[-1]:,}")
+    return state, {key: meta[key] for key in totals}
+
+
+def _batches(task, rows, program, train, start):
+    """The device batches from `start` to the end of the run, phase by phase."""
+    step = start
+    while step < train.num_steps:
+        phase, _ = rows.train.phase(step)
+        stop = next(s for s in range(step + 1, train.num_steps + 1) if s == train.num_steps or rows.train.phase(s)[0] != phase)
+        size = next(iter(task.batch_spec(phase).values())).shape[0]
+        yield from batches.stream(rows.train.batch, size, train.accumulation, program.batch_sharding, step, stop)
+        step = stop
+
+
+def _log(state, step, totals, program, task, clock, reporter):
+    """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host."""
+    sums, skipped = jax.device_get((state.metrics, state.skipped))
+    filled, positions = (int(x) for x in sums.pop("filled"))
+    totals["tokens"] += filled
+    totals["flops"] += (step - totals["logged_step"]) * task.flops(0) * task.config.train.batch
+    totals["logged_step"] = step
+    seconds = clock.lap()
+    values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
+    values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
+               "train/padding": 1 - filled / max(positions, 1), "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
+               "train/tokens_per_second": filled / (seconds["step"] + seconds["data"])}
+    values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
+    reporter.write(step, values)
+    reporter.progress(step, values)
+    return state.replace(metrics=_zeros(state.metrics))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _zeros(sums):
+    return jax.tree.map(jnp.zeros_like, sums)
+
+
+def _evaluate(task, rows, program, params, train) -> dict[str, float]:
+    """Means over every evaluation set, and what the task measures beside."""
+    found, batch = {}, train.batch // train.accumulation
+    for name, source in rows.eval.items():
+        read = functools.partial(source.batch, batch=batch)
+        feed = batches.stream(read, batch, 1, program.batch_sharding, 0, source.num_batches(batch))
+        sums = functools.reduce(metrics.add, (program.eval_step(params, b) for b in feed))
+        found |= {f"{name}/{key}": mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
+    for name, evaluation in task.evaluations().items():
+        found |= {f"{name}/{key}": value for key, value in evaluation(params).items()}
+    return found
+
+
+def _check_finite(state, train):
+    if train.nonfinite == "stop" and int(state.skipped):
+        raise RunError(f"loss or gradient not finite at update {int(state.last_skipped):,}; nothing was saved after it. "
+                       "A lower learning rate, longer warm-up or clipping may help; config.train.nonfinite=skip goes on without such updates")
+
+
+def _on_sigterm() -> threading.Event:
+    """An event that SIGTERM sets (in the main thread; elsewhere signals are not ours to take)."""
+    event = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: event.set())
+    return event

@@ -1,0 +1,56 @@
+"""The optimizer: an optax chain, its schedule, and which parameters decay or stay frozen."""
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def schedule(config, num_steps: int) -> optax.Schedule:
+    """Learning rate by update: a linear warm-up to the peak, then `config.schedule`.
+
+    inverse_sqrt: peak * sqrt(warmup / s). With peak = (d_model * warmup)^-0.5 it is the schedule of Vaswani et al. 2017,
+    equation 3. linear and cosine reach `final_fraction` of the peak at the run's last update.
+    """
+    peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
+
+    def after(step):
+        progress = jnp.clip((step - config.warmup_steps) / max(num_steps - config.warmup_steps, 1), 0, 1)
+        shape = {"constant": 1.0, "inverse_sqrt": jnp.sqrt(warmup / jnp.maximum(step, warmup)),
+                 "linear": 1 - progress, "cosine": (1 + jnp.cos(jnp.pi * progress)) / 2}[config.schedule]
+        final = config.final_fraction if config.schedule in ("linear", "cosine") else 0.0
+        return final + (1 - final) * shape
+
+    def rate(count):
+        step = count + 1  # the first update is number 1: it must not be lost to a rate of 0
+        return peak * jnp.where(step < config.warmup_steps, step / warmup, after(step))
+
+    return rate
+
+
+def decays(path: tuple[str, ...]) -> bool:
+    """Weight decay is for matrices; biases and norms stay out."""
+    return path[-1] in ("kernel", "embedding")
+
+
+def make(config, num_steps: int, trainable: Callable[[tuple[str, ...]], bool]) -> optax.GradientTransformation:
+    """Clipping, Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019), the schedule; frozen parameters get no update."""
+    chain = []
+    if config.clip_norm:
+        chain.append(optax.clip_by_global_norm(config.clip_norm))
+    chain.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
+    if config.weight_decay:
+        chain.append(optax.add_decayed_weights(config.weight_decay, mask=by_path(decays)))
+    chain.append(optax.scale_by_learning_rate(schedule(config, num_steps)))
+    labels = lambda params: jax.tree.map(lambda keep: "trained" if keep else "frozen", by_path(trainable)(params))
+    return optax.multi_transform({"trained": optax.chain(*chain), "frozen": optax.set_to_zero()}, labels)
+
+
+def by_path(choose: Callable[[tuple[str, ...]], bool]) -> Callable:
+    """params -> a tree of what `choose` says of each parameter's path."""
+    return lambda params: jax.tree_util.tree_map_with_path(lambda path, _: choose(names(path)), params)
+
+
+def names(path) -> tuple[str, ...]:
+    """A jax key path as words; the box that holds a parameter's logical axes is no part of it."""
+    return tuple(str(key.key) for key in path if hasattr(key, "key"))

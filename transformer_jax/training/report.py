@@ -1,0 +1,117 @@
+"""What a run tells: the progress line, metrics.jsonl, TensorBoard, the curves, and where the time went."""
+import contextlib
+import json
+import os
+import pathlib
+import time
+
+import jax
+import tensorboardX
+
+from transformer_jax.progress import Bar, console, say
+
+
+class Clock:
+    """Seconds by purpose since the last `lap`: data wait, evaluation, checkpoint; "step" is what is left."""
+
+    def __init__(self):
+        self._spent, self._began = {}, time.perf_counter()
+
+    @contextlib.contextmanager
+    def __call__(self, purpose: str):
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[purpose] = self._spent.get(purpose, 0.0) + time.perf_counter() - began
+
+    def lap(self) -> dict[str, float]:
+        now = time.perf_counter()
+        spent = {purpose: self._spent.get(purpose, 0.0) for purpose in ("data", "evaluation", "checkpoint")}
+        spent["step"] = now - self._began - sum(spent.values())
+        self._spent, self._began = {}, now
+        return spent
+
+
+class Reporter:
+    """Writes what a run measures, on process 0 alone. Lines beyond `start`, of a run that was cut off, are dropped."""
+
+    def __init__(self, workdir: pathlib.Path, start: int, num_steps: int):
+        self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
+        if self.active:
+            self._lines = _reopened(workdir / "metrics.jsonl", start)
+            self._tensorboard = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
+            self._bar = Bar("training", num_steps, start, seconds=float("inf"))
+
+    def __enter__(self):
+        if self.active:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        if self.active:
+            self._bar.__exit__(*error)
+            self._lines.close()
+            self._tensorboard.close()
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One line of metrics.jsonl, and the same to TensorBoard."""
+        if self.active:
+            print(json.dumps({"step": step, **values}), file=self._lines, flush=True)
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, step)
+
+    def step(self) -> None:
+        if self.active:
+            self._bar.advance()
+
+    def progress(self, step: int, values: dict[str, float]) -> None:
+        """The progress line: beside the bar on a terminal, by itself otherwise."""
+        if not self.active:
+            return
+        note = (f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {values['train/tokens_per_second']:,.0f} tokens/s  "
+                f"padding {values['train/padding']:.1%}")
+        if console.is_terminal:
+            self._bar.advance(0, note)
+        else:
+            say(f"step {step:,}/{self.num_steps:,}  {note}  {self._bar.left()} left")
+
+    def curves(self) -> None:
+        if self.active:
+            draw_curves(self.workdir)
+
+
+def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
+    """curves.png of the run's metrics.jsonl: losses, accuracies, learning rate, norms, by step. Returns its path."""
+    from matplotlib.figure import Figure  # slow to import
+
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    panels = {"loss": ("loss", "nll"), "accuracy": ("accuracy",), "learning rate": ("learning_rate",), "norms": ("grad_norm", "update_norm")}
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    for axes, (title, endings) in zip(figure.subplots(2, 2).flat, panels.items()):
+        names = sorted({name for line in lines for name in line if name.rpartition("/")[2] in endings})
+        for name in names:
+            points = [(line["step"], line[name]) for line in lines if name in line]
+            axes.plot(*zip(*points), label=name, marker="." if len(points) < 50 else None)
+        axes.set(title=title, xlabel="step", yscale="log" if title == "norms" and names else "linear")
+        axes.grid(alpha=0.3)
+        if names:
+            axes.legend()
+    path = workdir / "curves.png"
+    figure.savefig(half := path.with_suffix(".half.png"), dpi=100)
+    os.replace(half, path)
+    return path
+
+
+def _reopened(path: pathlib.Path, start: int):
+    """The metrics file, open for appending, without the lines of steps beyond `start`."""
+    if path.exists():
+        kept = []
+        for line in path.read_text().splitlines(keepends=True):
+            with contextlib.suppress(ValueError):  # a line that a kill cut short
+                if line.endswith("\n") and json.loads(line)["step"] <= start:
+                    kept.append(line)
+        half = path.with_suffix(".half")
+        half.write_text("".join(kept))
+        os.replace(half, path)
+    return path.open("a")

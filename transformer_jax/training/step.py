@@ -1,0 +1,70 @@
+"""The training step (state, batch) -> state and the evaluation step (params, batch) -> metrics, compiled."""
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer_jax import metrics, sharding
+
+
+def make_train_step(task, tx: optax.GradientTransformation, mesh, table):
+    """Batches have shape (microbatches, rows, ...). The state is donated.
+
+    The loss is the sum over terms t of c_t * sum_t / W_t with W_t over the whole global batch, so accumulation and mesh
+    change nothing but rounding (dropout keys are per microbatch). A non-finite loss or gradient leaves the parameters and optimizer as they are and is
+    recorded in the state.
+    """
+
+    @partial(jax.jit, donate_argnums=0)
+    def train_step(state, batch):
+        with sharding.use(mesh, table):
+            grads, sums = _gradients(task, state, batch)
+            updates, opt_state = tx.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            grad_norm = optax.global_norm(grads)
+            sums |= {name: (norm, jnp.int32(1)) for name, norm in
+                     (("grad_norm", grad_norm), ("update_norm", optax.global_norm(updates)), ("param_norm", optax.global_norm(params)))}
+            finite = jnp.isfinite(sums["loss"][0]) & jnp.isfinite(grad_norm)
+            keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+            return state.replace(
+                step=state.step + 1, params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),
+                metrics=keep(metrics.add(state.metrics, sums), state.metrics),
+                skipped=state.skipped + ~finite, last_skipped=jnp.where(finite, state.last_skipped, state.step))
+
+    return train_step
+
+
+def _gradients(task, state, batch):
+    """Gradients of the global loss and the metrics' sums, microbatch by microbatch."""
+    denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
+    key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
+    count = jax.tree.leaves(batch)[0].shape[0]
+
+    def one(number, microbatch):
+        def objective(params):
+            sums, measured = task.loss(params, microbatch, jax.random.fold_in(key, number), train=True)
+            return sum(task.coefficients[t] * total / denominators[t] for t, total in sums.items()), measured
+
+        return jax.grad(objective, has_aux=True)(state.params)
+
+    if count == 1:
+        return one(0, jax.tree.map(lambda x: x[0], batch))
+
+    def body(carry, numbered):
+        return jax.tree.map(jnp.add, carry, one(*numbered)), None
+
+    numbered = (jnp.arange(count), batch)
+    shapes = jax.eval_shape(lambda n: one(*jax.tree.map(lambda x: x[0], n)), numbered)
+    return jax.lax.scan(body, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), numbered)[0]
+
+
+def make_eval_step(task, mesh, table):
+    """Batches have shape (1, rows, ...)."""
+
+    @jax.jit
+    def eval_step(params, batch):
+        with sharding.use(mesh, table):
+            return task.loss(params, jax.tree.map(lambda x: x[0], batch), None, train=False)[1]
+
+    return eval_step

@@ -1,0 +1,91 @@
+"""What a run leaves behind, and how it is opened again."""
+import json
+import os
+import pathlib
+import subprocess
+from importlib import metadata
+
+import flax.linen as nn
+import jax
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.training.checkpoint import FORMAT, Checkpoints
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "sentencepiece", "numpy")
+
+
+def make_task(config, tokenizer_folder: pathlib.Path | None = None):
+    """The task `config.task` describes."""
+    return configs.named_class("task", config.task.name)(config, tokenizer_folder, **configs.options(config.task))
+
+
+def start(config, workdir):
+    """The task of a run in `workdir`: a new one, which is recorded there, or one to go on with.
+
+    Raises UserError where the config or the data differ from the recorded run in what may not change.
+    """
+    workdir = pathlib.Path(workdir).expanduser()
+    if not (workdir / "config.json").exists():
+        task = make_task(config)
+        fingerprint = task.fingerprint()  # reads the data: nothing is left behind if that fails
+        task.tokenizer.save(workdir / "tokenizer")
+        _record(workdir, config, fingerprint)
+        return make_task(config, workdir / "tokenizer")
+    recorded, fingerprint = read_config(workdir)
+    if changed := configs.differences(recorded, config):
+        raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
+    task = make_task(config, workdir / "tokenizer")
+    if (now := json.loads(json.dumps(task.fingerprint()))) != fingerprint:
+        parts = ", ".join(part for part in now if now[part] != fingerprint.get(part))
+        raise UserError(f"{workdir}: not what this run was trained on: {parts}")
+    _record(workdir, config, fingerprint)
+    return task
+
+
+def read_config(workdir: pathlib.Path):
+    """(config, data fingerprint) of a recorded run."""
+    path = pathlib.Path(workdir) / "config.json"
+    if not path.is_file():
+        raise UserError(f"--workdir={workdir}: no run here (no config.json)")
+    try:
+        recorded = json.loads(path.read_text())
+        version = recorded["checkpoint_format"]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path}: not a run's record ({error})") from None
+    if version > FORMAT:
+        raise UserError(f"{path}: written by a newer version (checkpoint format {version}, this one reads up to {FORMAT})")
+    return configs.from_json(json.dumps(recorded["config"]), str(path)), recorded["fingerprint"]
+
+
+def open_run(workdir, step: str | int = "best"):
+    """(task, params) of a run; `step` is "best", "latest" or a number."""
+    workdir = pathlib.Path(workdir).expanduser()
+    config, _ = read_config(workdir)
+    task = make_task(config, workdir / "tokenizer")
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
+    shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params = checkpoints.restore_params(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes), checkpoints.pick(step))
+    return task, params
+
+
+def load(workdir, step: str | int = "best"):
+    """(model, params, tokenizer) of a run: `model.apply({"params": params}, ...)` gives logits."""
+    task, params = open_run(workdir, step)
+    return task.model, params, task.tokenizer
+
+
+def _record(workdir, config, fingerprint):
+    versions = {name: metadata.version(name) for name in LIBRARIES}
+    record = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions, "revision": _revision()}
+    half = workdir / ".config.json.half"
+    half.write_text(json.dumps(record, indent=2) + "\n")
+    os.replace(half, workdir / "config.json")
+
+
+def _revision() -> str | None:
+    """The git revision of the code, where it runs from a checkout."""
+    here = pathlib.Path(__file__).parent
+    found = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return found.stdout.strip() or None
