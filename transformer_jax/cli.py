@@ -66,7 +66,10 @@ def train(task_name: str) -> None:
     from transformer_jax import workdir
     from transformer_jax.training import loop
 
-    loop.run(config, workdir.start(config, FLAGS.workdir), FLAGS.workdir)
+    task = workdir.make_task(config, FLAGS.workdir)
+    program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
+    workdir.record(config, task, FLAGS.workdir)
+    loop.run(config, task, FLAGS.workdir, program)
 
 
 def _take_overrides(argv: list[str]) -> list[str]:
@@ -87,6 +90,7 @@ def _take_overrides(argv: list[str]) -> list[str]:
 
 def _set_up_jax() -> None:
     """The compilation cache, so that the same program is compiled once per machine."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

@@ -189,10 +189,8 @@ def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
     file, _, arg = path.partition(":")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--config={path}: no such file {file}")
-    spec = importlib.util.spec_from_file_location("experiment_config", file)
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = load_module(file)
         takes_arg = bool(inspect.signature(module.get_config).parameters)
         if arg and not takes_arg:
             raise UserError(f"--config={path}: {file} takes no argument")
@@ -200,13 +198,23 @@ def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except Exception as error:  # the file is the user's own: say where it failed, in one line
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        where = f"{file}:{lines[-1]}" if lines else file
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from None
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        line = error.lineno if isinstance(error, SyntaxError) else last.lineno
+        if not isinstance(error, SyntaxError) and not pathlib.Path(last.filename).resolve().samefile(file):
+            raise
+        raise UserError(f"{file}:{line}: {type(error).__name__}: {error}") from None
     for key, value in overrides:
         set_key(config, key, value)
     validate(config)
     return config
+
+
+def load_module(file: str | pathlib.Path) -> types.ModuleType:
+    """A config file as a module, for `load` and for config files that vary another."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def validate(config: ConfigDict) -> None:

@@ -15,32 +15,32 @@ from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "sentencepiece", "numpy")
 
 
-def make_task(config, tokenizer_folder: pathlib.Path | None = None):
-    """The task `config.task` describes."""
-    return configs.named_class("task", config.task.name)(config, tokenizer_folder, **configs.options(config.task))
+def make_task(config, workdir=None):
+    """The task `config.task` describes; with the tokenizer of the run in `workdir`, if there is one."""
+    tokenizer = pathlib.Path(workdir).expanduser() / "tokenizer" if workdir else None
+    return configs.named_class("task", config.task.name)(config, tokenizer if tokenizer and tokenizer.is_dir() else None, **configs.options(config.task))
 
 
-def start(config, workdir):
-    """The task of a run in `workdir`: a new one, which is recorded there, or one to go on with.
+def record(config, task, workdir) -> None:
+    """Records a new run in `workdir`, or the run that goes on there.
 
-    Raises UserError where the config or the data differ from the recorded run in what may not change.
+    Raises UserError where config or data differ from the recorded run in what may not change.
     """
     workdir = pathlib.Path(workdir).expanduser()
-    if not (workdir / "config.json").exists():
-        task = make_task(config)
-        fingerprint = task.fingerprint()  # reads the data: nothing is left behind if that fails
+    fingerprint = json.loads(json.dumps(task.fingerprint()))  # reads the data: nothing is left behind if that fails
+    if (workdir / "config.json").exists():
+        recorded, was = read_config(workdir)
+        if changed := configs.differences(recorded, config):
+            raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
+        if changed := [part for part in fingerprint if fingerprint[part] != was.get(part)]:
+            raise UserError(f"{workdir}: not the {' and '.join(changed)} this run was trained with")
+    else:
         task.tokenizer.save(workdir / "tokenizer")
-        _record(workdir, config, fingerprint)
-        return make_task(config, workdir / "tokenizer")
-    recorded, fingerprint = read_config(workdir)
-    if changed := configs.differences(recorded, config):
-        raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
-    task = make_task(config, workdir / "tokenizer")
-    if (now := json.loads(json.dumps(task.fingerprint()))) != fingerprint:
-        parts = ", ".join(part for part in now if now[part] != fingerprint.get(part))
-        raise UserError(f"{workdir}: not what this run was trained on: {parts}")
-    _record(workdir, config, fingerprint)
-    return task
+    versions = {name: metadata.version(name) for name in LIBRARIES}
+    content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions, "revision": _revision()}
+    half = workdir / ".config.json.half"
+    half.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(half, workdir / "config.json")
 
 
 def read_config(workdir: pathlib.Path):
@@ -62,7 +62,7 @@ def open_run(workdir, step: str | int = "best"):
     """(task, params) of a run; `step` is "best", "latest" or a number."""
     workdir = pathlib.Path(workdir).expanduser()
     config, _ = read_config(workdir)
-    task = make_task(config, workdir / "tokenizer")
+    task = make_task(config, workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
     shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -74,14 +74,6 @@ def load(workdir, step: str | int = "best"):
     """(model, params, tokenizer) of a run: `model.apply({"params": params}, ...)` gives logits."""
     task, params = open_run(workdir, step)
     return task.model, params, task.tokenizer
-
-
-def _record(workdir, config, fingerprint):
-    versions = {name: metadata.version(name) for name in LIBRARIES}
-    record = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions, "revision": _revision()}
-    half = workdir / ".config.json.half"
-    half.write_text(json.dumps(record, indent=2) + "\n")
-    os.replace(half, workdir / "config.json")
 
 
 def _revision() -> str | None:

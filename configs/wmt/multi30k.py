@@ -9,10 +9,10 @@ from transformer_jax.config import experiment
 
 def get_config():
     return experiment(
-        model=dict(name="encoder_decoder", vocab_size=8000, d_model=256, d_ff=1024, num_heads=4, num_encoder_layers=3, num_decoder_layers=3,
+        model=dict(name="encoder_decoder", vocab_size=8000, d_model=256, d_ff=512, num_heads=4, num_encoder_layers=3, num_decoder_layers=3,
                    norm_position="pre", dropout=0.2, max_length=256),
         task=dict(name="translation", source_length=128, target_length=128),
-        train=dict(num_steps=6000, batch=32, log_every=50, eval_every=500),
-        optimizer=dict(name="adam", learning_rate=2e-3, schedule="inverse_sqrt", warmup_steps=800, b2=0.98, eps=1e-9, clip_norm=1.0),
-        checkpoint=dict(every=500),
+        train=dict(num_steps=2950, batch=32, log_every=50, eval_every=236),  # 118 updates an epoch
+        optimizer=dict(name="adam", learning_rate=2e-3, schedule="cosine", warmup_steps=400, b2=0.98, eps=1e-9, clip_norm=1.0),
+        checkpoint=dict(every=118, keep=5),
     )

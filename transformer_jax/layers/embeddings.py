@@ -5,6 +5,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax import sharding
+
 
 class Embed(nn.Module):
     """A table of vectors, (V, M) float32; int32 (B, L) -> `dtype` (B, L, M)."""
@@ -19,7 +21,9 @@ class Embed(nn.Module):
         self.embedding = self.param("embedding", nn.with_logical_partitioning(self.init, self.axes), (self.num_embeddings, self.features))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return jnp.take(self.embedding.astype(self.dtype), ids, axis=0)
+        # whole vectors: looking up rows that are split over fsdp would make XLA replicate the result
+        vectors = sharding.constrain(self.embedding.astype(self.dtype), self.axes[0], None)
+        return sharding.constrain(jnp.take(vectors, ids, axis=0), "batch" if ids.shape[0] > 1 else None, "length", None)
 
     def table(self) -> jax.Array:
         """The whole table, for an output projection tied to it."""

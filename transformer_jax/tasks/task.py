@@ -60,3 +60,6 @@ class Task(Protocol):
 
     def flops(self, phase: int) -> float:
         """Of an update over one row: forward and backward, padding included."""
+
+    def positions(self, phase: int) -> int:
+        """Target positions of a row, padding included."""

@@ -105,6 +105,9 @@ class Translation:
     def flops(self, phase: int = 0) -> float:
         return 3 * self.model.flops(self.source_length, self.target_length)  # a backward pass costs two forward ones
 
+    def positions(self, phase: int = 0) -> int:
+        return self.target_length
+
     # use
 
     def translate(self, params, lines: Iterable[str]) -> Iterator[str]:

@@ -30,38 +30,40 @@ class Program:
     """What a config compiles to on a mesh. Nothing here has been allocated."""
 
     mesh: jax.sharding.Mesh
+    table: dict[str, tuple[str, ...]]  # logical axes to mesh axes
     tx: optax.GradientTransformation
     learning_rate: optax.Schedule
     batch_sharding: jax.sharding.NamedSharding
+    batch: dict[str, jax.ShapeDtypeStruct]  # of the first phase, (microbatches, rows, ...), with shardings
     state: Any  # TrainState of ShapeDtypeStructs with shardings
     train_step: Any  # jitted (state, batch) -> state
     eval_step: Any  # jitted (params, batch) -> metrics
 
     @classmethod
     def of(cls, config, task, devices=None) -> "Program":
+        """Raises UserError where the mesh does not fit the devices, the batch or a parameter."""
         mesh, table = sharding.make_mesh(config.mesh, devices), sharding.rules(config.mesh)
-        tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
-        return cls(mesh, tx, optimizer.schedule(config.optimizer, config.train.num_steps), sharding.batch_sharding(mesh, table),
-                   states.abstract(task, tx, mesh, table), make_train_step(task, tx, mesh, table), make_eval_step(task, mesh, table))
+        rows = sharding.batch_sharding(mesh, table)
+        accumulation = config.train.accumulation
 
-    def batch(self, task, accumulation: int, phase: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
-        """The batch of a phase as the train step takes it."""
         def place(spec):
             shape = (accumulation, spec.shape[0] // accumulation, *spec.shape[1:])
-            sharding.check(shape, self.batch_sharding, "batch (config.train.accumulation, rows of a microbatch, positions)")
-            return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=self.batch_sharding)
+            sharding.check(shape, rows, "batch (config.train.accumulation, rows of a microbatch, positions)")
+            return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=rows)
 
-        return {name: place(spec) for name, spec in task.batch_spec(phase).items()}
+        batch = {name: place(spec) for name, spec in task.batch_spec(0).items()}
+        tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
+        return cls(mesh, table, tx, optimizer.schedule(config.optimizer, config.train.num_steps), rows, batch,
+                   states.abstract(task, tx, mesh, table), make_train_step(task, tx, mesh, table), make_eval_step(task, mesh, table))
 
 
-def run(config, task, workdir, devices=None) -> dict[str, float]:
+def run(config, task, workdir, program: Program | None = None) -> dict[str, float]:
     """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
 
-    Raises Preempted after SIGTERM, once the state is saved; RunError where a loss or gradient is not finite.
+    `program`: what the config compiles to; by default on all devices. Raises Preempted after SIGTERM, once the state is saved; RunError where a loss or gradient is not finite.
     """
-    workdir, train = pathlib.Path(workdir), config.train
-    program = Program.of(config, task, devices)
-    program.batch(task, train.accumulation)  # refuses a batch the mesh does not divide, before any data is prepared
+    workdir, train = pathlib.Path(workdir).expanduser(), config.train
+    program = program or Program.of(config, task)
     rows = task.rows()
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
     state, totals = _start(task, program, checkpoints)
