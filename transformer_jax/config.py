@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import json
 import pathlib
+import pkgutil
 import traceback
 import types
 import typing
@@ -109,8 +110,8 @@ MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "checkpo
 def named_class(section: Literal["model", "task"], name: str) -> type:
     """The one public class that `transformer_jax/{models,tasks}/<name>.py` defines."""
     package = f"transformer_jax.{section}s"
-    folder = pathlib.Path(importlib.import_module(package).__file__).parent
-    names = sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "task"))
+    folders = importlib.import_module(package).__path__
+    names = sorted(m.name for m in pkgutil.iter_modules(folders) if m.name != "task")
     if name not in names:
         raise UserError(f"config.{section}.name={name!r}: no such {section}{_suggest(name, names)}; there are: {', '.join(names)}")
     module = importlib.import_module(f"{package}.{name}")
@@ -191,6 +192,8 @@ def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
         raise UserError(f"--config={path}: no such file {file}")
     try:
         module = load_module(file)
+        if not hasattr(module, "get_config"):
+            raise UserError("defines no get_config()")
         takes_arg = bool(inspect.signature(module.get_config).parameters)
         if arg and not takes_arg:
             raise UserError(f"--config={path}: {file} takes no argument")
@@ -203,6 +206,8 @@ def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
         if not isinstance(error, SyntaxError) and not pathlib.Path(last.filename).resolve().samefile(file):
             raise
         raise UserError(f"{file}:{line}: {type(error).__name__}: {error}") from None
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"{file}: get_config() returns {type(config).__name__}, not a config made by experiment(...)")
     for key, value in overrides:
         set_key(config, key, value)
     validate(config)

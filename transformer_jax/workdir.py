@@ -5,11 +5,9 @@ import pathlib
 import subprocess
 from importlib import metadata
 
-import flax.linen as nn
-import jax
-
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.training import state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "sentencepiece", "numpy")
@@ -64,10 +62,7 @@ def open_run(workdir, step: str | int = "best"):
     config, _ = read_config(workdir)
     task = make_task(config, workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
-    shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params = checkpoints.restore_params(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes), checkpoints.pick(step))
-    return task, params
+    return task, checkpoints.restore_params(state.abstract_params(task), checkpoints.pick(step))
 
 
 def load(workdir, step: str | int = "best"):

@@ -76,13 +76,10 @@ class EvalRows:
         return -(-len(self.component) // batch)
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> Row:
-        numbers = [step * batch + int(p) for p in places]
-        rows = iter(self.component.rows([(n, 0) for n in numbers if n < len(self.component)] or [(0, 0)]))
-        first = next(rows)
-        blank = {name: np.zeros_like(value) for name, value in first.items()}
-        there = [first, *rows] if numbers[0] < len(self.component) else []
-        there += [blank] * (len(numbers) - len(there))
-        return {name: np.stack([row[name] for row in there]) for name in blank}
+        numbers = [step * batch + int(place) for place in places]
+        there = [number < len(self.component) for number in numbers]
+        rows = self.component.rows([(number if inside else 0, 0) for number, inside in zip(numbers, there)])
+        return {name: np.stack([row[name] if inside else np.zeros_like(row[name]) for row, inside in zip(rows, there)]) for name in rows[0]}
 
 
 class PackedPairs:

@@ -5,10 +5,10 @@ import hashlib
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 
 from transformer_jax.config import UserError
-from transformer_jax.data import grammar
 
 Pair = tuple[str, str]
 
@@ -42,9 +42,13 @@ class GrammarPairs:
     size: int
 
     def fingerprint(self) -> dict:
+        from transformer_jax.data import grammar  # its lexicon is read only by those who want it
+
         return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
 
     def __iter__(self) -> Iterator[Pair]:
+        from transformer_jax.data import grammar
+
         return grammar.pairs(0, self.split, self.size)
 
 
@@ -76,10 +80,10 @@ def pairs(data, split: str):
     Raises UserError where the split's files or features are not there, or where two sources are named.
     """
     files = data[f"{split}_source"], data[f"{split}_target"]
-    named = [key for key in ("corpus", "tfds_name", "train_source") if data[key]]
+    named = {key.partition("_")[0]: key for key in ("corpus", "tfds_name", "train_target", "train_source") if data[key]}
     if len(named) != 1:
         raise UserError("name one source of text: config.data.train_source and train_target, config.data.tfds_name and tfds_dir, "
-                        f"or config.data.corpus; now: {', '.join(named) or 'none'}")
+                        f"or config.data.corpus; now: {', '.join(named.values()) or 'none'}")
     if data.corpus:
         return GrammarPairs(split, data.corpus_size if split == "train" else 1000)
     if data.tfds_name:
@@ -104,25 +108,29 @@ def text_lines(path: str) -> Iterator[str]:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
-            yield line.rstrip("\n").removesuffix("\r").removeprefix("\ufeff" if number == 1 else "\0")
+            yield line.rstrip("\n").removesuffix("\r").removeprefix("\ufeff" if number == 1 else "")
 
 
 def _tfds_pairs(data, split):
     if not data.tfds_dir:
         raise UserError("config.data.tfds_name needs config.data.tfds_dir, the data_dir the set was prepared in")
-    root = pathlib.Path(data.tfds_dir).expanduser() / data.tfds_name
-    versions = sorted(root.rglob("dataset_info.json"), key=lambda p: [int(n) if n.isdigit() else n for n in p.parent.name.split(".")])
-    if not versions:
-        raise UserError(f"{root}: no prepared TFDS set here (dataset_info.json); prepare it with launch/prepare_tfds.sh {data.tfds_name}")
-    info = json.loads(versions[-1].read_text())
+    base = pathlib.Path(data.tfds_dir).expanduser()
+    root = base / data.tfds_name
+    found = [p.parent for p in root.rglob("dataset_info.json") if re.fullmatch(r"\d+\.\d+\.\d+", p.parent.name)]  # a killed preparation leaves others
+    if not found:
+        raise UserError(f"{root}: no prepared TFDS set here (dataset_info.json); prepare it with launch/prepare_tfds.sh {data.tfds_name} {data.tfds_dir}")
+    if len(sets := sorted({str(p.parent.relative_to(base)) for p in found})) > 1:
+        raise UserError(f"config.data.tfds_name={data.tfds_name}: several sets are prepared there, name one: {', '.join(sets)}")
+    folder = max(found, key=lambda p: [int(number) for number in p.name.split(".")])
+    info = json.loads((folder / "dataset_info.json").read_text())
     if info.get("fileFormat") != "array_record":
-        raise UserError(f"{versions[-1].parent}: prepared as {info.get('fileFormat', 'tfrecord')}; prepare it with --file_format=array_record")
+        raise UserError(f"{folder}: prepared as {info.get('fileFormat', 'tfrecord')}; prepare it with --file_format=array_record")
     name = {"valid": "validation"}.get(split, split)
     if name not in (s["name"] for s in info["splits"]):
         if split == "train":
-            raise UserError(f"{versions[-1].parent}: no split {name!r}")
+            raise UserError(f"{folder}: no split {name!r}")
         return None
-    return TfdsPairs(str(versions[-1].parent), name, (data.source_language, data.target_language))
+    return TfdsPairs(str(folder), name, (data.source_language, data.target_language))
 
 
 def _clean(text: bytes | str, where: str) -> str:

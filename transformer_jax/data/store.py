@@ -3,7 +3,7 @@
 On disk (TensorStore zarr3, each chunk under a CRC-32C):
     tokens/         uint16 or uint32, chunks of 16k tokens in shards of 16M
     <name>/         int64 index arrays (offsets, rows), read whole
-    store.json      meta data, the size of every file, and its own SHA-256
+    store.json      meta data, the stamp of every file, and its own SHA-256
 A store is either there whole or not at all: it is built in a hidden folder under a lock and renamed.
 """
 import contextlib
@@ -21,7 +21,7 @@ import tensorstore as ts
 from transformer_jax.config import UserError
 from transformer_jax.progress import say
 
-FORMAT = 1  # part of every store's key: a change of layout rebuilds
+FORMAT = 2  # part of every store's key: a change of layout rebuilds
 _CHUNK, _SHARD = 2**14, 2**24
 _CACHE = ts.Context({"cache_pool": {"total_bytes_limit": 2**28}})
 
@@ -63,7 +63,7 @@ class Writer:
 
     def finish(self, meta: dict) -> None:
         self._flush(self._pending_size)
-        files = {str(p.relative_to(self.path)): p.stat().st_size for p in sorted(self.path.rglob("*")) if p.is_file()}
+        files = {str(p.relative_to(self.path)): _stamp(p) for p in sorted(self.path.rglob("*")) if p.is_file()}
         body = json.dumps({"format": FORMAT, "meta": meta, "files": files})
         with open(self.path / "store.json", "w") as out:
             out.write(f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n")
@@ -83,10 +83,10 @@ class Store:
             content = json.loads(body)
         except (OSError, ValueError) as error:
             raise DamagedStore(path, error) from None
-        for name, size in content["files"].items():  # a missing shard would read as zeros
-            there = (path / name).stat().st_size if (path / name).exists() else "missing"
-            if there != size:
-                raise DamagedStore(path, f"{name}: {there}, should be {size} bytes")
+        for name, stamp in content["files"].items():  # a missing shard would read as zeros
+            there = _stamp(path / name) if (path / name).is_file() else "missing"
+            if there != stamp:
+                raise DamagedStore(path, f"{name}: {there}, should be {stamp}")
         self.meta = content["meta"]
         self._tokens = self._open("tokens")
 
@@ -142,6 +142,11 @@ def locked(path: pathlib.Path):
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _stamp(path: pathlib.Path) -> str:
+    """What tells a file from the one written: its size, and its SHA-256 where no chunk's checksum covers it."""
+    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}" if path.suffix == ".json" else f"{path.stat().st_size} bytes"
 
 
 def _file(path: pathlib.Path) -> dict:

@@ -22,7 +22,8 @@ class SentencePiece:
 
     def __init__(self, model: bytes):
         self.model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)  # unlike the constructor it refuses an empty file
         self.vocab_size = self._processor.vocab_size()
 
     @classmethod
@@ -42,7 +43,8 @@ class SentencePiece:
         return self._processor.encode(texts, num_threads=os.cpu_count())
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        return self._processor.decode(ids)
+        """Text of the ids; those beyond the vocabulary, which a model may be larger than, count as unknown."""
+        return self._processor.decode([[i if i < self.vocab_size else self.unk_id for i in each] for each in ids])
 
     def pieces(self, ids: list[int]) -> list[str]:
         return [self._processor.id_to_piece(i) for i in ids]

@@ -34,7 +34,7 @@ class Attention(nn.Module):
     num_heads: int
     head_dim: int
     dropout: float = 0.0  # on the attention weights
-    use_bias: bool = False
+    use_bias: bool = True
     cross: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
     output_init: nn.initializers.Initializer | None = None  # of the output projection; None: kernel_init

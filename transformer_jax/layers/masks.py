@@ -26,6 +26,6 @@ class Mask:
             keys = self.key_segments[:, None, None, :]
             same = keys > 0
             if self.query_segments is not None:
-                same &= keys == self.query_segments[:, None, :, None]
+                same = same & (keys == self.query_segments[:, None, :, None])
             seen = same if seen is None else seen & same
         return seen

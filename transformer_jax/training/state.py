@@ -37,6 +37,13 @@ def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> Train
     return jax.tree_util.tree_map_with_path(place, nn.unbox(boxed), specs, is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
 
+def abstract_params(task) -> Any:
+    """Shapes and dtypes of the parameters alone, whole on the first device."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+
+
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
     """The initial state, each device computing only its own part."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Prepares a TFDS translation set once, on one machine, so that training reads it anywhere without TensorFlow:
+#
+#   launch/prepare_tfds.sh wmt14_translate/de-en ~/tfds
+#
+# Needs the `tfds` extra (pip install -e '.[tfds]') and the network. A set that is there already is left as it is.
+# On stdout: the flags for the trainer. PYTHON names the interpreter, default python.
+set -euo pipefail
+
+if [[ $# -ne 2 || $1 == -* || -z $1 || -z $2 ]]; then
+  echo "usage: $0 NAME DIR    e.g. $0 wmt14_translate/de-en ~/tfds" >&2
+  exit 2
+fi
+name=$1
+python=${PYTHON:-python}
+
+if ! "$python" -c 'import tensorflow, tensorflow_datasets' 2>/dev/null; then
+  echo "$0: $python has no TensorFlow or no tensorflow_datasets: pip install -e '.[tfds]'" >&2
+  exit 2
+fi
+mkdir -p "$2"
+dir=$(cd "$2" && pwd)
+
+# As `tfds build NAME --data_dir=DIR --file_format=array_record`, which would also need Apache Beam.
+"$python" - "$name" "$dir" >&2 <<'END'
+import sys
+
+import tensorflow_datasets as tfds
+
+name, folder = sys.argv[1:]
+tfds.builder(name, data_dir=folder, file_format="array_record").download_and_prepare()
+END
+
+echo "--config.data.tfds_name=${name/://} --config.data.tfds_dir=$dir"

@@ -1,0 +1,51 @@
+"""Shared by all tests: 8 virtual CPU devices, the compilation cache, and a tiny translation run."""
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/transformer_jax/compiled"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+from transformer_jax import config as configs
+
+TINY = {
+    "model.vocab_size": 96, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 2,
+    "model.num_decoder_layers": 2, "model.max_length": 128, "model.dropout": 0.0, "task.source_length": 32, "task.target_length": 32,
+    "train.batch": 8, "train.num_steps": 4, "train.log_every": 2, "train.eval_every": 4, "checkpoint.every": 2, "decode.max_extra": 8,
+    "optimizer.warmup_steps": 2,
+}
+
+SENTENCES = [("a dog runs", "ein hund rennt"), ("the cat sleeps", "die katze schläft"), ("a man reads a book", "ein mann liest ein buch"),
+             ("two women sing", "zwei frauen singen"), ("the child eats", "das kind isst"), ("we see the house", "wir sehen das haus")]
+
+
+def write_pairs(folder, count=60):
+    """Parallel text files train/valid.{en,de} of short made-up sentences; returns the overrides that name them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, first, size in (("train", 0, count), ("valid", count, count // 4)):
+        chosen = [[SENTENCES[(i + j * j) % 6] for j in range(1 + i % 3)] for i in range(first, first + size)]
+        for side, ending in enumerate(("en", "de")):
+            text = "".join(" and ".join(pair[side] for pair in pairs) + "\n" for pairs in chosen)
+            (folder / f"{split}.{ending}").write_text(text, encoding="utf-8")
+    return {f"data.{split}_{side}": str(folder / f"{split}.{ending}") for split in ("train", "valid") for side, ending in (("source", "en"), ("target", "de"))}
+
+
+def build_config(folder, **overrides):
+    """A tiny translation config over `write_pairs`' files; overrides like model__dropout=0.1."""
+    config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"})
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    for key, value in {**TINY, **write_pairs(folder / "text"), "data.cache": str(folder / "cache"), **given}.items():
+        configs.set_key(config, key, value)
+    configs.validate(config)
+    return config
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """tiny(**overrides) -> config, all its files below tmp_path."""
+    return lambda **overrides: build_config(tmp_path, **overrides)

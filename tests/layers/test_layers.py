@@ -1,0 +1,95 @@
+"""Each block against a plain NumPy version of its formula."""
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.layers.attention import Attention, dot_product
+from transformer_jax.layers.embeddings import sinusoids
+from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.norms import LayerNorm
+
+KEY = jax.random.key(0)
+
+
+def test_linear_contracts_and_splits_axes():
+    x = jax.random.normal(KEY, (2, 3, 4, 5))
+    linear = Linear((4, 5), (6, 7), ("heads", "head_dim", "embed", "mlp"))
+    variables = nn.unbox(linear.init(KEY, x))
+    kernel, bias = variables["params"]["kernel"], variables["params"]["bias"]
+    assert kernel.shape == (4, 5, 6, 7) and bias.shape == (6, 7)
+    np.testing.assert_allclose(linear.apply(variables, x), np.einsum("blhd,hdmf->blmf", x, kernel) + bias, rtol=1e-5, atol=1e-5)
+    bound = np.sqrt(6 / (20 + 42))  # Xavier, of the matrix it is
+    assert np.abs(kernel).max() <= bound and np.abs(kernel).max() > 0.9 * bound
+
+
+def test_layer_norm():
+    x = jax.random.normal(KEY, (2, 3, 8)) * 5 + 3
+    norm = LayerNorm()
+    variables = nn.unbox(norm.init(KEY, x))
+    variables["params"] = {"scale": jnp.arange(8.0), "bias": jnp.ones(8)}
+    x = np.asarray(x)
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * np.arange(8) + 1
+    np.testing.assert_allclose(norm.apply(variables, x), expected, rtol=1e-5, atol=1e-5)
+    assert norm.apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_sinusoids():
+    table = np.asarray(sinusoids(jnp.arange(50)[None], 6))[0]
+    for position in (0, 1, 49):
+        for i in range(3):
+            angle = position / 10_000 ** (2 * i / 6)
+            np.testing.assert_allclose(table[position, 2 * i: 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-5)
+
+
+def naive_attention(q, k, v, seen):
+    out = np.zeros_like(q)
+    for b, i, h in np.ndindex(*q.shape[:3]):
+        scores = np.array([q[b, i, h] @ k[b, j, h] / np.sqrt(q.shape[-1]) for j in range(k.shape[1])])
+        scores[~seen[b, i]] = -np.inf
+        weights = np.exp(scores - scores.max())
+        out[b, i, h] = (weights / weights.sum()) @ v[b, :, h]
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_sees_what_the_mask_says(causal, packed):
+    q, k, v = (np.asarray(jax.random.normal(jax.random.key(i), (2, 6, 2, 4))) for i in range(3))
+    segments = np.array([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 3, 3]])
+    seen = np.ones((2, 6, 6), bool)
+    if causal:
+        seen &= np.tril(np.ones((6, 6), bool))
+    if packed:
+        seen &= segments[:, :, None] == segments[:, None, :]
+    mask = Mask(causal=causal, query_segments=segments if packed else None, key_segments=segments if packed else None)
+    np.testing.assert_allclose(dot_product(q, k, v, mask), naive_attention(q, k, v, seen), rtol=1e-4, atol=1e-5)
+
+
+def test_padding_is_never_seen_and_a_blind_query_stays_finite():
+    seen = Mask(query_segments=jnp.array([[1, 0]]), key_segments=jnp.array([[1, 0, 0]])).dense(2, 3)
+    np.testing.assert_array_equal(seen[0, 0], [[True, False, False], [False, False, False]])
+    q = jnp.ones((1, 2, 1, 4))
+    assert np.isfinite(dot_product(q, jnp.ones((1, 3, 1, 4)), jnp.ones((1, 3, 1, 4)), Mask(key_segments=jnp.zeros((1, 3), int)))).all()
+
+
+def test_dropout_keeps_the_mean_and_is_off_outside_training():
+    x = jnp.ones((200, 200))
+    dropped = Dropout(0.3).apply({}, x, train=True, rngs={"dropout": KEY})
+    assert abs(float((dropped == 0).mean()) - 0.3) < 0.01 and abs(float(dropped.mean()) - 1) < 0.02
+    assert (Dropout(0.3).apply({}, x, train=False) == x).all()
+
+
+def test_attention_cache_holds_rows_at_different_positions():
+    """Rows of a batch may fill different slots: what a row sees depends on its own position alone."""
+    attention = Attention(num_heads=2, head_dim=4)
+    x = jax.random.normal(KEY, (2, 5, 8))
+    variables = nn.unbox(attention.init(KEY, x, mask=Mask()))
+    whole = attention.apply(variables, x, mask=Mask(causal=True))
+    slots = jnp.stack([jnp.arange(5), jnp.arange(5)])
+    _, cache = attention.apply(variables, x[:, :3], mask=Mask(causal=True, query_slots=slots[:, :3]), decode=8, mutable=["cache"])
+    one = jnp.stack([x[0, 3], x[1, 2]])[:, None]  # row 0 goes on to slot 3, row 1 writes slot 2 again
+    y, _ = attention.apply({**variables, **cache}, one, mask=Mask(causal=True, query_slots=jnp.array([[3], [2]])), decode=8, mutable=["cache"])
+    np.testing.assert_allclose(y[:, 0], jnp.stack([whole[0, 3], whole[1, 2]]), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,106 @@
+"""Configuration: every mistake is named, with a suggestion, before anything is compiled."""
+import pathlib
+
+import pytest
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def load(*overrides, file="configs/wmt/multi30k.py"):
+    return configs.load(str(ROOT / file), list(overrides))
+
+
+@pytest.mark.parametrize("key, value, words", [
+    ("train.num_stps", "5", ["config.train.num_stps", "did you mean train.num_steps"]),
+    ("num_steps", "5", ["config.num_steps", "did you mean train.num_steps"]),
+    ("model.dmodel", "5", ["config.model.dmodel", "did you mean model.d_model"]),
+    ("task.label_smoothin", "0", ["did you mean task.label_smoothing"]),
+    ("train.num_steps", "many", ["config.train.num_steps='many'", "whole number"]),
+    ("train.num_steps", "1.5", ["whole number"]),
+    ("train.num_steps", "True", ["whole number"]),
+    ("data.rebuild", "5", ["true or false"]),
+    ("optimizer.schedule", "cosin", ["one of", "did you mean cosine"]),
+    ("optimizer.learning_rate", "fast", ["a number"]),
+    ("model.num_heads", "3", ["config.model.num_heads=3", "does not divide config.model.d_model"]),
+    ("train.accumulation", "5", ["config.train.accumulation=5", "does not divide config.train.batch"]),
+    ("train.batch", "0", ["config.train.batch=0", "at least 1"]),
+    ("model.dropout", "1.0", ["config.model.dropout", "below 1"]),
+    ("optimizer.weight_decay", "0.1", ["adamw"]),
+    ("model.name", "gpt", ["set it in the config file"]),
+])
+def test_a_wrong_override_is_refused_by_name(key, value, words):
+    with pytest.raises(UserError) as error:
+        load((key, value))
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("key, value, expected", [
+    ("train.num_steps", "1e5", 100_000), ("train.num_steps", "7", 7), ("optimizer.learning_rate", "1e-3", 1e-3), ("optimizer.learning_rate", "1", 1.0),
+    ("data.rebuild", "true", True), ("data.train_source", "a.txt", "a.txt"), ("data.train_source", "none", None), ("model.head_dim", "64", 64),
+    ("model.head_dim", "None", None), ("mesh.rules", "(('embed', ('fsdp', 'tensor')),)", (("embed", ("fsdp", "tensor")),)), ("init_from", "x", "x"),
+])
+def test_an_override_takes_the_keys_type(key, value, expected):
+    config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"})
+    configs.set_key(config, key, value)
+    found = config.init_from if key == "init_from" else configs.get(config, key)
+    assert found == expected and type(found) is type(expected)
+
+
+def config_file(folder, text):
+    path = folder / "mine.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("body, words", [
+    ("def get_config():\n    return 1 / 0\n", ["mine.py:2", "ZeroDivisionError"]),
+    ("def get_config(:\n", ["mine.py:1", "SyntaxError"]),
+    ("x = 1\n", ["mine.py", "get_config"]),
+    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decodr'), task=dict(name='translation'))\n",
+     ["encoder_decodr", "did you mean encoder_decoder"]),
+    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decoder'), task=dict(name='translation'), trian={})\n",
+     ["'trian'", "did you mean train"]),
+    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decoder', d_modl=3), task=dict(name='translation'))\n",
+     ["model.d_modl", "did you mean model.d_model"]),
+    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(task=dict(name='translation'))\n", ["config.model.name is missing"]),
+    ("def get_config():\n    return None\n", ["mine.py", "experiment"]),
+])
+def test_a_wrong_config_file_is_named_with_its_line(tmp_path, body, words):
+    with pytest.raises(UserError) as error:
+        configs.load(config_file(tmp_path, body))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_missing_file_and_an_unwanted_argument(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        configs.load(str(tmp_path / "none.py"))
+    with pytest.raises(UserError, match="takes no argument"):
+        configs.load(str(ROOT / "configs/wmt/multi30k.py") + ":x")
+    with pytest.raises(UserError, match="no language pair 'en-xx'; there are: en-de, en-fr"):
+        configs.load(str(ROOT / "configs/wmt/base.py") + ":en-xx")
+
+
+def test_json_round_trip_and_differences():
+    config = load(("mesh.rules", "(('embed', ('tensor',)),)"))
+    again = configs.from_json(configs.to_json(config), "there")
+    assert again.to_dict() == config.to_dict()
+    for key, value in (("train.num_steps", 9), ("mesh.data", 2), ("checkpoint.keep", 9), ("data.train_source", "moved"), ("decode.batch", 9)):
+        configs.set_key(again, key, value)
+    assert configs.differences(config, again) == []
+    configs.set_key(again, "train.batch", 64)
+    assert configs.differences(config, again) == ["train.batch: 32 -> 64"]
+
+
+def test_a_new_model_file_needs_no_registry(tmp_path, monkeypatch):
+    import transformer_jax.models as models
+
+    copy = (pathlib.Path(models.__file__).parent / "encoder_decoder.py").read_text().replace("num_heads: int = 8", "num_heads: int = 4")
+    (tmp_path / "variant.py").write_text(copy)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    assert configs.build_model(configs.experiment(model={"name": "variant"}, task={"name": "translation"})).num_heads == 4

@@ -1,0 +1,56 @@
+"""Imports point down the ranks only, and Flax and Orbax stay where they belong (DESIGN: the house)."""
+import ast
+import pathlib
+
+import transformer_jax
+
+ROOT = pathlib.Path(transformer_jax.__file__).parent
+
+# what each part may import of the others; whatever is not listed as a part is a binary and may import all
+LOW = {"config", "progress"}
+BASE = LOW | {"sharding", "metrics", "losses"}
+MAY_IMPORT = {
+    "config": set(), "progress": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
+    "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers"},
+    "tasks": BASE | {"layers", "models", "data", "decoding", "tasks"},
+    "training": BASE | {"training", "tasks.task"} - {"losses"},
+    "workdir": BASE | {"training", "tasks"},
+}
+FLAX = {"layers", "models", "training/state.py"}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def part(path):
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def test_imports_point_down():
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        allowed = MAY_IMPORT.get(part(path))
+        if allowed is None or path.name == "__init__.py":
+            continue
+        allowed = allowed | ({part(path)} if path.parent != ROOT else set())
+        for name in imports(path):
+            if not name.startswith("transformer_jax."):
+                continue
+            parts = name.split(".")[1:]
+            if parts[0] not in allowed and ".".join(parts[:2]) not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_flax_and_orbax_stay_in_their_places():
+    for path in ROOT.rglob("*.py"):
+        where = str(path.relative_to(ROOT))
+        libraries = {name.split(".")[0] for name in imports(path)}
+        assert "flax" not in libraries or where in FLAX or part(path) in FLAX, where
+        assert "orbax" not in libraries or where == "training/checkpoint.py", where
+        assert not libraries & {"tensorflow", "torch", "pickle"}, where
