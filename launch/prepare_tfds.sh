@@ -14,8 +14,8 @@ fi
 name=$1
 python=${PYTHON:-python}
 
-if ! "$python" -c 'import tensorflow, tensorflow_datasets' 2>/dev/null; then
-  echo "$0: $python has no TensorFlow or no tensorflow_datasets: pip install -e '.[tfds]'" >&2
+if ! error=$("$python" -c 'import tensorflow, tensorflow_datasets, importlib_resources' 2>&1); then
+  echo "$0: $python lacks the tfds extra, pip install -e '.[tfds]' (${error##*$'\n'})" >&2
   exit 2
 fi
 mkdir -p "$2"

@@ -77,7 +77,8 @@ def english_number(n: int) -> str:
     if n >= 100:
         unit, word = (1000, "thousand") if n >= 1000 else (100, "hundred")
         head, rest = f"{ONES[n // unit]} {word}", n % unit
-        return f"{head} and {english_number(rest)}" if 0 < rest < 100 else f"{head} {english_number(rest)}" if rest else head
+        link = "and " if rest < 100 else ""
+        return f"{head} {link}{english_number(rest)}" if rest else head
     if n < 20:
         return ONES[n]
     return TENS[n // 10] + (f"-{ONES[n % 10]}" if n % 10 else "")
@@ -113,7 +114,8 @@ class Adjective:
         sibilant = "e" if re.search(r"(t|d|s|ß|z|sch|eu)$", stem) else ""
         self.german_comparative, self.german_superlative = degrees or (stem + "er", f"{stem}{sibilant}st")
         self.positive = (self.english, stem)
-        self.comparative, self.superlative = (comparative, self.german_comparative), (superlative, self.german_superlative)
+        self.comparative = (comparative, self.german_comparative)
+        self.superlative = (superlative, self.german_superlative)
 
 
 class Noun:
@@ -125,7 +127,8 @@ class Noun:
         self.english_plural = plural or english_plural(self.english)
         self.kind, self.gender = kind, GENDERS.get(gender, 3)
         self.sex = {"m": "m", "w": "m", "f": "f"}.get(gender) if kind in ("person", "kin") else None
-        self.bare = kind not in ("wear", "thing") or not line.endswith(">")  # no "trägt Hose"
+        # Some never stand without an article: "die Hose", "der Unterricht".
+        self.bare = not (line.endswith(">") and kind in ("wear", "thing") or line.endswith(".") and kind == "event")
         genitive, nominative_plural = (rest + ["-", "-"])[:2] if gender != "pl" else ("-", "-")
         genitive = german if genitive == "-" else german + genitive.removeprefix("-")
         oblique = genitive if gender == "w" else german
@@ -178,7 +181,7 @@ class Verb:
             past = stem + ("d" if stem.endswith("e") else "ed")
         self.past, self.participle = past.strip("-"), participle or past
         self.third = {"have": "has", "go": "goes", "be": "is"}.get(self.base) or english_plural(self.base)
-        silent = re.search(r"[^e]e$", self.base) and self.base != "be"
+        silent = re.search(r"[^e]e$", self.base)
         lying = re.sub("ie$", "y", self.base)
         self.ing = (lying if lying != self.base else self.base[:-1] if silent else doubled(self.base)) + "ing"
 

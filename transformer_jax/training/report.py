@@ -10,6 +10,8 @@ import tensorboardX
 
 from transformer_jax.progress import Bar, console, say
 
+_SECONDS_BETWEEN_CURVES = 60
+
 
 class Clock:
     """Seconds by purpose since the last `lap`: data wait, evaluation, checkpoint; "step" is what is left."""
@@ -41,6 +43,7 @@ class Reporter:
         if self.active:
             self._lines = _reopened(workdir / "metrics.jsonl", start)
             self._tensorboard = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
+            self._drawn = time.monotonic()
             self._bar = Bar("training", num_steps, start, seconds=float("inf"))
 
     def __enter__(self):
@@ -53,6 +56,7 @@ class Reporter:
             self._bar.__exit__(*error)
             self._lines.close()
             self._tensorboard.close()
+            draw_curves(self.workdir)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics.jsonl, and the same to TensorBoard."""
@@ -77,8 +81,10 @@ class Reporter:
             say(f"step {step:,}/{self.num_steps:,}  {note}  {self._bar.left()} left")
 
     def curves(self) -> None:
-        if self.active:
+        """Draws them again, but no more often than is worth its time; leaving the context always does."""
+        if self.active and time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
             draw_curves(self.workdir)
+            self._drawn = time.monotonic()
 
 
 def draw_curves(workdir: pathlib.Path) -> pathlib.Path:

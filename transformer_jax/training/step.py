@@ -22,9 +22,9 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table):
             grads, sums = _gradients(task, state, batch)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            grad_norm = optax.global_norm(grads)
+            grad_norm = optax.tree.norm(grads)
             sums |= {name: (norm, jnp.int32(1)) for name, norm in
-                     (("grad_norm", grad_norm), ("update_norm", optax.global_norm(updates)), ("param_norm", optax.global_norm(params)))}
+                     (("grad_norm", grad_norm), ("update_norm", optax.tree.norm(updates)), ("param_norm", optax.tree.norm(params)))}
             finite = jnp.isfinite(sums["loss"][0]) & jnp.isfinite(grad_norm)
             keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
             return state.replace(

@@ -1,0 +1,128 @@
+"""The loop: exact resume, what it writes, and how it stops."""
+import json
+import shutil
+import signal
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax.config import RunError
+from transformer_jax.training import loop
+from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.loop import Program, run
+from transformer_jax.workdir import make_task
+
+EXACT = dict(model__dropout=0.2, train__accumulation=2, train__num_steps=20, train__log_every=3, train__eval_every=7, checkpoint__every=1, checkpoint__keep=30)
+
+
+def final_state(workdir, config, program, step):
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
+    return jax.device_get(checkpoints.restore(program.state, step)[0])
+
+
+def lines(workdir):
+    """What metrics.jsonl says, but for how long things took."""
+    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("seconds/") and k != "train/tokens_per_second"} for line in found]
+
+
+def test_resume_is_bit_equal_at_every_step(tiny, tmp_path):
+    """With dropout, packing and accumulation, whatever the step: state and metrics as if it had never stopped."""
+    config = tiny(**EXACT)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:4])
+    run(config, task, tmp_path / "straight", program)
+    config.checkpoint.every = 20  # the resumed runs save at their end alone
+    expected, said = final_state(tmp_path / "straight", config, program, 20), lines(tmp_path / "straight")
+    for k in range(1, 20):
+        resumed = tmp_path / "resumed"
+        shutil.copytree(tmp_path / "straight", resumed)
+        for step in range(k + 1, 21):
+            shutil.rmtree(resumed / "checkpoints" / str(step))
+        run(config, task, resumed, program)
+        jax.tree.map(np.testing.assert_array_equal, final_state(resumed, config, program, 20), expected)
+        assert lines(resumed) == said, k
+        shutil.rmtree(resumed)
+
+
+def test_what_a_run_writes(tiny, tmp_path, capsys):
+    config = tiny(train__num_steps=12, train__log_every=4, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2, optimizer__learning_rate=0.01)
+    workdir = tmp_path / "run"
+    result = run(config, make_task(config), workdir)
+    written = lines(workdir)
+    logged = [line for line in written if "train/loss" in line]
+    assert [line["step"] for line in logged] == [4, 8, 12]
+    assert {"train/nll", "train/accuracy", "train/learning_rate", "train/grad_norm", "train/update_norm", "train/param_norm",
+            "train/padding", "train/tokens_total", "train/flops_total"} <= set(logged[0])
+    assert logged[-1]["train/tokens_total"] > logged[0]["train/tokens_total"] > 0
+    evaluated = [line for line in written if "valid/loss" in line]
+    assert [line["step"] for line in evaluated] == [4, 8, 12]
+    assert evaluated[-1]["valid/loss"] < evaluated[0]["valid/loss"]
+    assert result["valid/loss"] == evaluated[-1]["valid/loss"]
+    best = min(evaluated, key=lambda line: line["valid/loss"])["step"]
+    assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()) == sorted({10, 12, best})
+    assert (workdir / "curves.png").read_bytes()[:4] == b"\x89PNG" and list((workdir / "tensorboard").iterdir())
+    error = capsys.readouterr().err
+    assert "step 4/12" in error and "tokens/s" in error and "padding" in error and "first step after" in error
+
+
+def test_it_learns_one_batch_by_heart(tiny, tmp_path):
+    config = tiny(train__num_steps=150, train__log_every=150, train__eval_every=150, checkpoint__every=150, optimizer__learning_rate=0.02,
+                  optimizer__warmup_steps=20, task__label_smoothing=0.0, model__d_model=32, model__norm_position="pre")
+    run(config, task := make_task(config), tmp_path / "run", Program.of(config, task, jax.devices()[:1]))
+    assert lines(tmp_path / "run")[-1]["valid/accuracy"] > 0.9  # the sentences are drawn from the same six
+
+
+def test_a_non_finite_loss_stops_with_the_step_named_and_saves_nothing_after_it(tiny, tmp_path):
+    config = tiny(train__num_steps=12, train__log_every=3, checkpoint__every=2, optimizer__learning_rate=1e30, optimizer__warmup_steps=0)
+    with pytest.raises(RunError, match=r"not finite at update \d+"):
+        run(config, make_task(config), tmp_path / "run")
+    kept = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name.isdigit()]
+    assert max(kept, default=0) <= 2
+    config.train.nonfinite = "skip"
+    run(config, make_task(config), tmp_path / "skipping")
+    assert lines(tmp_path / "skipping")[-1]["step"] == 12
+
+
+def test_sigterm_saves_and_says_so(tiny, tmp_path, monkeypatch):
+    config = tiny(train__num_steps=1000, checkpoint__every=1000, train__eval_every=1000)
+    workdir, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    class Killing(loop.Reporter):
+        def step(self):
+            seen.append(1)
+            if len(seen) == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "Reporter", Killing)
+    try:
+        with pytest.raises(loop.Preempted, match="stopped at step 5|stopped at step 6"):
+            run(config, make_task(config), workdir)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()] == [len(seen)]
+
+
+def test_a_longer_run_goes_on_and_a_finished_one_has_nothing_to_do(tiny, tmp_path, capsys):
+    run(tiny(), make_task(tiny()), tmp_path / "run")
+    longer = tiny(train__num_steps=6)
+    run(longer, make_task(longer), tmp_path / "run")
+    assert "resuming from step 4" in capsys.readouterr().err
+    assert run(longer, make_task(longer), tmp_path / "run")["valid/loss"] > 0
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_another_mesh_goes_on_with_the_same_state(tiny, tmp_path):
+    config = tiny(train__num_steps=2, checkpoint__every=2)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices())
+    run(config, task, tmp_path / "run", program)
+    eight = final_state(tmp_path / "run", config, program, 2)
+    other = tiny(train__num_steps=2, mesh__data=1, mesh__fsdp=2, mesh__tensor=2)
+    program = Program.of(other, make_task(other), jax.devices()[:4])
+    four = Checkpoints(tmp_path / "run" / "checkpoints", other.checkpoint, read_only=True).restore(program.state, 2)[0]
+    assert four.params["encoder"]["layers"]["mlp"]["wi"]["kernel"].sharding.mesh.shape["tensor"] == 2
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(four), eight)

@@ -1,0 +1,121 @@
+"""The update: accumulation, meshes, non-finite values, and the schedules."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.training import batches, optimizer, state as states
+from transformer_jax.training.loop import Program
+from transformer_jax.workdir import make_task
+
+
+def losses(config, steps=3, devices=1):
+    """Training losses of the first updates, each by itself."""
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:devices])
+    state, found = states.init(task, program.tx, program.state), []
+    for batch in batches.stream(task.rows().train.batch, config.train.batch, config.train.accumulation, program.batch_sharding, 0, steps):
+        state = program.train_step(state, batch)
+        total, count = state.metrics["loss"]
+        found.append(float(total) / float(count))
+        state = state.replace(metrics=jax.tree.map(jnp.zeros_like, state.metrics))
+    return found, state
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    from tests.conftest import build_config
+
+    folder = tmp_path_factory.mktemp("reference")
+    return folder, build_config, losses(build_config(folder))[0]
+
+
+def test_golden_first_losses(reference):
+    """float32 on CPU; a change here is a change of initialisation, data order or model."""
+    np.testing.assert_allclose(reference[2], GOLDEN, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh, devices", [(dict(data=8), 8), (dict(data=4, tensor=2), 8), (dict(data=2, fsdp=2, tensor=2), 8), (dict(fsdp=8), 8)])
+def test_equal_losses_on_every_mesh(reference, mesh, devices):
+    folder, build, expected = reference
+    config = build(folder, **{f"mesh__{axis}": size for axis, size in mesh.items()})
+    np.testing.assert_allclose(losses(config, devices=devices)[0], expected, atol=1e-5, rtol=0)
+
+
+def test_dropout_does_not_depend_on_the_mesh(reference):
+    folder, build, _ = reference
+    one = losses(build(folder, model__dropout=0.2))[0]
+    many = losses(build(folder, model__dropout=0.2, mesh__data=4, mesh__tensor=2), devices=8)[0]
+    np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_accumulation_equals_one_batch(reference, accumulation):
+    folder, build, expected = reference
+    np.testing.assert_allclose(losses(build(folder, train__accumulation=accumulation))[0], expected, atol=1e-5, rtol=0)
+
+
+def test_parameters_are_split_and_no_device_holds_them_whole(reference):
+    folder, build, _ = reference
+    config = build(folder, mesh__data=1, mesh__fsdp=4, mesh__tensor=2)
+    _, state = losses(config, steps=1, devices=8)
+    for name, leaf in (("wi", state.params["encoder"]["layers"]["mlp"]["wi"]["kernel"]), ("embed", state.params["target_embed"]["embedding"])):
+        assert leaf.addressable_shards[0].data.size == leaf.size // 8, name
+    moments = jax.tree.leaves(state.opt_state)
+    assert any(m.size > 1000 and m.addressable_shards[0].data.size == m.size // 8 for m in moments)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"mesh__tensor": 3}, "config.mesh.tensor=3"), ({"mesh__data": 3, "mesh__fsdp": 1}, "config.mesh.data=3"),
+    ({"mesh__tensor": 4, "mesh__data": 2}, "config.mesh.tensor=4 does not divide 2"),  # two heads
+    ({"train__batch": 6}, "config.mesh.data=8"), ({"mesh__rules": (("embd", ("fsdp",)),)}, "no logical axis 'embd'"),
+])
+def test_what_the_mesh_does_not_divide_is_refused_before_compiling(tiny, changes, words):
+    config = tiny(**changes)
+    with pytest.raises(UserError, match=words):
+        Program.of(config, make_task(config), jax.devices())
+
+
+def test_a_non_finite_update_is_not_applied_but_recorded(tiny):
+    config = tiny(optimizer__learning_rate=1e-3)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:1])
+    state = states.init(task, program.tx, program.state)
+    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, 0, 1))
+    broken = jax.tree.map(jnp.copy, state.params)
+    broken["target_embed"]["embedding"] = broken["target_embed"]["embedding"].at[5].set(jnp.inf)
+    before = jax.device_get(state.opt_state)
+    state = program.train_step(state.replace(params=broken), batch)
+    assert (int(state.step), int(state.skipped), int(state.last_skipped)) == (1, 1, 0)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.opt_state), before)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state.metrics)))
+
+
+def test_schedules():
+    config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"},
+                                optimizer=dict(learning_rate=(512 * 4000) ** -0.5, schedule="inverse_sqrt", warmup_steps=4000)).optimizer
+    rate = optimizer.schedule(config, 100_000)
+    for step in (1, 100, 3999, 4000, 4001, 50_000):  # equation 3 of the paper
+        assert float(rate(step - 1)) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=1e-5)
+    with config.unlocked():
+        config.update(learning_rate=1.0, warmup_steps=10, final_fraction=0.1, schedule="cosine")
+    rate = optimizer.schedule(config, 110)
+    assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.55, 0.1]
+    config.schedule = "linear"
+    assert [round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (60, 110, 200)] == [0.55, 0.1, 0.1]
+
+
+def test_frozen_parameters_and_weight_decay():
+    config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"},
+                                optimizer=dict(weight_decay=0.1, learning_rate=1.0)).optimizer
+    params = {"a": {"kernel": jnp.ones(3), "bias": jnp.ones(3)}, "b": {"kernel": jnp.ones(3)}}
+    tx = optimizer.make(config, 10, lambda path: path[0] != "b")
+    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    np.testing.assert_allclose(updates["a"]["kernel"], -0.1)
+    np.testing.assert_allclose(updates["a"]["bias"], 0)
+    np.testing.assert_allclose(updates["b"]["kernel"], 0)
+
+
+GOLDEN = [5.024220872961957, 4.887553345264317, 4.810943603515625]
