@@ -229,6 +229,9 @@ def validate(config: ConfigDict) -> None:
                 "checkpoint.every", "checkpoint.keep", "decode.batch", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k == "vocab_size")):
         if get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
+    for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra"):
+        if get(config, key) < 0:
+            raise UserError(f"config.{key}={get(config, key)}: must not be negative")
     for key in (k for k in model if k.endswith("dropout")):
         if not 0 <= model[key] < 1:
             raise UserError(f"config.model.{key}={model[key]}: must be at least 0 and below 1")

@@ -126,3 +126,16 @@ def test_another_mesh_goes_on_with_the_same_state(tiny, tmp_path):
     four = Checkpoints(tmp_path / "run" / "checkpoints", other.checkpoint, read_only=True).restore(program.state, 2)[0]
     assert four.params["encoder"]["layers"]["mlp"]["wi"]["kernel"].sharding.mesh.shape["tensor"] == 2
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(four), eight)
+
+
+def test_stopped_at_an_evaluation_it_evaluates_when_it_goes_on(tiny, tmp_path):
+    config = tiny(train__num_steps=8, train__eval_every=4, checkpoint__every=4)
+    task = make_task(config)
+    program = Program.of(config, task)
+    run(config, task, tmp_path / "straight", program)
+    shutil.copytree(tmp_path / "straight", tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "8")
+    written = (tmp_path / "stopped" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "stopped" / "metrics.jsonl").write_text("".join(line for line in written if "valid/loss" not in line))
+    run(config, task, tmp_path / "stopped", program)
+    assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")

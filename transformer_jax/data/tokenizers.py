@@ -29,14 +29,22 @@ class SentencePiece:
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int, model_type: str) -> "SentencePiece":
         """Trains on the lines (a sample of two million, if there are more); fewer pieces if the text has no more."""
-        model = io.BytesIO()
+        model, failed = io.BytesIO(), []
+
+        def watched():  # SentencePiece turns what the iterator raises into a RuntimeError of its own
+            try:
+                yield from lines
+            except UserError as error:
+                failed.append(error)
+                raise
+
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, model_type=model_type,
+                sentence_iterator=watched(), model_writer=model, vocab_size=vocab_size, model_type=model_type,
                 character_coverage=1.0 if vocab_size > 2000 else 0.9995, hard_vocab_limit=False, input_sentence_size=2_000_000,
-                pad_id=0, unk_id=1, bos_id=2, eos_id=3, num_threads=_THREADS, minloglevel=2)
+                max_sentence_length=2**16, pad_id=0, unk_id=1, bos_id=2, eos_id=3, num_threads=_THREADS, minloglevel=2)
         except (RuntimeError, OSError) as error:
-            raise UserError(f"the tokenizer can't be trained with {vocab_size} pieces on this text: {error}") from None
+            raise failed[0] if failed else UserError(f"the tokenizer can't be trained with {vocab_size} pieces on this text: {error}") from None
         return cls(model.getvalue())
 
     def encode(self, texts: list[str]) -> list[list[int]]:

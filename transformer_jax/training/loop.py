@@ -67,25 +67,20 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
     rows = task.rows()
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
     state, totals = _start(task, program, checkpoints)
-    start, evaluated, clock, terminated = int(state.step), {}, Clock(), _on_sigterm()
+    start, clock, terminated = int(state.step), Clock(), _on_sigterm()
     feed = _batches(task, rows, program, train, start)
 
     with Reporter(workdir, start, train.num_steps) as reporter:
-        def evaluate(step):
-            with clock("evaluation"):
-                found = _evaluate(task, rows, program, state.params, train)
-            if found:
-                reporter.write(step, found)
-                say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
-                reporter.curves()
-            return found
+        evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
+        if start and start % train.eval_every == 0 and not reporter.evaluated:
+            evaluate(state, start)  # the run was stopped before it could
 
         for step in range(start + 1, train.num_steps + 1):
             with clock("data"):
                 batch = next(feed)
             state = program.train_step(state, batch)
             reporter.step()
-            last, stop = step == train.num_steps, terminated.is_set()
+            last, stop, scores = step == train.num_steps, terminated.is_set(), {}
             if step == start + 1:
                 jax.block_until_ready(state.step)
                 say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
@@ -93,19 +88,19 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
                 _check_finite(state, train)
                 state = _log(state, step, totals, program, task, clock, reporter)
             if last or (step % train.eval_every == 0 and not stop):
-                evaluated = evaluate(step)
+                scores = evaluate(state, step)
             if last or stop or step % config.checkpoint.every == 0:
                 _check_finite(state, train)
                 with clock("checkpoint"):
-                    checkpoints.save(state, totals, evaluated if last or step % train.eval_every == 0 else {})
+                    checkpoints.save(state, totals, scores)
             if stop and not last:
                 checkpoints.close()
                 raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
         checkpoints.close()
         if start >= train.num_steps:
             say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
-            evaluated = evaluate(start)
-    return evaluated
+            scores = evaluate(state, start)
+    return scores
 
 
 def _start(task, program, checkpoints):
@@ -153,21 +148,26 @@ def _zeros(sums):
     return jax.tree.map(jnp.zeros_like, sums)
 
 
-def _evaluate(task, rows, program, params, train) -> dict[str, float]:
-    """Means over every evaluation set, and what the task measures beside."""
-    found, batch = {}, train.batch // train.accumulation
-    for name, source in rows.eval.items():
-        read = functools.partial(source.batch, batch=batch)
-        feed = batches.stream(read, batch, 1, program.batch_sharding, 0, source.num_batches(batch))
-        sums = functools.reduce(metrics.add, (program.eval_step(params, b) for b in feed))
-        found |= {f"{name}/{key}": mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
-    for name, evaluation in task.evaluations().items():
-        found |= {f"{name}/{key}": value for key, value in evaluation(params).items()}
+def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, float]:
+    """Means over every evaluation set, and what the task measures beside; reported, and drawn."""
+    jax.block_until_ready(state.step)  # updates still under way are not evaluation time
+    found, batch = {}, task.config.train.batch // task.config.train.accumulation
+    with clock("evaluation"):
+        for name, source in rows.eval.items():
+            read = functools.partial(source.batch, batch=batch)
+            feed = batches.stream(read, batch, 1, program.batch_sharding, 0, source.num_batches(batch))
+            sums = functools.reduce(metrics.add, (program.eval_step(state.params, b) for b in feed))
+            found |= {f"{name}/{key}": mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
+        for name, evaluation in task.evaluations().items():
+            found |= {f"{name}/{key}": value for key, value in evaluation(state.params).items()}
+        if found:
+            reporter.evaluation(step, found)
     return found
 
 
 def _check_finite(state, train):
-    if train.nonfinite == "stop" and int(state.skipped):
+    """Waits for the updates under way."""
+    if int(state.skipped) and train.nonfinite == "stop":
         raise RunError(f"loss or gradient not finite at update {int(state.last_skipped):,}; nothing was saved after it. "
                        "A lower learning rate, longer warm-up or clipping may help; config.train.nonfinite=skip goes on without such updates")
 

@@ -40,8 +40,10 @@ class Reporter:
 
     def __init__(self, workdir: pathlib.Path, start: int, num_steps: int):
         self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
+        self.evaluated = False  # whether the step the run starts from has been evaluated
         if self.active:
-            self._lines = _reopened(workdir / "metrics.jsonl", start)
+            self._lines, kept = _reopened(workdir / "metrics.jsonl", start)
+            self.evaluated = any(line["step"] == start and not any(key.startswith("train/") for key in line) for line in kept)
             self._tensorboard = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
             self._drawn = time.monotonic()
             self._bar = Bar("training", num_steps, start, seconds=float("inf"))
@@ -80,8 +82,11 @@ class Reporter:
         else:
             say(f"step {step:,}/{self.num_steps:,}  {note}  {self._bar.left()} left")
 
-    def curves(self) -> None:
-        """Draws them again, but no more often than is worth its time; leaving the context always does."""
+    def evaluation(self, step: int, values: dict[str, float]) -> None:
+        """Writes and shows an evaluation, and draws the curves unless they are fresh; leaving the context always draws them."""
+        self.write(step, values)
+        if self.active:
+            say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
         if self.active and time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
             draw_curves(self.workdir)
             self._drawn = time.monotonic()
@@ -110,14 +115,14 @@ def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _reopened(path: pathlib.Path, start: int):
-    """The metrics file, open for appending, without the lines of steps beyond `start`."""
+    """The metrics file, open for appending, without the lines of steps beyond `start`; and what is left, parsed."""
+    kept = []
     if path.exists():
-        kept = []
         for line in path.read_text().splitlines(keepends=True):
             with contextlib.suppress(ValueError):  # a line that a kill cut short
-                if line.endswith("\n") and json.loads(line)["step"] <= start:
-                    kept.append(line)
+                if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
+                    kept.append(values)
         half = path.with_suffix(".half")
-        half.write_text("".join(kept))
+        half.write_text("".join(json.dumps(values) + "\n" for values in kept))
         os.replace(half, path)
-    return path.open("a")
+    return path.open("a"), kept

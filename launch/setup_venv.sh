@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Sets up the virtual environment .venv of this repository, for the other scripts, and prints its interpreter:
+#
+#   python=$(launch/setup_venv.sh)          the package
+#   python=$(launch/setup_venv.sh test)     and its extra `test`
+#
+# Installs only what is missing or has changed in setup.py. PYTHON names the interpreter to start from, default the
+# first of 3.11 or newer on the path.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+extra=${1:-}
+venv=$root/.venv
+python=$venv/bin/python
+
+say() { echo "${0##*/}: $*" >&2; }
+recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+if ! { recent "$python" && "$python" -m pip --version >/dev/null 2>&1; }; then
+  base=
+  for candidate in ${PYTHON:+"$PYTHON"} ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
+    if recent "$candidate"; then
+      base=$candidate
+      break
+    fi
+  done
+  if [[ -z $base ]]; then
+    say "needs Python 3.11 or newer${PYTHON:+, which PYTHON=$PYTHON is not}; PYTHON=/path/to/python names one"
+    exit 2
+  fi
+  say "creating $venv with $("$base" --version)"
+  if ! error=$("$base" -m venv --clear "$venv" 2>&1); then
+    say "$base -m venv failed: $error"
+    exit 2
+  fi
+fi
+
+# what is installed: from where, by which setup.py and which interpreter
+stamp="$root $(cksum <"$root/setup.py") $("$python" --version)"
+if [[ $(cat "$venv/.installed-${extra:-base}" 2>/dev/null) != "$stamp" ]]; then
+  say "installing transformer_jax${extra:+[$extra]} into $venv, a few minutes the first time"
+  "$python" -m pip install -qq --disable-pip-version-check --no-input --use-pep517 -e "$root${extra:+[$extra]}" >&2
+  for done in base ${extra:+"$extra"}; do
+    echo "$stamp" >"$venv/.installed-$done"
+  done
+fi
+echo "$python"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Sets up .venv where needed and runs the tests, on the CPU; arguments go to pytest, paths from the repository's root:
+#
+#   launch/test.sh
+#   launch/test.sh tests/layers -k mask
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=$(bash "$root/launch/setup_venv.sh" test)
+cd "$root"
+[[ $# -gt 0 ]] || set -- tests
+echo "test.sh: $python -m pytest $*" >&2
+JAX_PLATFORMS=cpu exec "$python" -m pytest "$@"

@@ -1,0 +1,51 @@
+"""The package and its extras. The base install holds neither TensorFlow nor torch."""
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
+
+# Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next release that may break
+# an interface (a minor one before 1.0). Python 3.11 gets jax 0.10 and flax 0.12.8, the last that support it.
+BASE = [
+    "absl-py>=2.1,<3",
+    "flax>=0.12.7,<0.13",
+    "grain>=0.2.16,<0.3",  # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
+    "jax>=0.10,<0.13",
+    "matplotlib>=3.9,<4",
+    "ml-collections>=1.0,<2",
+    "numpy>=2.0,<3",
+    "optax>=0.2.6,<0.3",
+    "orbax-checkpoint>=0.11.33,<0.13",
+    "rich>=13.7,<16",
+    "sacrebleu>=2.4,<3",
+    "safetensors>=0.5,<1",
+    "sentencepiece>=0.2.1,<0.3",
+    "tensorboardX>=2.6.2,<3",
+    "tensorflow-datasets>=4.9.9,<5",
+    "tensorstore>=0.1.80,<0.2",
+    "tokenizers>=0.22,<0.24",
+]
+
+EXTRAS = {
+    "gpu": ["jax[cuda12]>=0.10,<0.13"],  # brings CUDA itself; with a driver of 580 or newer jax[cuda13] works as well
+    "tpu": ["jax[tpu]>=0.10,<0.13"],
+    "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],  # the latter: TFDS imports it without declaring it
+    "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
+    "test": ["pytest>=8"],
+    "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
+}
+
+setup(
+    name="transformer_jax",
+    version=re.search(r'^__version__ = "(.+)"', INIT.read_text("utf-8"), re.MULTILINE)[1],
+    description="Train, fine-tune and study Transformers in JAX and Flax",
+    author="The transformer_jax developers",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["transformer_jax", "transformer_jax.*"]),
+    python_requires=">=3.11",
+    install_requires=BASE,
+    extras_require=EXTRAS,
+)

@@ -1,0 +1,164 @@
+"""The whole path through the command line, as a user walks it: train, stop, resume, translate; and every mistake on the way."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import TINY, write_pairs
+
+ENV = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/transformer_jax/compiled")}
+
+
+def command(program, *arguments):
+    return [sys.executable, "-m", f"transformer_jax.{program}", *map(str, arguments)]
+
+
+def call(program, *arguments, text=None, **env):
+    return subprocess.run(command(program, *arguments), input=text, capture_output=True, encoding="utf-8", env={**ENV, **env}, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory):
+    """Flags of a tiny run on files, after --config=configs/wmt/multi30k.py."""
+    folder = tmp_path_factory.mktemp("cli")
+    keys = {**TINY, **write_pairs(folder / "text"), "data.cache": folder / "cache"}
+    return ["--config=configs/wmt/multi30k.py", *(f"--config.{key}={value}" for key, value in keys.items())]
+
+
+@pytest.fixture(scope="module")
+def trained(overrides, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    done = call("train_wmt", *overrides, f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return workdir
+
+
+def test_a_run_leaves_what_decoding_needs(trained):
+    record = json.loads((trained / "config.json").read_text())
+    assert record["config"]["model"]["d_model"] == 16 and record["versions"]["jax"] and record["checkpoint_format"] == 1
+    assert record["fingerprint"]["train"] and record["fingerprint"]["tokenizer"]
+    assert {p.name for p in trained.iterdir()} == {"config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "curves.png"}
+
+
+def test_the_same_command_has_nothing_to_do_and_a_longer_run_resumes(trained, overrides):
+    again = call("train_wmt", *overrides, f"--workdir={trained}")
+    assert again.returncode == 0 and "nothing to do" in again.stderr
+    longer = call("train_wmt", *overrides, f"--workdir={trained}", "--config.train.num_steps=6")
+    assert longer.returncode == 0 and "resuming from step 4" in longer.stderr and "step 6/6" in longer.stderr
+
+
+def test_translate_keeps_lines_and_order(trained):
+    lines = ["a dog runs", "", "the cat sleeps and a dog runs", "   ", "two women sing ☃ zzz", "a dog runs"]
+    done = call("translate", f"--workdir={trained}", text="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.split("\n")
+    assert len(out) == len(lines) + 1 and out[-1] == "" and out[1] == out[3] == "" and out[0] == out[5]
+    alone = call("translate", f"--workdir={trained}", "--step=latest", text=lines[2] + "\n")
+    assert alone.stdout == out[2] + "\n"
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--workdir=/nowhere/there"], ["/nowhere/there", "no run here"]),
+    ([], ["workdir"]),
+    (["--workdir=@", "--step=99"], ["no checkpoint '99'", "best, latest"]),
+    (["--workdir=@", "--stp=9"], ["stp"]),
+    (["--workdir=@", "stray"], ["stray"]),
+])
+def test_translate_says_what_is_wrong(trained, arguments, words):
+    refused(call("translate", *(a.replace("@", str(trained)) for a in arguments), text="a\n"), *words)
+
+
+def test_translate_names_a_line_it_can_not_take(trained):
+    done = call("translate", f"--workdir={trained}", text="a dog runs\n" + "dog " * 300 + "\n")
+    refused(done, "line 2", "config.model.max_length")
+    done = subprocess.run(command("translate", f"--workdir={trained}"), input=b"ok\n\xff\xfe\n", capture_output=True, env=ENV)
+    assert done.returncode == 2 and b"stdin:2: not UTF-8" in done.stderr and b"Traceback" not in done.stderr
+
+
+def refused(done, *words):
+    """Exit code 2 and one clear line."""
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and "Traceback" not in done.stderr
+    for word in words:
+        assert word in last
+
+
+@pytest.mark.parametrize("extra, words", [
+    (["--config.train.num_stps=5"], ["config.train.num_stps", "did you mean train.num_steps"]),
+    (["--config.model.num_heads=3"], ["config.model.num_heads=3"]),
+    (["--config.mesh.tensor=3"], ["config.mesh.tensor=3"]),
+    (["--config.train.batch=lots"], ["config.train.batch='lots'"]),
+    (["--config.data.train_source=/no/such.txt"], ["config.data.train_source=/no/such.txt", "no such file"]),
+    (["--config.data.tfds_name=x/y"], ["name one source"]),
+    (["--config.train.num_steps"], ["needs a value"]),
+    (["--cfg=1"], ["cfg"]),
+])
+def test_a_wrong_run_is_refused_and_leaves_nothing(overrides, tmp_path, extra, words):
+    refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *extra), *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_config_file_is_refused(tmp_path):
+    refused(call("train_wmt", "--config=configs/wmt/none.py", f"--workdir={tmp_path}"), "configs/wmt/none.py", "no such file")
+
+
+def test_bad_data_is_named_with_its_line(overrides, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"fine\nbad \xff\nfine\n")
+    (tmp_path / "b.txt").write_text("eins\nzwei\n")
+    files = [f"--config.data.train_source={tmp_path / 'a.txt'}", f"--config.data.train_target={tmp_path / 'b.txt'}"]
+    refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *files), "a.txt:2", "not UTF-8")
+    (tmp_path / "a.txt").write_text("one\n")
+    refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *files), "a.txt has 1 lines", "b.txt has more")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_config_or_other_data_in_a_workdir_is_refused(trained, overrides, tmp_path):
+    refused(call("train_wmt", *overrides, f"--workdir={trained}", "--config.train.batch=16"), "train.batch: 8 -> 16")
+    files = write_pairs(tmp_path / "other", count=44)
+    other = [f"--config.{key}={value}" for key, value in files.items()]
+    refused(call("train_wmt", *overrides, *other, f"--workdir={trained}", "--config.train.num_steps=9"), "not the train")
+
+
+def test_sigterm_exits_75_and_the_same_command_ends_as_if_nothing_had_happened(overrides, tmp_path):
+    flags = [*overrides, "--config.train.num_steps=60", "--config.checkpoint.every=60", "--config.train.eval_every=60", "--config.model.dropout=0.1"]
+    straight = call("train_wmt", *flags, f"--workdir={tmp_path / 'straight'}")
+    assert straight.returncode == 0, straight.stderr
+    process = subprocess.Popen(command("train_wmt", *flags, f"--workdir={tmp_path / 'stopped'}"), stderr=subprocess.PIPE, encoding="utf-8", env=ENV)
+    for line in process.stderr:
+        if line.startswith("step 2/"):
+            process.send_signal(signal.SIGTERM)
+            break
+    rest = process.stderr.read()
+    assert process.wait() == 75, rest
+    assert "state saved" in rest
+    assert call("train_wmt", *flags, f"--workdir={tmp_path / 'stopped'}").returncode == 0
+    final = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("straight", "stopped")]
+    assert final[0] == final[1] and final[0]["step"] == 60
+
+
+def test_load_from_python(trained):
+    import jax.numpy as jnp
+
+    import transformer_jax
+
+    model, params, tokenizer = transformer_jax.load(trained)
+    source = jnp.array(tokenizer.source.encode(["a dog runs"]))
+    logits = model.apply({"params": params}, source, jnp.array([[tokenizer.target.bos_id]]))
+    assert logits.shape == (1, 1, 96) and np.isfinite(logits).all()
+
+
+def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
+    done = call("dry_run", "--config=configs/wmt/base.py", "--devices=8", "--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.train.batch=16")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["params"] == 63_082_496 and found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}
+    assert found["tokens_per_step"] == 16 * 256 and found["flops_per_step"] > 6 * 44e6 * 16 * 256
+    assert found["bytes_per_device"]["arguments"] == pytest.approx(3 * 4 * 63_082_496 / 4, rel=0.02)  # parameters and two moments
+    assert "target_embed/embedding" in done.stderr and "tensor, fsdp" in done.stderr
+    refused(call("dry_run", "--config=configs/wmt/base.py", "--devices=8", "--config.mesh.tensor=3"), "config.mesh.tensor=3")
