@@ -1,0 +1,50 @@
+"""Workdirs: every released checkpoint format is still read, and is gone on with."""
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import write_pairs
+from transformer_jax import workdir
+from transformer_jax.config import UserError
+from transformer_jax.training.loop import Program, run
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+RELEASED = sorted(FIXTURES.glob("format_*"))
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.name)
+def test_a_released_format_still_restores(path):
+    model, params, tokenizer = workdir.load(path)
+    logits = model.apply({"params": params}, jax.numpy.array([[5, 6, 3]]), jax.numpy.array([[2, 7]]))
+    np.testing.assert_allclose(logits, json.loads((path / "expected.json").read_text())["logits"], rtol=1e-4, atol=1e-5)
+    assert tokenizer.source.decode(tokenizer.source.encode(["a dog runs"])) == ["a dog runs"]
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.name)
+def test_a_released_format_is_gone_on_with(path, tmp_path, monkeypatch):
+    shutil.copytree(path, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    write_pairs(pathlib.Path("text"))
+    config, _ = workdir.read_config(tmp_path / "run")
+    config.train.num_steps = 6
+    task = workdir.make_task(config, tmp_path / "run")
+    program = Program.of(config, task, jax.devices()[:1])
+    workdir.record(config, task, tmp_path / "run")
+    assert run(config, task, tmp_path / "run", program)["valid/loss"] > 0
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+
+
+def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
+    shutil.copytree(RELEASED[-1], tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "checkpoint_format": 999}))
+    with pytest.raises(UserError, match="written by a newer version"):
+        workdir.load(tmp_path / "run")
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(UserError, match="not a run's record"):
+        workdir.load(tmp_path / "run")
