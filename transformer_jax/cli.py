@@ -19,6 +19,18 @@ def define_workdir(help_: str = "Folder of the run.") -> None:
     flags.DEFINE_string("workdir", None, help_, required=True)
 
 
+def define_step() -> None:
+    flags.DEFINE_string("step", "best", "Checkpoint: best, latest or a step.")
+
+
+def overrides(allowed: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The --config.section.key=VALUE overrides of a run that is over: only keys that begin with one of `allowed`."""
+    for key, _ in _overrides:
+        if not key.startswith(allowed):
+            raise UserError(f"--config.{key}: fixed by the run in --workdir; here only {', '.join(f'config.{a}*' for a in allowed)} may be set")
+    return _overrides
+
+
 def load_config():
     """The config that --config and its overrides name, validated."""
     from transformer_jax import config

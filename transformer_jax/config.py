@@ -95,7 +95,10 @@ class Mesh:
 @dataclasses.dataclass
 class Decode:
     batch: int = 64  # sentences decoded together
+    beam: int = 4  # open hypotheses; 1: greedy
+    alpha: float = 0.6  # length penalty: scores are divided by ((5 + length) / 6)^alpha
     max_extra: int = 50  # an output may be this much longer than its input, in tokens
+    average: int = 1  # decode with the mean of this many checkpoints, up to the chosen one
 
 
 SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": Checkpoint,
@@ -108,7 +111,7 @@ MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "checkpo
 
 
 def named_class(section: Literal["model", "task"], name: str) -> type:
-    """The one public class that `transformer_jax/{models,tasks}/<name>.py` defines."""
+    """The one public dataclass (Linen modules are) that `transformer_jax/{models,tasks}/<name>.py` defines."""
     package = f"transformer_jax.{section}s"
     folders = importlib.import_module(package).__path__
     names = sorted(m.name for m in pkgutil.iter_modules(folders) if m.name != "task")
@@ -116,9 +119,9 @@ def named_class(section: Literal["model", "task"], name: str) -> type:
         raise UserError(f"config.{section}.name={name!r}: no such {section}{_suggest(name, names)}; there are: {', '.join(names)}")
     module = importlib.import_module(f"{package}.{name}")
     classes = [c for c in vars(module).values()
-               if inspect.isclass(c) and c.__module__ == module.__name__ and not c.__name__.startswith("_")]
+               if inspect.isclass(c) and c.__module__ == module.__name__ and dataclasses.is_dataclass(c) and not c.__name__.startswith("_")]
     if len(classes) != 1:
-        raise UserError(f"{module.__file__} must define exactly one public class, not {[c.__name__ for c in classes]}")
+        raise UserError(f"{module.__file__} must define exactly one public {section} class, not {[c.__name__ for c in classes]}")
     return classes[0]
 
 
@@ -226,10 +229,10 @@ def validate(config: ConfigDict) -> None:
     """Refuses what can be known to be wrong without devices or data. Mesh and shapes: `sharding.check`."""
     model, train = config.model, config.train
     for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every",
-                "checkpoint.every", "checkpoint.keep", "decode.batch", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k == "vocab_size")):
+                "checkpoint.every", "checkpoint.keep", "decode.batch", "decode.beam", "decode.average", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k == "vocab_size")):
         if get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
-    for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra"):
+    for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra", "decode.alpha"):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
     for key in (k for k in model if k.endswith("dropout")):

@@ -1,4 +1,9 @@
-"""Translates stdin to stdout, one line in, one line out: python -m transformer_jax.translate --workdir=DIR < in.txt > out.txt"""
+"""Translates stdin to stdout, one line in, one line out: python -m transformer_jax.translate --workdir=DIR < in.txt > out.txt
+
+--config.decode.beam=1 and the like change how, for this call.
+"""
+import os
+import stat
 import sys
 
 from absl import flags
@@ -7,25 +12,47 @@ from transformer_jax import cli
 from transformer_jax.config import UserError
 
 cli.define_workdir()
-flags.DEFINE_string("step", "best", "Checkpoint: best, latest or a step.")
+cli.define_step()
+flags.DEFINE_integer("n_best", 1, "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| SCORE where more than one.", lower_bound=1)
+flags.DEFINE_bool("scores", False, "Write SCORE<tab>TEXT: the log-probability over the length penalty.")
+flags.DEFINE_string("attention", None, "Draw the attention of the first line's translation to its words into this PNG file.")
 
 
 def main() -> None:
-    from transformer_jax import workdir
+    from transformer_jax import pictures, workdir
 
-    task, params = workdir.open_run(cli.FLAGS.workdir, cli.FLAGS.step)
+    options = cli.FLAGS
+    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not hasattr(task, "translate"):
-        raise UserError(f"--workdir={cli.FLAGS.workdir}: a {task.config.task.name} run, not one that translates")
-    for line in task.translate(params, _lines()):
-        print(line, flush=True)
+        raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates")
+    first = []
+    for number, found in enumerate(task.translate(params, _lines(first), options.n_best)):
+        if options.n_best > 1:
+            lines = [f"{number} ||| {text} ||| {score:.4f}" for text, score in found]
+        else:
+            lines = [f"{score:.4f}\t{text}" if options.scores else text for text, score in found]
+        print("\n".join(lines), flush=True)
+        if options.attention and number == 0:
+            weights, queries, keys = task.cross_attention(params, first[0], found[0].text)
+            weights, queries, keys = pictures.by_words(weights.mean(axis=(0, 1)), queries, keys)
+            pictures.attention(options.attention, weights, queries, keys, "attention to the source, mean of layers and heads")
 
 
-def _lines():
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise UserError(f"stdin:{number}: not UTF-8") from None
+def _lines(first: list[str]):
+    """The lines of stdin, with progress where it is a file; the first is kept in `first`."""
+    from transformer_jax.progress import Bar
+
+    status = os.fstat(sys.stdin.fileno())
+    with Bar("translating (bytes)", status.st_size) if stat.S_ISREG(status.st_mode) else Bar("translating (bytes)", None) as bar:
+        for number, raw in enumerate(sys.stdin.buffer, 1):
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise UserError(f"stdin:{number}: not UTF-8") from None
+            if number == 1:
+                first.append(line)
+            yield line
+            bar.advance(len(raw))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@ import json
 import os
 import pathlib
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
+
+import jax
+import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -56,13 +60,33 @@ def read_config(workdir: pathlib.Path):
     return configs.from_json(json.dumps(recorded["config"]), str(path)), recorded["fingerprint"]
 
 
-def open_run(workdir, step: str | int = "best"):
-    """(task, params) of a run; `step` is "best", "latest" or a number."""
+def open_run(workdir, step: str | int = "best", overrides: list[tuple[str, str]] = ()):
+    """(task, params) of a run; `step` is "best", "latest" or a number, `overrides` change the recorded config for this use.
+
+    With `config.decode.average` = N the parameters are the mean of the N newest checkpoints up to that step.
+    """
     workdir = pathlib.Path(workdir).expanduser()
     config, _ = read_config(workdir)
+    for key, value in overrides:
+        configs.set_key(config, key, value)
+    configs.validate(config)
     task = make_task(config, workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
-    return task, checkpoints.restore_params(state.abstract_params(task), checkpoints.pick(step))
+    last, count = checkpoints.pick(step), config.decode.average
+    chosen = [s for s in checkpoints.steps() if s <= last][-count:]
+    if len(chosen) < count:
+        raise UserError(f"config.decode.average={count}: {workdir} has {len(chosen)} checkpoints up to step {last}; config.checkpoint.keep decides how many stay")
+    shapes = state.abstract_params(task)
+    return task, mean(checkpoints.restore_params(shapes, s) for s in chosen)
+
+
+def mean(trees: Iterable):
+    """The mean of parameter trees (checkpoint averaging, Vaswani et al. 2017, section 6.1); one at a time in memory beside the sum."""
+    total, count = None, 0
+    for tree in trees:
+        total = tree if total is None else jax.tree.map(jnp.add, total, tree)
+        count += 1
+    return total if count == 1 else jax.tree.map(lambda x: x / count, total)
 
 
 def load(workdir, step: str | int = "best"):

@@ -90,7 +90,7 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
     for start, stop in ((0, 3), (3, 4), (4, 5), (5, 6)):  # a prefill of three, then one by one
         positions = jnp.broadcast_to(jnp.arange(start, stop), (3, stop - start))
         hidden, cache = model.apply({**variables, **cache}, TARGET[:, start:stop], memory if start == 0 else None, positions, None, segments,
-                                    decode=9, method="decode", mutable=["cache"])
+                                    decode=9, method="decode", mutable=["cache", "memory"])
         np.testing.assert_allclose(model.apply(variables, hidden, method="logits"), whole[:, start:stop], rtol=1e-4, atol=1e-5)
 
 

@@ -15,20 +15,26 @@ def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=la
 
     A query that sees no key gets the mean of all values: finite, and nobody reads it.
     """
+    weights = dropout(attention_weights(q, k, mask)).astype(v.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def attention_weights(q: jax.Array, k: jax.Array, mask: Mask) -> jax.Array:
+    """softmax(q k^T / sqrt(D)) over the keys the mask shows, float32 (B, H, Q, K)."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q / math.sqrt(q.shape[-1]), k, preferred_element_type=jnp.float32)
     seen = mask.dense(q.shape[1], k.shape[1])
     if seen is not None:
         scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
-    weights = dropout(jax.nn.softmax(scores, axis=-1)).astype(v.dtype)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+    return jax.nn.softmax(scores, axis=-1)
 
 
 class Attention(nn.Module):
     """Attention from x to `memory`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
 
     Decoding: `decode` is the number of slots of the cache (0: none). Self-attention writes the keys and
-    values of x to the slots `mask.query_slots` and attends to all slots the mask shows. Cross-attention keeps
-    those of `memory` the first time; later calls pass no memory.
+    values of x to the slots `mask.query_slots` of the "cache" and attends to all slots the mask shows. Cross-attention keeps
+    those of `memory` in the "memory" collection the first time; later calls pass no memory. There may be several rows of x to
+    each row of memory, standing together (the beams of a beam search): they are queries to the same keys.
     """
 
     num_heads: int
@@ -51,17 +57,20 @@ class Attention(nn.Module):
 
         q = project("query", x)
         if decode and self.cross and memory is None:
-            k, v = self.get_variable("cache", "keys"), self.get_variable("cache", "values")
+            k, v = self.get_variable("memory", "keys"), self.get_variable("memory", "values")
         else:
             source = memory if self.cross else x
             k, v = project("key", source), project("value", source)
         if decode and self.cross:
-            self.put_variable("cache", "keys", k)
-            self.put_variable("cache", "values", v)
+            self.put_variable("memory", "keys", k)
+            self.put_variable("memory", "values", v)
+            q = q.reshape(k.shape[0], -1, *heads)
         elif decode:
             k, v = self._remember("keys", k, mask.query_slots, decode), self._remember("values", v, mask.query_slots, decode)
         dropout = Dropout(self.dropout, name="weight_dropout")
-        y = dot_product(q, k, v, mask, lambda w: dropout(w, train=train))
+        if self.is_mutable_collection("intermediates"):
+            self.sow("intermediates", "weights", attention_weights(q, k, mask))
+        y = dot_product(q, k, v, mask, lambda w: dropout(w, train=train)).reshape(*x.shape[:-1], *heads)
         return Linear(heads, model, ("heads", "head_dim", "embed"), self.use_bias, self.output_init or self.kernel_init, self.dtype, name="out")(y)
 
     def _remember(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int) -> jax.Array:

@@ -68,6 +68,6 @@ class Stack(nn.Module):
 
         if self.remat != "none":
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
-        scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, variable_axes={"params": 0, "cache": 0},
+        scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, variable_axes={"params": 0, "cache": 0, "memory": 0, "intermediates": 0},
                        split_rngs={"params": True, "dropout": True}, metadata_params={nn.PARTITION_NAME: "layers"})
         return scan(self.block(name="layers"), x, None)[0]

@@ -56,7 +56,10 @@ class Task(Protocol):
         """Whether the optimizer changes the parameter at this path."""
 
     def evaluations(self) -> Mapping[str, Evaluation]:
-        """What is measured beside the loss, by the name of the evaluation set."""
+        """What is measured beside the loss while training, by the name of the evaluation set."""
+
+    def evaluate(self, params: Params, split: str) -> dict[str, float | str]:
+        """All that is measured of a split ("valid", "test") of a finished run."""
 
     def flops(self, phase: int) -> float:
         """Of an update over one row: forward and backward, padding included."""

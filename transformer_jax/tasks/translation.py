@@ -3,18 +3,22 @@ import dataclasses
 import itertools
 import types
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_jax import bleu
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, sources, tokenizers
 from transformer_jax.decoding import sampling
+from transformer_jax.decoding.beam_search import beam_search
 from transformer_jax.losses import cross_entropy
+from transformer_jax.progress import track
 
 _BUCKET = 16  # source lengths are padded to multiples of it, so that few shapes are compiled
 _READ_AHEAD = 32  # batches of lines held at a time, sorted by length among themselves
@@ -32,6 +36,7 @@ class Translation:
     source_length: int = 256  # positions of a packed row
     target_length: int = 256
     label_smoothing: float = 0.1
+    bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -100,7 +105,8 @@ class Translation:
         return True
 
     def evaluations(self):
-        return {}
+        valid = self._pairs("valid")
+        return {"valid": partial(self._score, valid, self.bleu_lines, paper=False)} if valid and self.bleu_lines else {}
 
     def flops(self, phase: int = 0) -> float:
         return 3 * self.model.flops(self.source_length, self.target_length)  # a backward pass costs two forward ones
@@ -110,57 +116,104 @@ class Translation:
 
     # use
 
-    def translate(self, params, lines: Iterable[str]) -> Iterator[str]:
-        """Translates lines greedily, in order; an empty line stays empty. Holds a bounded number of lines.
+    def evaluate(self, params, split: str) -> dict:
+        """BLEU, chrF and the paper's own measure of a whole split, with signatures.
 
-        Raises UserError for a line longer than `config.model.max_length` allows.
+        Raises UserError where the run's data has no such split.
+        """
+        pairs = self._pairs(split)
+        if pairs is None:
+            raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_source and --config.data.{split}_target")
+        return self._score(pairs, None, params, paper=True)
+
+    def _score(self, pairs, count, params, *, paper: bool) -> dict:
+        chosen = list(itertools.islice(pairs, count))
+        outputs = [best[0].text for best in self.translate(params, track((source for source, _ in chosen), "translating", len(chosen)))]
+        references = [target for _, target in chosen]
+        scores = bleu.scores(outputs, references)
+        return scores | bleu.signatures(outputs, references, self.config.data.target_language) if paper else scores
+
+    def translate(self, params, lines: Iterable[str], n_best: int = 1) -> Iterator[list["Hypothesis"]]:
+        """The `n_best` translations of each line, in order; an empty line stays empty. Holds a bounded number of lines.
+
+        Beam search as `config.decode` says; greedy with one beam. Raises UserError for a line longer than
+        `config.model.max_length` allows, or more translations than beams.
         """
         decode = self.config.decode
-        limit = self.model.max_length - decode.max_extra
+        if n_best > decode.beam:
+            raise UserError(f"{n_best} translations of a line need as many beams: config.decode.beam={decode.beam}")
         numbered = enumerate(lines, 1)
         while chunk := list(itertools.islice(numbered, _READ_AHEAD * decode.batch)):
-            sources_ = self.tokenizer.source.encode([line for _, line in chunk])
-            for (number, _), ids in zip(chunk, sources_):
-                if len(ids) >= limit:
-                    raise UserError(f"line {number}: {len(ids)} tokens, at most {limit - 1} can be translated (config.model.max_length)")
-            order = sorted((i for i, ids in enumerate(sources_) if ids), key=lambda i: -len(sources_[i]))
-            outputs = [""] * len(chunk)
+            encoded = self.tokenizer.source.encode([line for _, line in chunk])
+            for (number, _), ids in zip(chunk, encoded):
+                if len(ids) + 1 + decode.max_extra > self.model.max_length:
+                    raise UserError(f"line {number}: {len(ids)} tokens, at most {self.model.max_length - decode.max_extra - 1} can be translated "
+                                    f"(config.model.max_length={self.model.max_length} less config.decode.max_extra={decode.max_extra} and the end)")
+            order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
+            outputs = [[Hypothesis("", 0.0)] * n_best] * len(chunk)
             for start in range(0, len(order), decode.batch):
                 chosen = order[start:start + decode.batch]
-                for i, text in zip(chosen, self._translate_batch(params, [sources_[i] for i in chosen])):
-                    outputs[i] = text
+                for i, found in zip(chosen, self._translate_batch(params, [encoded[i] for i in chosen], n_best)):
+                    outputs[i] = found
             yield from outputs
 
-    def _translate_batch(self, params, sources_: list[list[int]]) -> list[str]:
+    def _translate_batch(self, params, sources_: list[list[int]], n_best: int) -> list[list["Hypothesis"]]:
         """One batch of token lists, the longest first; padded to a bucket's shape."""
-        length = -(-(len(sources_[0]) + 1) // _BUCKET) * _BUCKET
-        source = np.zeros((self.config.decode.batch, length), np.int32)
-        limits = np.ones(self.config.decode.batch, np.int32)
+        decode = self.config.decode
+        length = min(-(-(len(sources_[0]) + 1) // _BUCKET) * _BUCKET, self.model.max_length - decode.max_extra)
+        source = np.zeros((decode.batch, length), np.int32)
+        limits = np.ones(decode.batch, np.int32)
         for row, ids in enumerate(sources_):
             source[row, : len(ids) + 1] = [*ids, self.tokenizer.source.eos_id]
-            limits[row] = len(ids) + 1 + self.config.decode.max_extra
-        ids = jax.device_get(self._decode(params, source, limits))[: len(sources_)]
-        return self.tokenizer.target.decode([row[row > 0].tolist() for row in ids])
+            limits[row] = len(ids) + 1 + decode.max_extra
+        beams = jax.device_get(self._decode(params, source, limits, n_best))
+        texts = self.tokenizer.target.decode([ids[ids > 0].tolist() for row in beams.ids[: len(sources_)] for ids in row])
+        scored = [Hypothesis(text, float(score)) for text, score in zip(texts, beams.scores.ravel())]
+        return [scored[start:start + n_best] for start in range(0, len(scored), n_best)]
 
     @cached_property
     def _decode(self):
-        """Compiled: params, source (B, S), most target tokens of each (B,) -> target ids (B, S + max_extra), zeros after the end."""
-        target = self.tokenizer.target
+        """Compiled: params, source (B, S), most target tokens of each (B,), n_best -> Beams of target ids (B, n_best, S + max_extra)."""
+        options, target = self.config.decode, self.tokenizer.target
 
-        @jax.jit
-        def decode(params, source, limits):
-            slots = source.shape[1] + self.config.decode.max_extra
+        @partial(jax.jit, static_argnums=3)
+        def decode(params, source, limits, n_best):
+            slots = source.shape[1] + options.max_extra
             segments = (source > 0).astype(jnp.int32)
+
+            def run(tokens, position, memory=None, caches={}):
+                """Tokens (B * beam,) at one position -> logits (B * beam, V) of the next, and the caches with them in it."""
+                positions = jnp.full((len(tokens), 1), position)
+                hidden, caches = self.model.apply({"params": params, **caches}, tokens[:, None], memory, positions, None, segments,
+                                                  decode=slots, method="decode", mutable=["cache", "memory"])
+                return self.model.apply({"params": params}, hidden[:, 0], method="logits"), caches
+
             memory = self.model.apply({"params": params}, source, None, segments, method="encode")
+            logits, caches = run(jnp.full(len(source) * options.beam, target.bos_id), 0, memory)
 
-            def step(cache, tokens, positions, memory=None):
-                """Tokens (B,) at positions (B,) -> logits (B, V) of the next, and the cache with them in it."""
-                hidden, new = self.model.apply({"params": params, **cache}, tokens[:, None], memory, positions[:, None], None, segments,
-                                               decode=slots, method="decode", mutable=["cache"])
-                return self.model.apply({"params": params}, hidden[:, 0], method="logits"), new
+            def step(cache, tokens, position):
+                logits, new = run(tokens, position, caches={"cache": cache, "memory": caches["memory"]})
+                return logits, new["cache"]
 
-            begin = jnp.full(source.shape[:1], target.bos_id)
-            logits, cache = step({}, begin, jnp.zeros_like(begin), memory)
-            return sampling.greedy(step, logits, cache, jnp.ones_like(begin), limits, slots, target.eos_id)
+            if options.beam == 1:
+                return sampling.greedy(step, logits, caches["cache"], limits, alpha=options.alpha, max_steps=slots, eos_id=target.eos_id)
+            return beam_search(step, logits, caches["cache"], limits, beam=options.beam, alpha=options.alpha, max_steps=slots,
+                               eos_id=target.eos_id, n_best=n_best)
 
         return decode
+
+    def cross_attention(self, params, source: str, target: str) -> tuple[np.ndarray, list[str], list[str]]:
+        """Attention from the pieces of `target` to those of `source`: weights (layers, H, T, S) and the pieces, end tokens included."""
+        sides = []
+        for tokenizer, text in ((self.tokenizer.source, source), (self.tokenizer.target, target)):
+            sides.append((tokenizer, [*tokenizer.encode([text])[0], tokenizer.eos_id]))
+        (from_, source_ids), (to, target_ids) = sides
+        inputs = jnp.array([[to.bos_id, *target_ids[:-1]]])
+        _, found = self.model.apply({"params": params}, jnp.array([source_ids]), inputs, method="hidden", mutable=["intermediates"])
+        weights = found["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
+        return np.asarray(weights[:, 0]), to.pieces(target_ids), from_.pieces(source_ids)
+
+
+class Hypothesis(NamedTuple):
+    text: str
+    score: float  # log-probability over the length penalty
