@@ -20,6 +20,7 @@ BASE = [
     "orbax-checkpoint>=0.11.33,<0.13",
     "rich>=13.7,<16",
     "sacrebleu>=2.4,<3",
+    "sacremoses>=0.1.1,<0.2",  # Moses tokenisation, for BLEU as the 2017 paper counted it
     "safetensors>=0.5,<1",
     "sentencepiece>=0.2.1,<0.3",
     "tensorboardX>=2.6.2.2,<3",

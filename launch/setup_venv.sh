@@ -4,8 +4,8 @@
 #   python=$(launch/setup_venv.sh)          the package
 #   python=$(launch/setup_venv.sh test)     and its extra `test`
 #
-# Installs only what is missing or has changed in setup.py. PYTHON names the interpreter to start from, default the
-# first of 3.11 or newer on the path.
+# Creates it where it is missing and installs where setup.py has changed. PYTHON names the interpreter to create it
+# from, default the first of 3.11 or newer on the path.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -40,8 +40,8 @@ stamp="$root $(cksum <"$root/setup.py") $("$python" --version)"
 if [[ $(cat "$venv/.installed-${extra:-base}" 2>/dev/null) != "$stamp" ]]; then
   say "installing transformer_jax${extra:+[$extra]} into $venv, a few minutes the first time"
   "$python" -m pip install -qq --disable-pip-version-check --no-input --use-pep517 -e "$root${extra:+[$extra]}" >&2
-  for done in base ${extra:+"$extra"}; do
-    echo "$stamp" >"$venv/.installed-$done"
+  for name in base ${extra:+"$extra"}; do
+    echo "$stamp" >"$venv/.installed-$name"
   done
 fi
 echo "$python"

@@ -1,7 +1,7 @@
 """Packing several short pairs into a row: planned once, over the whole training set."""
 import numpy as np
 
-_OPEN = 2000  # rows that may still take a pair; beyond it the fullest is closed
+_OPEN = 500  # rows that may still take a pair; beyond it the fullest is closed
 
 
 def plan(source_lengths: np.ndarray, target_lengths: np.ndarray, source_length: int, target_length: int, seed: int) -> list[list[int]]:

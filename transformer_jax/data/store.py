@@ -21,7 +21,7 @@ import tensorstore as ts
 from transformer_jax.config import UserError
 from transformer_jax.progress import say
 
-FORMAT = 2  # part of every store's key: a change of layout rebuilds
+FORMAT = 3  # part of every store's key: a change of layout rebuilds
 _CHUNK, _SHARD = 2**14, 2**24
 _CACHE = ts.Context({"cache_pool": {"total_bytes_limit": 2**28}})
 
