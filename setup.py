@@ -22,9 +22,9 @@ BASE = [
     "sacrebleu>=2.4,<3",
     "sacremoses>=0.1.1,<0.2",  # Moses tokenisation, for BLEU as the 2017 paper counted it
     "safetensors>=0.5,<1",
-    "sentencepiece>=0.2.1,<0.3",
+    "sentencepiece>=0.2.3,<0.3",
     "tensorboardX>=2.6.2.2,<3",
-    "tensorflow-datasets>=4.9.9,<5",
+    "tensorflow-datasets>=4.9.10,<5",
     "tensorstore>=0.1.80,<0.2",
     "tokenizers>=0.22,<0.24",
 ]

@@ -1,6 +1,8 @@
 """The whole path through the command line, as a user walks it: train, stop, resume, translate; and every mistake on the way."""
 import json
 import os
+import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,7 +44,7 @@ def test_a_run_leaves_what_decoding_needs(trained):
     record = json.loads((trained / "config.json").read_text())
     assert record["config"]["model"]["d_model"] == 16 and record["versions"]["jax"] and record["checkpoint_format"] == 1
     assert record["fingerprint"]["train"] and record["fingerprint"]["tokenizer"]
-    assert {p.name for p in trained.iterdir()} == {"config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "curves.png"}
+    assert {p.name for p in trained.iterdir()} == {".lock", "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "curves.png"}
 
 
 def test_the_same_command_has_nothing_to_do_and_a_longer_run_resumes(trained, overrides):
@@ -68,6 +70,11 @@ def test_translate_keeps_lines_and_order(trained):
     (["--workdir=@", "--step=99"], ["no checkpoint '99'", "best, latest"]),
     (["--workdir=@", "--stp=9"], ["stp"]),
     (["--workdir=@", "stray"], ["stray"]),
+    (["--workdir="], ["names no folder"]),
+    (["--workdir=@", "--n_best=9"], ["config.decode.beam=4"]),
+    (["--workdir=@", "--config.train.batch=9"], ["config.train.batch", "fixed by the run"]),
+    (["--workdir=@", "--config.decode.beam=0"], ["config.decode.beam=0"]),
+    (["--workdir=@", "--config.decode.average=9"], ["config.decode.average=9", "config.checkpoint.keep"]),
 ])
 def test_translate_says_what_is_wrong(trained, arguments, words):
     refused(call("translate", *(a.replace("@", str(trained)) for a in arguments), text="a\n"), *words)
@@ -98,10 +105,66 @@ def refused(done, *words):
     (["--config.data.tfds_name=x/y"], ["name one source"]),
     (["--config.train.num_steps"], ["needs a value"]),
     (["--cfg=1"], ["cfg"]),
+    (["--config.checkpoint.every=3"], ["config.checkpoint.every=3", "config.train.eval_every=4", "multiple"]),
+    (["--config.decode.max_extra=200"], ["config.decode.max_extra=200", "config.model.max_length"]),
+    (["--config.mesh.rules=('embed','fsdp')"], ["config.mesh.rules"]),
+    (["--config.task.source_length=3"], ["no pair is left"]),
 ])
 def test_a_wrong_run_is_refused_and_leaves_nothing(overrides, tmp_path, extra, words):
     refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *extra), *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_can_not_be_or_is_in_use(overrides, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'file'}"), str(tmp_path / "file"), "can't be written")
+    from transformer_jax import workdir
+
+    with workdir.held(tmp_path / "run"):
+        refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}"), "another run is at work there")
+
+
+def test_what_is_left_of_a_killed_start_is_no_dead_end(overrides, tmp_path):
+    (tmp_path / "run" / "tokenizer").mkdir(parents=True)
+    done = call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", "--config.train.num_steps=2", PATH="")  # nor is a machine without git
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_workdir_without_its_tokenizer_is_refused(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
+    refused(call("translate", f"--workdir={tmp_path / 'run'}", text="a\n"), "no tokenizer that can be read here")
+    (tmp_path / "run" / "config.json").write_text("[]")
+    refused(call("translate", f"--workdir={tmp_path / 'run'}", text="a\n"), "config.json", "not a run's record")
+
+
+def test_help_lists_the_flags():
+    done = call("translate", "--help")
+    assert done.returncode == 0 and "--n_best" in done.stdout and "--workdir" in done.stdout and "stdin to stdout" in done.stdout
+
+
+def test_evaluate_prints_one_json_object(trained, tmp_path):
+    done = call("evaluate", f"--workdir={trained}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 <= found["bleu"] <= 100 and 0 <= found["chrf"] <= 100 and 0 <= found["bleu_tokenized_compound_split"] <= 100
+    assert found["bleu_signature"].startswith("nrefs:1|case:mixed") and "chrf" in found["chrf_signature"] and found["set"] == "valid"
+    files = [str(tmp_path / name) for name in ("test.en", "test.de")]
+    for file, line in zip(files, ("a dog runs\n", "ein hund rennt\n")):
+        pathlib.Path(file).write_text(line)
+    test = call("evaluate", f"--workdir={trained}", "--set=test", f"--config.data.test_source={files[0]}", f"--config.data.test_target={files[1]}", "--config.decode.average=2")
+    assert test.returncode == 0 and json.loads(test.stdout)["set"] == "test", test.stderr
+    refused(call("evaluate", f"--workdir={trained}", "--set=test"), "config.data.test_source")
+
+
+def test_n_best_scores_and_the_attention_picture(trained, tmp_path):
+    done = call("translate", f"--workdir={trained}", "--n_best=3", f"--attention={tmp_path / 'a.png'}", text="a dog runs\nthe cat sleeps\n")
+    rows = [line.split(" ||| ") for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3 and (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    scores = [float(row[2]) for row in rows]
+    assert scores[:3] == sorted(scores[:3], reverse=True)
+    single = call("translate", f"--workdir={trained}", "--scores", text="a dog runs\n").stdout.rstrip("\n").split("\t")
+    assert float(single[0]) == pytest.approx(scores[0], abs=1e-3) and single[1] == rows[0][1]
 
 
 def test_a_missing_config_file_is_refused(tmp_path):

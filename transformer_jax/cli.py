@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from transformer_jax.config import RunError, UserError
+from transformer_jax.config import Preempted, RunError, UserError
 
 FLAGS = flags.FLAGS
 EXIT_USER, EXIT_PREEMPTED = 2, 75
@@ -43,31 +43,36 @@ _overrides: list[tuple[str, str]] = []
 
 def run(main: Callable[[], None]) -> None:
     """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+    sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
-        arguments = _take_overrides(sys.argv)
-        try:
-            rest = FLAGS(arguments)
-        except flags.Error as error:
-            raise UserError(str(error).strip().replace("\n", " ")) from None
-        if len(rest) > 1:
-            raise UserError(f"unexpected argument {rest[1]!r}")
+        _parse(sys.argv)
         _set_up_jax()
         main()
     except UserError as error:
         _end(f"error: {error}", EXIT_USER)
-    except RunError as error:
+    except Preempted as stopped:
+        _end(str(stopped), EXIT_PREEMPTED)
+    except (RunError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _end(f"error: {error}", 1)
     except KeyboardInterrupt:
-        _end("interrupted; the newest checkpoint is whole, the same command goes on from there", 130)
-    except BrokenPipeError:  # the reader of stdout has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:
-        _end(f"error: {error}", 1)
-    except Exception as error:
-        if type(error).__name__ == "Preempted":  # training is imported only by those who train
-            _end(str(error), EXIT_PREEMPTED)
-        raise
+        _end("interrupted", 1)
+
+
+def _parse(argv: list[str]) -> None:
+    """Flags into FLAGS, `--config.key` overrides aside; --help prints what there is."""
+    if {"--help", "-h", "-help"} & set(argv):
+        print(sys.modules["__main__"].__doc__.strip(), FLAGS.main_module_help(), FLAGS.module_help(__name__), sep="\n")
+        sys.exit(0)
+    try:
+        rest = FLAGS(_take_overrides(argv))
+    except flags.Error as error:
+        raise UserError(str(error).strip().replace("\n", " ")) from None
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}")
+    if "workdir" in FLAGS and not FLAGS.workdir:
+        raise UserError("--workdir= names no folder")
 
 
 def train(task_name: str) -> None:
@@ -80,8 +85,9 @@ def train(task_name: str) -> None:
 
     task = workdir.make_task(config, FLAGS.workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
-    workdir.record(config, task, FLAGS.workdir)
-    loop.run(config, task, FLAGS.workdir, program)
+    with workdir.held(FLAGS.workdir):
+        workdir.record(config, task, FLAGS.workdir)
+        loop.run(config, task, FLAGS.workdir, program)
 
 
 def _take_overrides(argv: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import pkgutil
 import traceback
@@ -28,6 +29,10 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that can't go on through no wrong input. The command line prints it as one line and exits with 1."""
+
+
+class Preempted(Exception):
+    """The run was asked to stop and has saved its state: the same command goes on from there. Exit code 75."""
 
 
 @dataclasses.dataclass
@@ -56,7 +61,7 @@ class Train:
     batch: int = 64  # rows per update over all hosts, after accumulation
     accumulation: int = 1  # microbatches an update is computed in
     seed: int = 0  # initial parameters and dropout
-    log_every: int = 50  # updates between progress lines; the only steps at which the host waits for the devices
+    log_every: int = 50  # updates between progress lines; but for these, evaluations and checkpoints the host never waits for the devices
     eval_every: int = 500  # updates between evaluations (there is always one at the end)
     nonfinite: Literal["stop", "skip"] = "stop"  # a non-finite loss or gradient: stop the run, or skip the update
 
@@ -89,7 +94,7 @@ class Mesh:
     fsdp: int = 1
     tensor: int = 1
     sequence: int = 1
-    rules: tuple = ()  # overrides of sharding.RULES, e.g. (("embed", ("fsdp", "tensor")),)
+    rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)
 
 
 @dataclasses.dataclass
@@ -106,7 +111,7 @@ SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": 
 TOP_LEVEL = {"init_from": (str | None, None)}  # a workdir whose parameters this run starts from
 
 # What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
-MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "checkpoint.", "mesh.", "decode.",
+MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite", "checkpoint.", "mesh.", "decode.",
               "data.cache", "data.rebuild", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
 
 
@@ -161,7 +166,7 @@ def experiment(**delta: Any) -> ConfigDict:
     Raises UserError for an unknown key or a value of the wrong type.
     """
     for section in ("model", "task"):
-        if "name" not in delta.get(section, {}):
+        if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(f"config.{section}.name is missing: it names a file in transformer_jax/{section}s/")
     flat = schema(delta["model"]["name"], delta["task"]["name"])
     config = ConfigDict()
@@ -171,6 +176,8 @@ def experiment(**delta: Any) -> ConfigDict:
         if section in TOP_LEVEL:
             set_key(config, section, value)
         elif section in (*SECTIONS, "model", "task"):
+            if not isinstance(value, dict):
+                raise UserError(f"config.{section}={value!r} must be a dict of its keys")
             for key, entry in value.items():
                 set_key(config, f"{section}.{key}", entry)
         else:
@@ -204,10 +211,8 @@ def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except Exception as error:  # the file is the user's own: say where it failed, in one line
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        line = error.lineno if isinstance(error, SyntaxError) else last.lineno
-        if not isinstance(error, SyntaxError) and not pathlib.Path(last.filename).resolve().samefile(file):
-            raise
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if os.path.abspath(f.filename) == os.path.abspath(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
         raise UserError(f"{file}:{line}: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config() returns {type(config).__name__}, not a config made by experiment(...)")
@@ -229,15 +234,20 @@ def validate(config: ConfigDict) -> None:
     """Refuses what can be known to be wrong without devices or data. Mesh and shapes: `sharding.check`."""
     model, train = config.model, config.train
     for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every",
-                "checkpoint.every", "checkpoint.keep", "decode.batch", "decode.beam", "decode.average", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k == "vocab_size")):
-        if get(config, key) < 1:
+                "checkpoint.every", "checkpoint.keep", "decode.batch", "decode.beam", "decode.average", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k in ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll"))):
+        if get(config, key) is not None and get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
     for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra", "decode.alpha"):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
-    for key in (k for k in model if k.endswith("dropout")):
-        if not 0 <= model[key] < 1:
-            raise UserError(f"config.model.{key}={model[key]}: must be at least 0 and below 1")
+    fractions = [f"model.{k}" for k in model if k.endswith("dropout")] + [f"task.{k}" for k in config.task if k.endswith("smoothing")]
+    for key in (*fractions, "optimizer.b1", "optimizer.b2"):
+        if not 0 <= get(config, key) < 1:
+            raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
+    every, evaluated = config.checkpoint.every, train.eval_every
+    if config.checkpoint.best_metric and every % evaluated and evaluated % every:
+        raise UserError(f"config.checkpoint.every={every} and config.train.eval_every={evaluated}: one must be a multiple of the other, "
+                        "for the best checkpoint is one that was evaluated (or config.checkpoint.best_metric= for none)")
     if model.get("head_dim") is None and "num_heads" in model and model.d_model % model.num_heads:
         raise UserError(f"config.model.num_heads={model.num_heads} does not divide config.model.d_model={model.d_model}")
     if train.batch % train.accumulation:

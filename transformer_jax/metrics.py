@@ -2,6 +2,8 @@
 
 Metrics are a dict {name: (total, count)} of scalars; the mean is total / count. Counts that must stay exact are int32.
 """
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -17,5 +19,5 @@ def zeros_like(metrics: Metrics) -> Metrics:
 
 
 def means(metrics: Metrics) -> dict[str, float]:
-    """Plain floats, of metrics fetched to the host."""
-    return {name: float(total) / max(float(count), 1.0) for name, (total, count) in metrics.items()}
+    """Plain floats, of metrics fetched to the host; nan where nothing was counted."""
+    return {name: float(total) / float(count) if count else math.nan for name, (total, count) in metrics.items()}

@@ -33,14 +33,19 @@ class Bar:
 
     def __exit__(self, *_):
         if self.rich:
+            self.rich.update(self.task, completed=self.done)
             self.rich.stop()
 
     def advance(self, units: int = 1, note: str = "") -> None:
+        if self.done == self.first:  # the first unit may hold set-up; the pace is that of the others
+            self.first, self.started = self.first + units, time.monotonic()
         self.done += units
-        if self.rich:
+        now = time.monotonic()
+        if self.rich and (note or now - self.printed > 0.1):  # an update costs more than many a unit
+            self.printed = now
             self.rich.update(self.task, completed=self.done, **({"note": note} if note else {}))
-        elif time.monotonic() - self.printed > self.seconds:
-            self.printed = time.monotonic()
+        elif not self.rich and now - self.printed > self.seconds:
+            self.printed = now
             of = f" of {self.total:,}, {self.left()} left" if self.total else ""
             print(f"{self.title}: {self.done:,}{of}", file=sys.stderr, flush=True)
 

@@ -51,7 +51,10 @@ def make_mesh(config, devices=None) -> Mesh:
 def rules(config) -> dict[str, tuple[str, ...]]:
     """RULES with the overrides of `config.mesh.rules`."""
     table = dict(RULES)
-    for logical, axes in config.rules:
+    for rule in config.rules:
+        if len(rule) != 2 or not isinstance(rule[0], str) or not isinstance(rule[1], tuple):
+            raise UserError(f"config.mesh.rules: {rule!r} is not (logical axis, (mesh axis, ...))")
+        logical, axes = rule
         if logical not in table:
             raise UserError(f"config.mesh.rules: no logical axis {logical!r}; there are: {', '.join(table)}")
         if unknown := set(axes) - set(AXES):
@@ -61,8 +64,13 @@ def rules(config) -> dict[str, tuple[str, ...]]:
 
 
 def spec(logical_axes, table) -> PartitionSpec:
-    """PartitionSpec of an array whose dimensions have these logical axes (None: whole)."""
-    return PartitionSpec(*(table[a] or None if a else None for a in logical_axes))
+    """PartitionSpec of an array whose dimensions have these logical axes (None: whole); a mesh axis splits the first dimension that wants it."""
+    used, dimensions = set(), []
+    for logical in logical_axes:
+        axes = tuple(a for a in (table[logical] if logical else ()) if a not in used)
+        used.update(axes)
+        dimensions.append(axes or None)
+    return PartitionSpec(*dimensions)
 
 
 def batch_sharding(mesh: Mesh, table) -> NamedSharding:

@@ -1,7 +1,10 @@
 """What a run leaves behind, and how it is opened again."""
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 from collections.abc import Iterable
 from importlib import metadata
@@ -18,25 +21,51 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "ten
 
 
 def make_task(config, workdir=None):
-    """The task `config.task` describes; with the tokenizer of the run in `workdir`, if there is one."""
-    tokenizer = pathlib.Path(workdir).expanduser() / "tokenizer" if workdir else None
-    return configs.named_class("task", config.task.name)(config, tokenizer if tokenizer and tokenizer.is_dir() else None, **configs.options(config.task))
+    """The task `config.task` describes; with the tokenizer of the run recorded in `workdir`, if there is one."""
+    workdir = pathlib.Path(workdir).expanduser() if workdir else None
+    recorded = workdir is not None and (workdir / "config.json").exists()
+    return configs.named_class("task", config.task.name)(config, workdir / "tokenizer" if recorded else None, **configs.options(config.task))
+
+
+@contextlib.contextmanager
+def held(workdir):
+    """Holds a workdir, made if need be, against a second run; the system frees it when the process ends, however it ends."""
+    workdir = pathlib.Path(workdir).expanduser()
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open(workdir / ".lock", "w")
+    except OSError as error:
+        raise UserError(f"--workdir={workdir}: can't be written ({error.strerror})") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--workdir={workdir}: another run is at work there") from None
+        try:
+            yield
+        finally:
+            if not (workdir / "config.json").exists():  # refused: leave nothing behind
+                (workdir / ".lock").unlink()
+                with contextlib.suppress(OSError):
+                    workdir.rmdir()
 
 
 def record(config, task, workdir) -> None:
-    """Records a new run in `workdir`, or the run that goes on there.
+    """Prepares the data, then records a new run in `workdir`, or the run that goes on there.
 
     Raises UserError where config or data differ from the recorded run in what may not change.
     """
     workdir = pathlib.Path(workdir).expanduser()
-    fingerprint = json.loads(json.dumps(task.fingerprint()))  # reads the data: nothing is left behind if that fails
+    fingerprint = json.loads(json.dumps(task.fingerprint()))
     if (workdir / "config.json").exists():
         recorded, was = read_config(workdir)
         if changed := configs.differences(recorded, config):
             raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
         if changed := [part for part in fingerprint if fingerprint[part] != was.get(part)]:
             raise UserError(f"{workdir}: not the {' and '.join(changed)} this run was trained with")
-    else:
+    task.rows()  # before anything is written: what is wrong with the data must leave no run behind
+    if not (workdir / "config.json").exists():
+        shutil.rmtree(workdir / "tokenizer", ignore_errors=True)  # of a run that was killed before it was recorded
         task.tokenizer.save(workdir / "tokenizer")
     versions = {name: metadata.version(name) for name in LIBRARIES}
     content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions, "revision": _revision()}
@@ -45,19 +74,19 @@ def record(config, task, workdir) -> None:
     os.replace(half, workdir / "config.json")
 
 
-def read_config(workdir: pathlib.Path):
+def read_config(workdir):
     """(config, data fingerprint) of a recorded run."""
     path = pathlib.Path(workdir) / "config.json"
     if not path.is_file():
         raise UserError(f"--workdir={workdir}: no run here (no config.json)")
     try:
         recorded = json.loads(path.read_text())
-        version = recorded["checkpoint_format"]
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: not a run's record ({error})") from None
-    if version > FORMAT:
-        raise UserError(f"{path}: written by a newer version (checkpoint format {version}, this one reads up to {FORMAT})")
-    return configs.from_json(json.dumps(recorded["config"]), str(path)), recorded["fingerprint"]
+        version, fingerprint = recorded["checkpoint_format"], recorded["fingerprint"]
+        if version > FORMAT:
+            raise UserError(f"{path}: written by a newer version (checkpoint format {version}, this one reads up to {FORMAT})")
+        return configs.from_json(json.dumps(recorded["config"]), str(path)), fingerprint
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
 
 
 def open_run(workdir, step: str | int = "best", overrides: list[tuple[str, str]] = ()):
@@ -66,11 +95,13 @@ def open_run(workdir, step: str | int = "best", overrides: list[tuple[str, str]]
     With `config.decode.average` = N the parameters are the mean of the N newest checkpoints up to that step.
     """
     workdir = pathlib.Path(workdir).expanduser()
-    config, _ = read_config(workdir)
+    config, fingerprint = read_config(workdir)
     for key, value in overrides:
         configs.set_key(config, key, value)
     configs.validate(config)
     task = make_task(config, workdir)
+    if json.loads(json.dumps(task.tokenizer.fingerprint())) != fingerprint["tokenizer"]:
+        raise UserError(f"{workdir}/tokenizer: not the tokenizer this run was trained with")
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
     last, count = checkpoints.pick(step), config.decode.average
     chosen = [s for s in checkpoints.steps() if s <= last][-count:]
@@ -97,6 +128,7 @@ def load(workdir, step: str | int = "best"):
 
 def _revision() -> str | None:
     """The git revision of the code, where it runs from a checkout."""
-    here = pathlib.Path(__file__).parent
-    found = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return found.stdout.strip() or None
+    root = pathlib.Path(__file__).parent.parent
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return None
+    return subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip() or None

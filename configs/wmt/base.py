@@ -22,7 +22,7 @@ def get_config(pair="en-de", d_model=D_MODEL, d_ff=2048, num_heads=8, dropout=0.
         task=dict(name="translation", source_length=256, target_length=256, label_smoothing=0.1),
         # the paper used BPE for en-de and word pieces for en-fr; both are "bpe" here
         data=dict(tfds_name=own["tfds_name"], source_language="en", target_language=own["target_language"], tokenizer="bpe"),
-        train=dict(num_steps=num_steps, batch=96, log_every=100, eval_every=2500),  # 96 rows of 256: about 25k tokens a side
+        train=dict(num_steps=num_steps, batch=96, log_every=100, eval_every=3000),  # 96 rows of 256: about 25k tokens a side
         optimizer=dict(name="adam", learning_rate=(d_model * WARMUP) ** -0.5, schedule="inverse_sqrt", warmup_steps=WARMUP, b1=0.9, b2=0.98, eps=1e-9),
         checkpoint=dict(every=1500, keep=keep),  # the paper's 10 minutes, in updates
     )

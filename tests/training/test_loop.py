@@ -1,15 +1,16 @@
 """The loop: exact resume, what it writes, and how it stops."""
 import json
+import math
+import os
 import shutil
 import signal
-import os
 
 import jax
 import numpy as np
 import pytest
 
 from transformer_jax.config import RunError
-from transformer_jax.training import loop
+from transformer_jax.training import loop, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task
@@ -49,8 +50,10 @@ def test_resume_is_bit_equal_at_every_step(tiny, tmp_path):
 
 def test_what_a_run_writes(tiny, tmp_path, capsys):
     config = tiny(train__num_steps=12, train__log_every=4, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2, optimizer__learning_rate=0.01)
-    workdir = tmp_path / "run"
-    result = run(config, make_task(config), workdir)
+    workdir, task = tmp_path / "run", make_task(config)
+    program = Program.of(config, task)
+    result = run(config, task, workdir, program)
+    assert program.train_step._cache_size() == 1  # compiled once, whatever is logged, evaluated and saved between
     written = lines(workdir)
     logged = [line for line in written if "train/loss" in line]
     assert [line["step"] for line in logged] == [4, 8, 12]
@@ -111,8 +114,9 @@ def test_a_longer_run_goes_on_and_a_finished_one_has_nothing_to_do(tiny, tmp_pat
     longer = tiny(train__num_steps=6)
     run(longer, make_task(longer), tmp_path / "run")
     assert "resuming from step 4" in capsys.readouterr().err
-    assert run(longer, make_task(longer), tmp_path / "run")["valid/loss"] > 0
-    assert "nothing to do" in capsys.readouterr().err
+    before = lines(tmp_path / "run")
+    assert run(longer, make_task(longer), tmp_path / "run") == {k: v for k, v in before[-1].items() if k != "step"}
+    assert "nothing to do" in capsys.readouterr().err and lines(tmp_path / "run") == before
 
 
 def test_another_mesh_goes_on_with_the_same_state(tiny, tmp_path):
@@ -139,3 +143,43 @@ def test_stopped_at_an_evaluation_it_evaluates_when_it_goes_on(tiny, tmp_path):
     (tmp_path / "stopped" / "metrics.jsonl").write_text("".join(line for line in written if "valid/loss" not in line))
     run(config, task, tmp_path / "stopped", program)
     assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
+
+
+def damage(folder):
+    """Cuts the files of a checkpoint's parameters in two."""
+    for path in (folder / "params").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tiny, tmp_path, capsys):
+    config = tiny(train__num_steps=6, train__eval_every=2)
+    task = make_task(config)
+    program = Program.of(config, task)
+    run(config, task, tmp_path / "run", program)
+    expected, said = final_state(tmp_path / "run", config, program, 6), lines(tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoints" / "6")
+    run(config, task, tmp_path / "run", program)
+    error = capsys.readouterr().err
+    assert "checkpoints/6 can't be read" in error and "resuming from step 4" in error
+    jax.tree.map(np.testing.assert_array_equal, final_state(tmp_path / "run", config, program, 6), expected)
+    assert lines(tmp_path / "run") == said
+    for step in (2, 4, 6):
+        damage(tmp_path / "run" / "checkpoints" / str(step))
+    with pytest.raises(RunError, match="no checkpoint can be read"):
+        run(config, task, tmp_path / "run", program)
+
+
+@pytest.mark.parametrize("scores, best", [([3.0, 2.0, math.nan, 5.0], 2), ([math.nan, 3.0, 2.0, 5.0], 3), ([3.0, None, 4.0, 5.0], 1)])
+def test_the_best_checkpoint_stays_whatever_is_not_a_number(tiny, tmp_path, scores, best):
+    config = tiny(checkpoint__keep=1)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:1])
+    state = states.init(task, program.tx, program.state)
+    with Checkpoints(tmp_path / "checkpoints", config.checkpoint) as checkpoints:
+        for step, score in enumerate(scores, 1):
+            checkpoints.save(state.replace(step=jax.numpy.int32(step)), {}, {} if score is None else {"valid/loss": score})
+    reading = Checkpoints(tmp_path / "checkpoints", config.checkpoint, read_only=True)
+    assert reading.steps() == sorted({best, 4}) and reading.pick("best") == best
+    config.checkpoint.best_metric = "valid/bleu"  # never measured: the best is as good as the latest
+    Checkpoints(tmp_path / "checkpoints", config.checkpoint, read_only=True).pick("best")

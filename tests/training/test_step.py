@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax import config as configs
+from transformer_jax import config as configs, sharding
 from transformer_jax.config import UserError
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.loop import Program
@@ -71,6 +71,7 @@ def test_parameters_are_split_and_no_device_holds_them_whole(reference):
     ({"mesh__tensor": 3}, "config.mesh.tensor=3"), ({"mesh__data": 3, "mesh__fsdp": 1}, "config.mesh.data=3"),
     ({"mesh__tensor": 4, "mesh__data": 2}, "config.mesh.tensor=4 does not divide 2"),  # two heads
     ({"train__batch": 6}, "config.mesh.data=8"), ({"mesh__rules": (("embd", ("fsdp",)),)}, "no logical axis 'embd'"),
+    ({"mesh__rules": ("embed", "fsdp")}, "config.mesh.rules: 'embed'"), ({"mesh__rules": (("embed", ("fspd",)),)}, "no mesh axis 'fspd'"),
 ])
 def test_what_the_mesh_does_not_divide_is_refused_before_compiling(tiny, changes, words):
     config = tiny(**changes)
@@ -93,6 +94,11 @@ def test_a_non_finite_update_is_not_applied_but_recorded(tiny):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state.metrics)))
 
 
+def test_an_axis_splits_one_dimension_only():
+    table = {"embed": ("fsdp", "tensor"), "mlp": ("tensor",)}
+    assert sharding.spec(("embed", "mlp"), table) == jax.sharding.PartitionSpec(("fsdp", "tensor"), None)
+
+
 def test_schedules():
     config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"},
                                 optimizer=dict(learning_rate=(512 * 4000) ** -0.5, schedule="inverse_sqrt", warmup_steps=4000)).optimizer
@@ -102,9 +108,9 @@ def test_schedules():
     with config.unlocked():
         config.update(learning_rate=1.0, warmup_steps=10, final_fraction=0.1, schedule="cosine")
     rate = optimizer.schedule(config, 110)
-    assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.55, 0.1]
+    assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.559, 0.1002]
     config.schedule = "linear"
-    assert [round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (60, 110, 200)] == [0.55, 0.1, 0.1]
+    assert [round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (11, 60, 110, 200)] == [1.0, 0.559, 0.109, 0.1]
 
 
 def test_frozen_parameters_and_weight_decay():

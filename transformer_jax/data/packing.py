@@ -1,6 +1,8 @@
 """Packing several short pairs into a row: planned once, over the whole training set."""
 import numpy as np
 
+from transformer_jax.progress import track
+
 _OPEN = 500  # rows that may still take a pair; beyond it the fullest is closed
 
 
@@ -14,7 +16,7 @@ def plan(source_lengths: np.ndarray, target_lengths: np.ndarray, source_length: 
     rows: list[list[int]] = []
     room = np.zeros((_OPEN, 2), np.int64)  # left of the open rows, source and target
     row_of = np.full(_OPEN, -1)
-    for pair in order:
+    for pair in track(order, "packing", len(order)):
         need = np.array((source_lengths[pair], target_lengths[pair]))
         left = room - need
         waste = np.where((left >= 0).all(axis=1), left.sum(axis=1), np.iinfo(np.int64).max)

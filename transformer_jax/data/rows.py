@@ -5,6 +5,7 @@ rows in the phase: epoch = g div R, and row number i = index_shuffle(g mod R; se
 resuming at step s is asking for step s.
 """
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -154,28 +155,18 @@ def packed_pairs(source, data, tokenizer: tokenizers.Pair, source_length: int, t
 def _tokenised(source, tokenizer, source_length, target_length, split):
     """Flat tokens of both sides, lengths of both sides (end token included), and what was skipped."""
     sides, lengths, skipped = ([], []), ([], []), {"long": 0, "empty": 0}
-    pairs, block = track(source, f"tokenising {split}"), []
-
-    def take():
-        encoded = [t.encode([pair[s] for pair in block]) for s, t in enumerate((tokenizer.source, tokenizer.target))]
-        for both in zip(*encoded):
-            if not all(both):
-                skipped["empty"] += 1
-            elif len(both[0]) >= source_length or len(both[1]) >= target_length:
-                skipped["long"] += 1
-            else:
-                for s, t in enumerate((tokenizer.source, tokenizer.target)):
-                    sides[s].append(np.array([*both[s], t.eos_id], np.uint32))
-                    lengths[s].append(len(both[s]) + 1)
-        block.clear()
-
-    for pair in pairs:
-        block.append(pair)
-        if len(block) == _BLOCK:
-            take()
-    take()
-    flat = [np.concatenate(s) if s else np.zeros(0, np.uint32) for s in sides]
-    return flat, [np.array(n, np.int64) for n in lengths], skipped
+    tokenizers_, pairs = (tokenizer.source, tokenizer.target), iter(track(source, f"tokenising {split}"))
+    while block := list(itertools.islice(pairs, _BLOCK)):
+        encoded = list(zip(*(t.encode(list(texts)) for t, texts in zip(tokenizers_, zip(*block)))))
+        some = [both for both in encoded if all(both)]
+        kept = [both for both in some if len(both[0]) < source_length and len(both[1]) < target_length]
+        skipped["empty"] += len(encoded) - len(some)
+        skipped["long"] += len(some) - len(kept)
+        for s, t in enumerate(tokenizers_):
+            ended = [both[s] + [t.eos_id] for both in kept]
+            sides[s].append(np.fromiter(itertools.chain.from_iterable(ended), np.uint32))
+            lengths[s].append(np.array([len(ids) for ids in ended], np.int64))
+    return tuple(tuple(np.concatenate(parts) if parts else np.zeros(0, np.int64) for parts in both) for both in (sides, lengths)) + (skipped,)
 
 
 def _padded(values: np.ndarray, size: int) -> np.ndarray:

@@ -1,9 +1,10 @@
 """Where text comes from: text files, TFDS directories, built-in corpora. Each split is a re-iterable of pairs."""
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ class TextPairs:
 
     source: str
     target: str
-    section: str  # config key prefix, for messages
 
     def fingerprint(self) -> dict:
         return {"files": [_sha256(self.source), _sha256(self.target)]}
@@ -97,7 +97,7 @@ def pairs(data, split: str):
             raise UserError(f"{key}={file}: no such file")
         if pathlib.Path(file).expanduser().stat().st_size == 0:
             raise UserError(f"{key}={file}: the file is empty")
-    return TextPairs(*(str(pathlib.Path(f).expanduser()) for f in files), section=split)
+    return TextPairs(*(str(pathlib.Path(f).expanduser()) for f in files))
 
 
 def text_lines(path: str) -> Iterator[str]:
@@ -143,5 +143,11 @@ def _clean(text: bytes | str, where: str) -> str:
 
 
 def _sha256(path: str) -> str:
-    with contextlib.closing(open(path, "rb")) as file:
+    status = os.stat(path)
+    return _digest(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache
+def _digest(path: str, *_unchanged: int) -> str:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

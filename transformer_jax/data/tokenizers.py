@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
@@ -94,6 +95,8 @@ def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> P
     folder, half = cache / f"tokenizer-{digest}", cache / f".tokenizer-{digest}.building"
     cache.mkdir(parents=True, exist_ok=True)
     with store.locked(cache / f".tokenizer-{digest}.lock"):
+        if data.rebuild:
+            shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             train = lambda lines, size: SentencePiece.train(lines, size, data.tokenizer)
             if source_vocab_size is None:
@@ -102,7 +105,10 @@ def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> P
                 pair = Pair(train(_side(pairs, 0), source_vocab_size), train(_side(pairs, 1), vocab_size))
             pair.save(half)
             os.rename(half, folder)
-    return Pair.load(folder)
+    try:
+        return Pair.load(folder)
+    except UserError as error:
+        raise UserError(f"{error}; train it again with --config.data.rebuild=true") from None
 
 
 def _side(pairs, index: int) -> Iterator[str]:

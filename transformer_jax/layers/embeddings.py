@@ -23,7 +23,7 @@ class Embed(nn.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         # whole vectors: looking up rows that are split over fsdp would make XLA replicate the result
         vectors = sharding.constrain(self.embedding.astype(self.dtype), self.axes[0], None)
-        return sharding.constrain(jnp.take(vectors, ids, axis=0), "batch" if ids.shape[0] > 1 else None, "length", None)
+        return sharding.constrain(jnp.take(vectors, ids, axis=0), "batch", "length", None)
 
     def table(self) -> jax.Array:
         """The whole table, for an output projection tied to it."""

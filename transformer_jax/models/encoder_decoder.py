@@ -100,7 +100,7 @@ class EncoderDecoder(nn.Module):
         return (self.target_embed if self.tie_output else self.output_embed).table()
 
     def _embed(self, embed, tokens, positions, train):
-        positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
         x = embed(tokens) * math.sqrt(self.d_model)
         if self.positions == "learned":
             x = x + self.position_embed(positions) * math.sqrt(self.d_model)

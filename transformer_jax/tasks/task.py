@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from transformer_jax.metrics import Metrics
 
@@ -35,7 +36,13 @@ class Rows(Protocol):
 class Task(Protocol):
     """A training objective over a model. Everything it computes is a pure function of its arguments."""
 
+    config: ConfigDict
     coefficients: dict[str, float]  # of the loss terms
+    model: Any  # the Linen module
+    tokenizer: Any  # has save(folder) and fingerprint()
+
+    def fingerprint(self) -> dict:
+        """What data and tokenizer are, by content; JSON-able, with a key "tokenizer"."""
 
     def batch_spec(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of the batch of a phase, (rows, ...). Opens no file."""

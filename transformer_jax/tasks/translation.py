@@ -18,7 +18,7 @@ from transformer_jax.data import rows, sources, tokenizers
 from transformer_jax.decoding import sampling
 from transformer_jax.decoding.beam_search import beam_search
 from transformer_jax.losses import cross_entropy
-from transformer_jax.progress import track
+from transformer_jax.progress import say, track
 
 _BUCKET = 16  # source lengths are padded to multiples of it, so that few shapes are compiled
 _READ_AHEAD = 32  # batches of lines held at a time, sorted by length among themselves
@@ -44,6 +44,9 @@ class Translation:
         for key in ("source_length", "target_length"):
             if not 2 <= getattr(self, key) <= self.model.max_length:
                 raise UserError(f"config.task.{key}={getattr(self, key)}: must be from 2 to config.model.max_length={self.model.max_length}")
+        self._longest = self.model.max_length - self.config.decode.max_extra - 1  # source tokens that can be translated
+        if self._longest < 1:
+            raise UserError(f"config.decode.max_extra={self.config.decode.max_extra} leaves no room in config.model.max_length={self.model.max_length}")
 
     # data
 
@@ -97,8 +100,9 @@ class Translation:
         weights = filled.astype(jnp.float32)
         loss, nll, correct = cross_entropy(hidden, table, batch["labels"], weights, self.label_smoothing if train else 0.0)
         count = weights.sum()
-        metrics = {"loss": (loss, count), "nll": (nll, count), "accuracy": (correct, count),
-                   "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size))}
+        metrics = {"loss": (loss, count), "accuracy": (correct, count), "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size))}
+        if train:  # beside the smoothed loss, what can be compared with the evaluation's
+            metrics["nll"] = (nll, count)
         return {"loss": loss}, metrics
 
     def trainable(self, path) -> bool:
@@ -127,9 +131,11 @@ class Translation:
         return self._score(pairs, None, params, paper=True)
 
     def _score(self, pairs, count, params, *, paper: bool) -> dict:
-        chosen = list(itertools.islice(pairs, count))
-        outputs = [best[0].text for best in self.translate(params, track((source for source, _ in chosen), "translating", len(chosen)))]
-        references = [target for _, target in chosen]
+        inputs, references = map(list, zip(*itertools.islice(pairs, count)))
+        if long := [i for i, ids in enumerate(self.tokenizer.source.encode(inputs)) if len(ids) > self._longest]:
+            say(f"{len(long)} sentences are longer than the {self._longest} tokens that can be translated, and count as translated by nothing")
+            inputs = [("" if i in set(long) else line) for i, line in enumerate(inputs)]
+        outputs = [best[0].text for best in self.translate(params, track(inputs, "translating", len(inputs)))]
         scores = bleu.scores(outputs, references)
         return scores | bleu.signatures(outputs, references, self.config.data.target_language) if paper else scores
 
@@ -146,8 +152,8 @@ class Translation:
         while chunk := list(itertools.islice(numbered, _READ_AHEAD * decode.batch)):
             encoded = self.tokenizer.source.encode([line for _, line in chunk])
             for (number, _), ids in zip(chunk, encoded):
-                if len(ids) + 1 + decode.max_extra > self.model.max_length:
-                    raise UserError(f"line {number}: {len(ids)} tokens, at most {self.model.max_length - decode.max_extra - 1} can be translated "
+                if len(ids) > self._longest:
+                    raise UserError(f"line {number}: {len(ids)} tokens, at most {self._longest} can be translated "
                                     f"(config.model.max_length={self.model.max_length} less config.decode.max_extra={decode.max_extra} and the end)")
             order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
             outputs = [[Hypothesis("", 0.0)] * n_best] * len(chunk)

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from transformer_jax import sharding
-
 _AHEAD = 4  # batches read, and copied to the devices, before they are asked for
 
 
@@ -18,7 +16,6 @@ def stream(read: Callable[[int, np.ndarray], dict], rows: int, accumulation: int
     j mod (rows / accumulation) of microbatch j div (rows / accumulation), whatever the mesh.
     """
     places = np.arange(rows).reshape(accumulation, -1)
-    sharding.check(places.shape, where, "batch (config.train.accumulation, rows of a microbatch)")
     indices = where.addressable_devices_indices_map(places.shape)
     here = np.unique(np.concatenate([places[index].ravel() for index in indices.values()]))
 

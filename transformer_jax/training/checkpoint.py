@@ -1,12 +1,15 @@
 """Checkpoints: the only file that touches Orbax."""
 import logging
+import math
 import pathlib
+import time
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from transformer_jax.config import UserError
+from transformer_jax.config import RunError, UserError
 
 FORMAT = 1
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of its own through it
@@ -15,64 +18,84 @@ logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of
 class Checkpoints:
     """The checkpoints of a run below `folder`: <step>/ with `params`, `rest` (all else of the state) and `meta` (JSON).
 
-    Saves run in the background and appear whole or not at all. The newest `config.keep` and the best by
-    `config.best_metric` stay.
+    Saves run in the background and appear whole or not at all; leaving the context waits for the last. The newest
+    `config.keep` stay, and the best by `config.best_metric` of those that were evaluated.
     """
 
     def __init__(self, folder: pathlib.Path, config, read_only: bool = False):
-        self.folder, self._best_metric = pathlib.Path(folder).absolute(), config.best_metric
+        self.folder = pathlib.Path(folder).absolute()
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoint yet")
-        options = dict(read_only=read_only, create=not read_only)
-        policies = [preservation_policy.LatestN(config.keep)]
-        if config.best_metric:
-            score = lambda metrics: metrics[config.best_metric]
-            policies.append(preservation_policy.BestN(get_metric_fn=score, reverse=config.best_mode == "min", n=1, keep_checkpoints_without_metrics=False))
-            options |= dict(best_fn=score, best_mode=config.best_mode)
-        if not read_only:
-            options["preservation_policy"] = preservation_policy.AnyPreservationPolicy(policies)
-        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(**options))
+        sign = -1 if config.best_mode == "min" else 1
+
+        def score(metrics) -> float:  # higher is better; what was not measured, or is no number, is the worst
+            value = metrics.get(config.best_metric)
+            return sign * value if value is not None and math.isfinite(value) else -math.inf
+
+        latest = preservation_policy.LatestN(config.keep)
+        best = preservation_policy.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
+        policy = preservation_policy.AnyPreservationPolicy([latest, best] if config.best_metric else [latest])
+        options = dict(preservation_policy=policy, create=True) if not read_only else dict(read_only=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(best_fn=score, **options))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._manager.wait_until_finished()
+        self._manager.close()
 
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def save(self, state, meta: dict, metrics: dict[str, float]) -> None:
-        """Starts saving the state under its step; waits for the save before it. `metrics`: evaluated at this very step."""
-        rest = {field: getattr(state, field) for field in state.__dataclass_fields__ if field != "params"}
-        args = ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(rest),
-                                  meta=ocp.args.JsonSave({"format": FORMAT, **meta}))
-        scored = {self._best_metric: metrics[self._best_metric]} if self._best_metric in metrics else None
-        self._manager.save(int(state.step), args=args, metrics=scored, force=True)
+    def save(self, state, totals: dict, scores: dict[str, float]) -> None:
+        """Starts saving the state under its step; waits for the save before it. `scores`: evaluated at this very step."""
+        sums = {name: [value.item() for value in pair] for name, pair in jax.device_get(state.metrics).items()}
+        args = ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(_rest(state)),
+                                  meta=ocp.args.JsonSave({"format": FORMAT, "totals": dict(totals), "sums": sums}))
+        self._manager.save(int(state.step), args=args, metrics=scores or None, force=True)
 
     def restore(self, abstract_state, step: int):
-        """(state, meta) of a step, laid out as `abstract_state` says, whatever mesh it was saved from."""
-        rest = {field: getattr(abstract_state, field) for field in abstract_state.__dataclass_fields__ if field != "params"}
-        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract_state.params), rest=ocp.args.StandardRestore(rest), meta=ocp.args.JsonRestore())
-        found = self._manager.restore(step, args=args)
-        return abstract_state.replace(params=found.params, **found.rest), dict(found.meta)
+        """(state, totals) of a step, laid out as `abstract_state` says, whatever mesh it was saved from.
+
+        Sums of metrics that were not kept then begin at zero. Raises RunError where the files are not what was written.
+        """
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract_state.params), rest=ocp.args.StandardRestore(_rest(abstract_state)),
+                                  meta=ocp.args.JsonRestore())
+        found = self._read(step, args)
+        put = lambda name, pair: tuple(jax.device_put(np.asarray(v, x.dtype), x.sharding) for v, x in zip(found.meta["sums"].get(name, (0, 0)), pair))
+        sums = {name: put(name, pair) for name, pair in abstract_state.metrics.items()}
+        return abstract_state.replace(params=found.params, metrics=sums, **found.rest), dict(found.meta["totals"])
 
     def restore_params(self, abstract_params, step: int):
         """The parameters alone, laid out as `abstract_params` says."""
-        return self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params))).params
+        return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params))).params
+
+    def _read(self, step, args):
+        try:
+            return self._manager.restore(step, args=args)
+        except (ValueError, KeyError, OSError) as error:  # how Orbax and TensorStore tell of damage
+            reason = str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
+            raise RunError(f"checkpoint {self.folder / str(step)} can't be read ({reason})") from None
+
+    def set_aside(self, step: int) -> None:
+        """Renames a checkpoint that can't be read, so that its step can be saved again and nothing is lost."""
+        (self.folder / str(step)).rename(self.folder / f"damaged-{step}-{time.time_ns()}")
+        self._manager.reload()
 
     def pick(self, which: str | int) -> int:
         """The step that "best", "latest" or a number names. "best" is the latest where no checkpoint has been scored."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.folder}: no checkpoint yet")
-        if which == "latest":
-            return steps[-1]
-        if which == "best":
-            return self._best(steps)
+        if which in ("best", "latest"):
+            best = self._manager.best_step() if which == "best" else None
+            return steps[-1] if best is None else best
         if not str(which).isdigit() or int(which) not in steps:
             raise UserError(f"{self.folder}: no checkpoint {which!r}; there are best, latest, {', '.join(map(str, steps))}")
         return int(which)
 
-    def _best(self, steps):
-        best = self._manager.best_step()
-        return steps[-1] if best is None else best
 
-    def close(self) -> None:
-        """Waits for the last save."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+def _rest(state) -> dict:
+    """The state but for the parameters, kept apart for those who only decode, and the sums, kept as JSON: their names may change."""
+    return {field: getattr(state, field) for field in state.__dataclass_fields__ if field not in ("params", "metrics")}

@@ -1,4 +1,5 @@
 """The one training loop. It knows no model and no data set, only a task."""
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -8,21 +9,16 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import transformer_jax
 from transformer_jax import metrics, sharding
-from transformer_jax.config import RunError
+from transformer_jax.config import Preempted, RunError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.step import make_eval_step, make_train_step
-
-
-class Preempted(Exception):
-    """The run was asked to stop and has saved its state: the same command goes on from there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,65 +49,71 @@ class Program:
 
         batch = {name: place(spec) for name, spec in task.batch_spec(0).items()}
         tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
-        return cls(mesh, table, tx, optimizer.schedule(config.optimizer, config.train.num_steps), rows, batch,
-                   states.abstract(task, tx, mesh, table), make_train_step(task, tx, mesh, table), make_eval_step(task, mesh, table))
+        state = states.abstract(task, tx, mesh, table)
+        return cls(mesh, table, tx, optimizer.schedule(config.optimizer, config.train.num_steps), rows, batch, state,
+                   make_train_step(task, tx, mesh, table, state), make_eval_step(task, mesh, table))
 
 
 def run(config, task, workdir, program: Program | None = None) -> dict[str, float]:
     """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
 
-    `program`: what the config compiles to; by default on all devices. Raises Preempted after SIGTERM, once the state is saved; RunError where a loss or gradient is not finite.
+    `program`: what the config compiles to; by default on all devices. Raises Preempted after SIGTERM, once the state is saved;
+    RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
     workdir, train = pathlib.Path(workdir).expanduser(), config.train
     program = program or Program.of(config, task)
-    rows = task.rows()
-    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
-    state, totals = _start(task, program, checkpoints)
-    start, clock, terminated = int(state.step), Clock(), _on_sigterm()
-    feed = _batches(task, rows, program, train, start)
+    rows, clock = task.rows(), Clock()
+    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated:
+        state, totals = _start(task, program, checkpoints)
+        start = int(state.step)
+        feed = _batches(task, rows, program, train, start)
+        with Reporter(workdir, start, train.num_steps) as reporter:
+            evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
+            scores = reporter.evaluated
+            if start >= train.num_steps:
+                say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
+            elif start and start % train.eval_every == 0 and not scores:
+                evaluate(state, start)  # the run was stopped before it could
 
-    with Reporter(workdir, start, train.num_steps) as reporter:
-        evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
-        if start and start % train.eval_every == 0 and not reporter.evaluated:
-            evaluate(state, start)  # the run was stopped before it could
-
-        for step in range(start + 1, train.num_steps + 1):
-            with clock("data"):
-                batch = next(feed)
-            state = program.train_step(state, batch)
-            reporter.step()
-            last, stop, scores = step == train.num_steps, terminated.is_set(), {}
-            if step == start + 1:
-                jax.block_until_ready(state.step)
-                say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
-            if last or step % train.log_every == 0:
-                _check_finite(state, train)
-                state = _log(state, step, totals, program, task, clock, reporter)
-            if last or (step % train.eval_every == 0 and not stop):
-                scores = evaluate(state, step)
-            if last or stop or step % config.checkpoint.every == 0:
-                _check_finite(state, train)
-                with clock("checkpoint"):
-                    checkpoints.save(state, totals, scores)
-            if stop and not last:
-                checkpoints.close()
-                raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
-        checkpoints.close()
-        if start >= train.num_steps:
-            say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
-            scores = evaluate(state, start)
+            for step in range(start + 1, train.num_steps + 1):
+                with clock("data"):
+                    batch = next(feed)
+                state = program.train_step(state, batch)
+                reporter.step()
+                last, stop, scores = step == train.num_steps, terminated.is_set(), {}
+                if step == start + 1:
+                    jax.block_until_ready(state.step)
+                    say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
+                    clock.lap()  # compilation is no measure of speed
+                if last or step % train.log_every == 0:
+                    _check_finite(state, train)
+                    state = _log(state, step, totals, program, task, rows, clock, reporter)
+                if last or (step % train.eval_every == 0 and not stop):
+                    scores = evaluate(state, step)
+                if last or stop or step % config.checkpoint.every == 0:
+                    _check_finite(state, train)
+                    with clock("checkpoint"):
+                        checkpoints.save(state, totals, scores)
+                if stop and not last:
+                    raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
     return scores
 
 
 def _start(task, program, checkpoints):
-    """(state, totals) of the newest checkpoint, or of step 0."""
-    totals = {"logged_step": 0, "tokens": 0, "flops": 0.0}
+    """(state, totals) of the newest checkpoint that can be read, or of step 0."""
     steps = checkpoints.steps()
-    if not steps:
-        return states.init(task, program.tx, program.state), totals
-    state, meta = checkpoints.restore(program.state, steps[-1])
-    say(f"resuming from step {steps[-1]:,}")
-    return state, {key: meta[key] for key in totals}
+    for step in reversed(steps):
+        try:
+            state, totals = checkpoints.restore(program.state, step)
+        except RunError as error:
+            say(f"{error}; trying the one before")
+            checkpoints.set_aside(step)
+            continue
+        say(f"resuming from step {step:,}")
+        return state, totals
+    if steps:
+        raise RunError(f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir")
+    return states.init(task, program.tx, program.state), {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
 
 def _batches(task, rows, program, train, start):
@@ -125,27 +127,27 @@ def _batches(task, rows, program, train, start):
         step = stop
 
 
-def _log(state, step, totals, program, task, clock, reporter):
+def _log(state, step, totals, program, task, rows, clock, reporter):
     """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host."""
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
-    totals["flops"] += (step - totals["logged_step"]) * task.flops(0) * task.config.train.batch
+    totals["flops"] += sum(_flops(task, rows.train.phase(s)[0]) for s in range(totals["logged_step"], step))
     totals["logged_step"] = step
     seconds = clock.lap()
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
     values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
-               "train/padding": 1 - filled / max(positions, 1), "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
+               "train/padding": 1 - filled / positions if positions else 0.0, "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
                "train/tokens_per_second": filled / (seconds["step"] + seconds["data"])}
     values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
     reporter.write(step, values)
     reporter.progress(step, values)
-    return state.replace(metrics=_zeros(state.metrics))
+    return state.replace(metrics=states.zeros(program.state.metrics))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _zeros(sums):
-    return jax.tree.map(jnp.zeros_like, sums)
+def _flops(task, phase: int) -> float:
+    """Of one update."""
+    return task.flops(phase) * next(iter(task.batch_spec(phase).values())).shape[0]
 
 
 def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, float]:
@@ -168,13 +170,19 @@ def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, fl
 def _check_finite(state, train):
     """Waits for the updates under way."""
     if int(state.skipped) and train.nonfinite == "stop":
-        raise RunError(f"loss or gradient not finite at update {int(state.last_skipped):,}; nothing was saved after it. "
-                       "A lower learning rate, longer warm-up or clipping may help; config.train.nonfinite=skip goes on without such updates")
+        raise RunError(f"loss, gradient or parameters not finite at update {int(state.last_skipped):,}; nothing was saved after it. --config.train.nonfinite=skip "
+                       "goes on without such updates; a lower learning rate, longer warm-up or clipping may help, in a new workdir")
 
 
-def _on_sigterm() -> threading.Event:
+@contextlib.contextmanager
+def _sigterm():
     """An event that SIGTERM sets (in the main thread; elsewhere signals are not ours to take)."""
     event = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: event.set())
-    return event
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -10,12 +10,12 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     """Learning rate by update: a linear warm-up to the peak, then `config.schedule`.
 
     inverse_sqrt: peak * sqrt(warmup / s). With peak = (d_model * warmup)^-0.5 it is the schedule of Vaswani et al. 2017,
-    equation 3. linear and cosine reach `final_fraction` of the peak at the run's last update.
+    equation 3. linear and cosine head for `final_fraction` of the peak, which the update after the run's last would have.
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
 
     def after(step):
-        progress = jnp.clip((step - config.warmup_steps) / max(num_steps - config.warmup_steps, 1), 0, 1)
+        progress = jnp.clip((step - 1 - config.warmup_steps) / max(num_steps - config.warmup_steps, 1), 0, 1)
         shape = {"constant": 1.0, "inverse_sqrt": jnp.sqrt(warmup / jnp.maximum(step, warmup)),
                  "linear": 1 - progress, "cosine": (1 + jnp.cos(jnp.pi * progress)) / 2}[config.schedule]
         final = config.final_fraction if config.schedule in ("linear", "cosine") else 0.0

@@ -1,6 +1,7 @@
 """What a run tells: the progress line, metrics.jsonl, TensorBoard, the curves, and where the time went."""
 import contextlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -40,10 +41,11 @@ class Reporter:
 
     def __init__(self, workdir: pathlib.Path, start: int, num_steps: int):
         self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
-        self.evaluated = False  # whether the step the run starts from has been evaluated
+        self.evaluated = {}  # what has been evaluated at the step the run starts from
         if self.active:
             self._lines, kept = _reopened(workdir / "metrics.jsonl", start)
-            self.evaluated = any(line["step"] == start and not any(key.startswith("train/") for key in line) for line in kept)
+            there = [line for line in kept if line["step"] == start and not any(key.startswith("train/") for key in line)]
+            self.evaluated = {key: value for key, value in there[-1].items() if key != "step"} if there else {}
             self._tensorboard = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
             self._drawn = time.monotonic()
             self._bar = Bar("training", num_steps, start, seconds=float("inf"))
@@ -63,7 +65,8 @@ class Reporter:
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics.jsonl, and the same to TensorBoard."""
         if self.active:
-            print(json.dumps({"step": step, **values}), file=self._lines, flush=True)
+            known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
+            print(json.dumps({"step": step, **known}), file=self._lines, flush=True)
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, step)
 
@@ -76,7 +79,7 @@ class Reporter:
         if not self.active:
             return
         note = (f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {values['train/tokens_per_second']:,.0f} tokens/s  "
-                f"padding {values['train/padding']:.1%}")
+                f"padding {values['train/padding']:.1%}" + (f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""))
         if console.is_terminal:
             self._bar.advance(0, note)
         else:
@@ -102,8 +105,8 @@ def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
     for axes, (title, endings) in zip(figure.subplots(2, 2).flat, panels.items()):
         names = sorted({name for line in lines for name in line if name.rpartition("/")[2] in endings})
         for name in names:
-            points = [(line["step"], line[name]) for line in lines if name in line]
-            axes.plot(*zip(*points), label=name, marker="." if len(points) < 50 else None)
+            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+            axes.plot([x for x, _ in points], [y for _, y in points], label=name, marker="." if len(points) < 50 else None)
         axes.set(title=title, xlabel="step", yscale="log" if title == "norms" and names else "linear")
         axes.grid(alpha=0.3)
         if names:
@@ -119,7 +122,7 @@ def _reopened(path: pathlib.Path, start: int):
     kept = []
     if path.exists():
         for line in path.read_text().splitlines(keepends=True):
-            with contextlib.suppress(ValueError):  # a line that a kill cut short
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that a kill cut short
                 if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
                     kept.append(values)
         half = path.with_suffix(".half")

@@ -4,6 +4,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -42,6 +43,11 @@ def abstract_params(task) -> Any:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+
+
+def zeros(abstract_metrics) -> metrics.Metrics:
+    """Sums of nothing, laid out as the state's."""
+    return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract_metrics)
 
 
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:

@@ -8,24 +8,24 @@ import optax
 from transformer_jax import metrics, sharding
 
 
-def make_train_step(task, tx: optax.GradientTransformation, mesh, table):
-    """Batches have shape (microbatches, rows, ...). The state is donated.
+def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
+    """Batches have shape (microbatches, rows, ...). The state is donated, and stays laid out as `abstract_state` says.
 
     The loss is the sum over terms t of c_t * sum_t / W_t with W_t over the whole global batch, so accumulation and mesh
-    change nothing but rounding (dropout keys are per microbatch). A non-finite loss or gradient leaves the parameters and optimizer as they are and is
-    recorded in the state.
+    change nothing but rounding (dropout keys are per microbatch). A non-finite loss, gradient or result leaves the parameters and
+    optimizer as they are and is recorded in the state.
     """
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     def train_step(state, batch):
         with sharding.use(mesh, table):
             grads, sums = _gradients(task, state, batch)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            grad_norm = optax.tree.norm(grads)
-            sums |= {name: (norm, jnp.int32(1)) for name, norm in
-                     (("grad_norm", grad_norm), ("update_norm", optax.tree.norm(updates)), ("param_norm", optax.tree.norm(params)))}
-            finite = jnp.isfinite(sums["loss"][0]) & jnp.isfinite(grad_norm)
+            norms = {"grad_norm": optax.tree.norm(grads), "update_norm": optax.tree.norm(updates), "param_norm": optax.tree.norm(params)}
+            finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["param_norm"])
+            sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
             keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
             return state.replace(
                 step=state.step + 1, params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),

@@ -1,0 +1,121 @@
+"""Translating with a trained model: the cache changes nothing, batches change nothing, and the loss counts what it should."""
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sacrebleu
+
+from transformer_jax import bleu, pictures
+from transformer_jax.config import UserError
+from transformer_jax.training.loop import Program, run
+from transformer_jax.workdir import make_task, open_run, record
+
+LINES = ["a dog runs", "the cat sleeps and two women sing", "", "a man reads a book", "we see the house and the child eats and a dog runs"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    from tests.conftest import build_config
+
+    folder = tmp_path_factory.mktemp("translation")
+    config = build_config(folder, train__num_steps=40, train__eval_every=40, checkpoint__every=20, train__log_every=40, optimizer__learning_rate=0.02, decode__batch=2)
+    task = make_task(config)
+    record_in = folder / "run"
+    record_in.mkdir()
+    program = Program.of(config, task, jax.devices()[:1])
+    record(config, task, record_in)
+    run(config, task, record_in, program)
+    return record_in, open_run(record_in)
+
+
+def by_whole_prefixes(task, params, line):
+    """Greedy decoding that runs the whole prefix again for each token."""
+    source = task.tokenizer.source.encode([line])[0] + [task.tokenizer.source.eos_id]
+    target = [task.tokenizer.target.bos_id]
+    for _ in range(len(source) + task.config.decode.max_extra):
+        logits = task.model.apply({"params": params}, jnp.array([source]), jnp.array([target]))
+        target.append(int(logits[0, -1].argmax()))
+        if target[-1] == task.tokenizer.target.eos_id:
+            target.pop()
+            break
+    return task.tokenizer.target.decode([target[1:]])[0]
+
+
+def test_cached_greedy_decoding_equals_running_the_whole_prefix_again(trained):
+    _, (task, params) = trained
+    task.config.decode.beam = 1
+    task.__dict__.pop("_decode", None)
+    found = [best[0].text for best in task.translate(params, LINES)]
+    assert found == [by_whole_prefixes(task, params, line) if line else "" for line in LINES]
+    assert any(found)
+
+
+def test_a_score_is_the_sum_the_model_gives_over_the_length_penalty(trained):
+    """Teacher forcing of what beam search found gives its score again."""
+    workdir, _ = trained
+    task, params = open_run(workdir, overrides=[("decode.beam", "4"), ("decode.alpha", "0.7")])
+    for hypothesis in next(task.translate(params, LINES[1:2], n_best=3)):
+        ids = task.tokenizer.target.encode([hypothesis.text])[0]
+        if task.tokenizer.target.decode([ids])[0] != hypothesis.text:
+            continue
+        target = [*ids, task.tokenizer.target.eos_id]
+        source = task.tokenizer.source.encode(LINES[1:2])[0] + [task.tokenizer.source.eos_id]
+        log_p = jax.nn.log_softmax(task.model.apply({"params": params}, jnp.array([source]), jnp.array([[task.tokenizer.target.bos_id, *ids]])))[0]
+        total = sum(float(log_p[i, t]) for i, t in enumerate(target))
+        assert hypothesis.score >= total / ((5 + len(target)) / 6) ** 0.7 - 1e-3  # another segmentation may score higher
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_translation_does_not_depend_on_its_batch(trained, beam):
+    workdir, _ = trained
+    together = open_run(workdir, overrides=[("decode.beam", str(beam)), ("decode.batch", "4")])
+    alone = open_run(workdir, overrides=[("decode.beam", str(beam)), ("decode.batch", "1")])
+    texts = [[best[0].text for best in task.translate(params, LINES)] for task, params in (together, alone)]
+    assert texts[0] == texts[1]
+
+
+def test_averaging_is_the_mean_of_the_checkpoints(trained):
+    workdir, _ = trained
+    steps = [open_run(workdir, step)[1] for step in ("20", "40")]
+    averaged = open_run(workdir, "40", overrides=[("decode.average", "2")])[1]
+    jax.tree.map(lambda a, b, m: np.testing.assert_allclose((a + b) / 2, m, rtol=1e-6, atol=1e-7), *steps, averaged)
+    with pytest.raises(UserError, match="config.decode.average=3"):
+        open_run(workdir, "40", overrides=[("decode.average", "3")])
+
+
+def test_sentences_too_long_to_translate_count_against_the_score(trained, capsys):
+    _, (task, params) = trained
+    pairs = [("a dog runs", "ein hund rennt"), ("dog " * 200, "hund " * 200)]
+    scores = task._score(pairs, None, params, paper=True)
+    assert "1 sentences are longer" in capsys.readouterr().err and scores["bleu"] < 50
+
+
+def test_the_loss_counts_each_target_token_once(trained):
+    _, (task, params) = trained
+    batch = task.rows().train.batch(0, range(8))
+    sums, metrics = task.loss(params, {k: jnp.asarray(v) for k, v in batch.items()}, None, train=False)
+    logits = task.model.apply({"params": params}, *(jnp.asarray(batch[k]) for k in (
+        "source", "target", "source_positions", "source_segment_ids", "target_positions", "target_segment_ids")))
+    log_p = jax.nn.log_softmax(logits)
+    expected = -sum(float(log_p[b, t, batch["labels"][b, t]]) for b, t in np.argwhere(batch["target_segment_ids"] > 0))
+    assert float(sums["loss"]) == pytest.approx(expected, rel=1e-4)
+    assert int(metrics["filled"][0]) == (batch["target_segment_ids"] > 0).sum() == float(task.weights(batch)["loss"])
+
+
+def test_bleu_as_the_paper_counted_it():
+    """Moses tokenisation, compounds split at hyphens, BLEU on the tokens."""
+    outputs, references = ["das ist ein Test-Satz .", "ganz gleich und auch lang genug ."], ["das ist ein Probe-Satz .", "ganz gleich und auch lang genug ."]
+    found = bleu.signatures(outputs, references, "de")["bleu_tokenized_compound_split"]
+    tokens = [[re.sub("-", " ##AT##-##AT## ", line) for line in lines] for lines in (outputs, references)]
+    assert found == pytest.approx(sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score) and 50 < found < 100
+    assert bleu._compound_split(["Ein Test-Satz, ja!"], "de") == ["Ein Test ##AT##-##AT## Satz , ja !"]
+    assert bleu.scores(references, references)["bleu"] == pytest.approx(100)
+
+
+def test_attention_by_words():
+    weights = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    found, queries, keys = pictures.by_words(weights, ["▁Ha", "us"], ["▁a", "▁hou", "se"])
+    np.testing.assert_allclose(found, [[0.3, 0.7]])
+    assert (queries, keys) == (["Haus"], ["a", "house"])
