@@ -148,7 +148,7 @@ def test_evaluate_prints_one_json_object(trained, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert 0 <= found["bleu"] <= 100 and 0 <= found["chrf"] <= 100 and 0 <= found["bleu_tokenized_compound_split"] <= 100
-    assert found["bleu_signature"].startswith("nrefs:1|case:mixed") and "chrf" in found["chrf_signature"] and found["set"] == "valid"
+    assert found["bleu_signature"].startswith("nrefs:1|case:mixed") and "nc:6" in found["chrf_signature"] and found["set"] == "valid"
     files = [str(tmp_path / name) for name in ("test.en", "test.de")]
     for file, line in zip(files, ("a dog runs\n", "ein hund rennt\n")):
         pathlib.Path(file).write_text(line)

@@ -33,10 +33,11 @@ def trained(tmp_path_factory):
 def by_whole_prefixes(task, params, line):
     """Greedy decoding that runs the whole prefix again for each token."""
     source = task.tokenizer.source.encode([line])[0] + [task.tokenizer.source.eos_id]
-    target = [task.tokenizer.target.bos_id]
-    for _ in range(len(source) + task.config.decode.max_extra):
-        logits = task.model.apply({"params": params}, jnp.array([source]), jnp.array([target]))
-        target.append(int(logits[0, -1].argmax()))
+    target, longest = [task.tokenizer.target.bos_id], len(source) + task.config.decode.max_extra
+    forward = jax.jit(lambda tokens: task.model.apply({"params": params}, jnp.array([source]), tokens))
+    for position in range(longest):
+        logits = forward(jnp.array([target + [0] * (longest - len(target))]))  # what stands behind is not seen
+        target.append(int(logits[0, position].argmax()))
         if target[-1] == task.tokenizer.target.eos_id:
             target.pop()
             break

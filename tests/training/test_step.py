@@ -108,7 +108,7 @@ def test_schedules():
     with config.unlocked():
         config.update(learning_rate=1.0, warmup_steps=10, final_fraction=0.1, schedule="cosine")
     rate = optimizer.schedule(config, 110)
-    assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.559, 0.1002]
+    assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.5641, 0.1002]
     config.schedule = "linear"
     assert [round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (11, 60, 110, 200)] == [1.0, 0.559, 0.109, 0.1]
 
@@ -124,4 +124,4 @@ def test_frozen_parameters_and_weight_decay():
     np.testing.assert_allclose(updates["b"]["kernel"], 0)
 
 
-GOLDEN = [5.024220872961957, 4.887553345264317, 4.810943603515625]
+GOLDEN = [5.07359276748285, 5.057554059709822, 5.004081047018161]
