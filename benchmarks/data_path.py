@@ -10,6 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
+from importlib import metadata
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if hasattr(os, "sched_setaffinity"):
@@ -45,7 +46,7 @@ def main() -> None:
     for row in results:
         print(f"{row['case']:40} {row['ours']:>14,} {row['unit']}")
     if arguments.json:
-        record = {"machine": f"{platform.machine()}, 1 of {os.cpu_count()} cores", "python": platform.python_version(), "command": sys.argv, "rows": results}
+        record = {"machine": f"{platform.machine()}, 1 of {os.cpu_count()} cores", "versions": {name: metadata.version(name) for name in ("numpy", "tensorstore", "grain")}, "command": sys.argv, "rows": results}
         with open(arguments.json, "w") as out:
             json.dump(record, out, indent=2)
 

@@ -19,8 +19,7 @@ class Bar:
 
     def __init__(self, title: str, total: int | None, start: int = 0, seconds: float = 15.0):
         self.title, self.total, self.done, self.seconds = title, total, start, seconds
-        self.first, self.printed = start, time.monotonic()
-        self.started = self.printed
+        self.first, self.started, self.printed = start, None, time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
         self.rich = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         if self.rich:
@@ -37,8 +36,8 @@ class Bar:
             self.rich.stop()
 
     def advance(self, units: int = 1, note: str = "") -> None:
-        if self.done == self.first:  # the first unit may hold set-up; the pace is that of the others
-            self.first, self.started = self.first + units, time.monotonic()
+        if self.started is None:  # the first units may hold set-up; the pace is that of the others
+            self.first, self.started = self.done + units, time.monotonic()
         self.done += units
         now = time.monotonic()
         if self.rich and (note or now - self.printed > 0.1):  # an update costs more than many a unit
@@ -51,7 +50,9 @@ class Bar:
 
     def left(self) -> str:
         """Time left at the pace so far, as h:mm:ss."""
-        pace = (time.monotonic() - self.started) / max(self.done - self.first, 1)
+        if self.started is None or self.done == self.first:
+            return "?"
+        pace = (time.monotonic() - self.started) / (self.done - self.first)
         seconds = int(pace * max((self.total or 0) - self.done, 0))
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 

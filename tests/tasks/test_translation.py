@@ -86,6 +86,19 @@ def test_averaging_is_the_mean_of_the_checkpoints(trained):
         open_run(workdir, "40", overrides=[("decode.average", "3")])
 
 
+def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_path):
+    from tests.conftest import build_config
+
+    config = build_config(tmp_path, model__source_vocab_size=80, model__positions="learned", model__tie_output=False, model__norm_position="pre")
+    task = make_task(config)
+    (tmp_path / "run").mkdir()
+    record(config, task, tmp_path / "run")
+    assert run(config, task, tmp_path / "run", Program.of(config, task, jax.devices()[:2]))["valid/loss"] > 0
+    task, params = open_run(tmp_path / "run")
+    assert task.tokenizer.source is not task.tokenizer.target and params["source_embed"]["embedding"].shape == (80, 16)
+    assert len(list(task.translate(params, LINES))) == len(LINES)
+
+
 def test_sentences_too_long_to_translate_count_against_the_score(trained, capsys):
     _, (task, params) = trained
     pairs = [("a dog runs", "ein hund rennt"), ("dog " * 200, "hund " * 200)]

@@ -1,0 +1,28 @@
+"""Progress off a terminal: plain lines, and a time left that means something."""
+import time
+
+from transformer_jax import progress
+
+
+def test_time_left_is_the_pace_of_the_units_so_far(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    bar = progress.Bar("work", total=101, seconds=float("inf"))
+    assert bar.left() == "?"
+    now[0] = 500.0  # set-up
+    bar.advance()
+    for _ in range(10):
+        now[0] += 2
+        bar.advance()
+    assert bar.left() == "0:03:00"  # 90 units of 2 seconds
+
+
+def test_plain_lines_now_and_then(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    items = []
+    for item in progress.track(range(40), "reading", 40):
+        items.append(item)
+        now[0] += 1
+    lines = capsys.readouterr().err.splitlines()
+    assert items == list(range(40)) and len(lines) == 2 and lines[0].startswith("reading: 1") and "of 40" in lines[0] and "left" in lines[0]
