@@ -12,7 +12,10 @@ tool() { "$python" -m "transformer_jax.$1" --workdir="$run" "${@:2}"; }
 tool train_wmt --config=configs/wmt/quickstart.py
 
 echo "evaluating on 1,000 held-out sentences" >&2
-scores=$(tool evaluate --set=test)
+scores=$(tool evaluate --set=test | "$python" -c '
+import json, sys
+found = json.load(sys.stdin)
+print("sacreBLEU {bleu:.1f} ({bleu_signature}), chrF {chrf:.1f}".format(**found))')
 
 "$python" - "$run" <<'PY'
 import pathlib
@@ -37,7 +40,7 @@ paste -d '\t' "$run/examples.en" "$run/examples.out" "$run/examples.de" |
 
 cat <<EOF
 
-Scores on the test set: $scores
+Test set:               $scores
 Learning curves:        $run/curves.png
 Attention picture:      $run/attention.png
 

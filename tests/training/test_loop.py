@@ -168,6 +168,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tiny, tmp_pat
         damage(tmp_path / "run" / "checkpoints" / str(step))
     with pytest.raises(RunError, match="no checkpoint can be read"):
         run(config, task, tmp_path / "run", program)
+    kept = {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert {"2", "4", "6"} <= kept and any(name.startswith("damaged-6-") for name in kept)
 
 
 @pytest.mark.parametrize("scores, best", [([3.0, 2.0, math.nan, 5.0], 2), ([math.nan, 3.0, 2.0, 5.0], 3), ([3.0, None, 4.0, 5.0], 1)])

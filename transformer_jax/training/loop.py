@@ -101,17 +101,19 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
 
 def _start(task, program, checkpoints):
     """(state, totals) of the newest checkpoint that can be read, or of step 0."""
-    steps = checkpoints.steps()
-    for step in reversed(steps):
+    unreadable = []
+    for step in reversed(checkpoints.steps()):
         try:
             state, totals = checkpoints.restore(program.state, step)
         except RunError as error:
             say(f"{error}; trying the one before")
-            checkpoints.set_aside(step)
+            unreadable.append(step)
             continue
+        for damaged in unreadable:  # only now: had none been readable, the fault might not be theirs
+            checkpoints.set_aside(damaged)
         say(f"resuming from step {step:,}")
         return state, totals
-    if steps:
+    if unreadable:
         raise RunError(f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir")
     return states.init(task, program.tx, program.state), {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
