@@ -108,7 +108,6 @@ class Decode:
 
 SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": Checkpoint,
             "mesh": Mesh, "decode": Decode}
-TOP_LEVEL = {"init_from": (str | None, None)}  # a workdir whose parameters this run starts from
 
 # What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
 MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite", "checkpoint.", "mesh.", "decode.",
@@ -150,7 +149,7 @@ def build_model(config: ConfigDict):
 
 def schema(model: str, task: str) -> dict[str, tuple[Any, Any]]:
     """{"section.key": (type, default)} for the run of `task` with `model`."""
-    flat = dict(TOP_LEVEL)
+    flat = {}
     for section, name in (("model", model), ("task", task)):
         flat[f"{section}.name"] = (str, name)
         flat |= {f"{section}.{k}": v for k, v in class_options(named_class(section, name)).items()}
@@ -173,9 +172,7 @@ def experiment(**delta: Any) -> ConfigDict:
     for key, (_, default) in flat.items():
         _put(config, key, default)
     for section, value in delta.items():
-        if section in TOP_LEVEL:
-            set_key(config, section, value)
-        elif section in (*SECTIONS, "model", "task"):
+        if section in (*SECTIONS, "model", "task"):
             if not isinstance(value, dict):
                 raise UserError(f"config.{section}={value!r} must be a dict of its keys")
             for key, entry in value.items():
@@ -270,7 +267,6 @@ def to_json(config: ConfigDict) -> str:
 def from_json(text: str, where: str) -> ConfigDict:
     """The config that `to_json` wrote; keys added to the schema since then take their defaults."""
     values = json.loads(text)
-    values["init_from"] = values.get("init_from")
     try:
         return experiment(**values)
     except UserError as error:
@@ -280,20 +276,17 @@ def from_json(text: str, where: str) -> ConfigDict:
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """What a run resumed with `new` changes that it may not, as "key: old -> new"."""
     keys = {*schema(old.model.name, old.task.name), *schema(new.model.name, new.task.name)}
-    pick = lambda config, key: config.get(key) if "." not in key else config[key.split(".")[0]].get(key.split(".")[1])
+    pick = lambda config, key: config[key.split(".")[0]].get(key.split(".")[1])
     return [f"{key}: {pick(old, key)} -> {pick(new, key)}" for key in sorted(keys)
             if not key.startswith(MAY_CHANGE) and pick(old, key) != pick(new, key)]
 
 
 def _put(config: ConfigDict, key: str, value: Any) -> None:
-    section, _, name = key.rpartition(".")
-    target = config
-    if section:
-        if section not in config:
-            config[section] = ConfigDict()
-        target = config[section]
-    with target.ignore_type():
-        target[name] = value
+    section, name = key.split(".")
+    if section not in config:
+        config[section] = ConfigDict()
+    with config[section].ignore_type():
+        config[section][name] = value
 
 
 def _suggest(word: str, choices) -> str:
