@@ -70,7 +70,7 @@ def test_translate_keeps_lines_and_order(trained):
     (["--workdir=@", "--step=99"], ["no checkpoint '99'", "best, latest"]),
     (["--workdir=@", "--stp=9"], ["stp"]),
     (["--workdir=@", "stray"], ["stray"]),
-    (["--workdir="], ["names no folder"]),
+    (["--workdir="], ["--workdir=... is missing", "folder of the run"]),
     (["--workdir=@", "--n_best=9"], ["config.decode.beam=4"]),
     (["--workdir=@", "--config.train.batch=9"], ["config.train.batch", "fixed by the run"]),
     (["--workdir=@", "--config.decode.beam=0"], ["config.decode.beam=0"]),

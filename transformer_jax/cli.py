@@ -12,15 +12,21 @@ EXIT_USER, EXIT_PREEMPTED = 2, 75
 
 
 def define_config() -> None:
-    flags.DEFINE_string("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.", required=True)
+    _define("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.")
 
 
-def define_workdir(help_: str = "Folder of the run.") -> None:
-    flags.DEFINE_string("workdir", None, help_, required=True)
+def define_workdir() -> None:
+    _define("workdir", None, "Folder of the run.")
 
 
 def define_step() -> None:
-    flags.DEFINE_string("step", "best", "Checkpoint: best, latest or a step.")
+    _define("step", "best", "Checkpoint: best, latest or a step.")
+
+
+def _define(name: str, default: str | None, meaning: str) -> None:
+    """A flag that several programs share; without a default it must be given."""
+    if name not in FLAGS:
+        flags.DEFINE_string(name, default, meaning)
 
 
 def overrides(allowed: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -71,8 +77,9 @@ def _parse(argv: list[str]) -> None:
         raise UserError(str(error).strip().replace("\n", " ")) from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}")
-    if "workdir" in FLAGS and not FLAGS.workdir:
-        raise UserError("--workdir= names no folder")
+    for name in ("config", "workdir"):
+        if name in FLAGS and not FLAGS[name].value:
+            raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
 
 
 def train(task_name: str) -> None:

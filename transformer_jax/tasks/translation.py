@@ -132,9 +132,9 @@ class Translation:
 
     def _score(self, pairs, count, params, *, paper: bool) -> dict:
         inputs, references = map(list, zip(*itertools.islice(pairs, count)))
-        if long := [i for i, ids in enumerate(self.tokenizer.source.encode(inputs)) if len(ids) > self._longest]:
+        if long := {i for i, ids in enumerate(self.tokenizer.source.encode(inputs)) if len(ids) > self._longest}:
             say(f"{len(long)} sentences are longer than the {self._longest} tokens that can be translated, and count as translated by nothing")
-            inputs = [("" if i in set(long) else line) for i, line in enumerate(inputs)]
+            inputs = ["" if i in long else line for i, line in enumerate(inputs)]
         outputs = [best[0].text for best in self.translate(params, track(inputs, "translating", len(inputs)))]
         scores = bleu.scores(outputs, references)
         return scores | bleu.signatures(outputs, references, self.config.data.target_language) if paper else scores
