@@ -77,6 +77,14 @@ def test_a_translation_does_not_depend_on_its_batch(trained, beam):
     assert texts[0] == texts[1]
 
 
+def test_a_file_of_any_length_is_held_in_part(trained):
+    workdir, _ = trained
+    task, params = open_run(workdir, overrides=[("decode.batch", "2"), ("decode.beam", "1")])
+    taken = []
+    lines = (taken.append(1) or LINES[0] for _ in range(10**9))
+    assert next(task.translate(params, lines)) and len(taken) <= 100
+
+
 def test_averaging_is_the_mean_of_the_checkpoints(trained):
     workdir, _ = trained
     steps = [open_run(workdir, step)[1] for step in ("20", "40")]
