@@ -11,7 +11,6 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import pathlib
 import pkgutil
@@ -260,13 +259,8 @@ def get(config: ConfigDict, key: str) -> Any:
     return config
 
 
-def to_json(config: ConfigDict) -> str:
-    return json.dumps(config.to_dict(), indent=2)
-
-
-def from_json(text: str, where: str) -> ConfigDict:
-    """The config that `to_json` wrote; keys added to the schema since then take their defaults."""
-    values = json.loads(text)
+def from_record(values: dict, where: str) -> ConfigDict:
+    """The config whose `to_dict()` was kept as JSON; keys added to the schema since then take their defaults."""
     try:
         return experiment(**values)
     except UserError as error:

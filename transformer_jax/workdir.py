@@ -84,7 +84,7 @@ def read_config(workdir):
         version, fingerprint = recorded["checkpoint_format"], recorded["fingerprint"]
         if version > FORMAT:
             raise UserError(f"{path}: written by a newer version (checkpoint format {version}, this one reads up to {FORMAT})")
-        return configs.from_json(json.dumps(recorded["config"]), str(path)), fingerprint
+        return configs.from_record(recorded["config"], str(path)), fingerprint
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
 

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.attention import Attention
