@@ -1,9 +1,14 @@
+import json
+import random
 import re
+import types
 
 import pytest
+import tokenizers as huggingface
 
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import sources, tokenizers
+from transformer_jax.data.tokenizer_kinds import ByteBPE, GPT1BPE
 from transformer_jax.tasks.translation import Translation
 
 ENGLISH = ["The dog runs.", "A cat sleeps in the house.", "We see two women.", "The child reads a book to the cat.", "How are you, my friend?"]
@@ -125,3 +130,184 @@ def test_a_fault_in_the_text_is_named_by_file_and_line(data, tmp_path):
         train(found)
     with pytest.raises(UserError, match="has 2 lines, .* has more"):
         train(data(train_target=GERMAN[:2]))
+
+
+# documents
+
+KINDS = ["unigram", "bpe", "byte_bpe", "characters"]
+TEXTS = ["def f(x):\n    return  x\n\n\n# the end\n", " We don't  see\nthe cat in the house. ", *ENGLISH, *GERMAN] * 3
+GPT1_MERGES = ["l o", "lo w</w>", "e r</w>", "lo w", "low er</w>"]
+
+
+class Documents(list):
+    def fingerprint(self):
+        return list(self)
+
+
+def gpt1_vocab():
+    letters = sorted({*"lowern!'i"})
+    made = [merge.replace(" ", "") for merge in GPT1_MERGES]
+    return {piece: i for i, piece in enumerate(["<unk>", *letters, *(f"{letter}</w>" for letter in letters), *made, "\n</w>"])}
+
+
+def write(folder, **files):
+    """Files by name, the dot written as two underscores: text, or JSON."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name.replace("__", ".")).write_bytes(text.encode())
+    return folder
+
+
+def gpt1(folder, merges=GPT1_MERGES):
+    return write(folder, vocab__json=gpt1_vocab(), merges__txt="\n".join(["#version: 0.2", *merges, ""]))
+
+
+def test_byte_bpe_gives_back_any_text():
+    draw = random.Random(0)
+    point = lambda: draw.choice([draw.randrange(128), draw.randrange(0x3000), draw.randrange(0xE000, 0x110000)])
+    texts = ["".join(chr(point()) for _ in range(draw.randrange(40))) for _ in range(500)]
+    texts += ["", "\0", " ", "  a  ", "\r\n", "a\r\n\tb\x1b", "😀👩‍👩‍👧", "\ufeffa\u2028b", "<|endoftext|>", "naïve don't"]
+    tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
+    assert tokenizer.decode(tokenizer.encode(texts)) == texts
+    assert tokenizer.encode([""]) == [[]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_come_back(kind):
+    tokenizer = tokenizers.train(iter(TEXTS), kind, 150 if kind != "byte_bpe" else 300)
+    ids = tokenizer.encode(TEXTS)
+    assert tokenizer.decode(ids) == TEXTS
+    assert all(tokenizer.eos_id != i < tokenizer.vocab_size for each in ids for i in each)
+    assert tokenizer.decode([[*ids[0], tokenizer.eos_id]]) == TEXTS[:1]
+    assert len(tokenizer.pieces(ids[0])) == len(ids[0]) and not re.search(r"\s", "".join(tokenizer.pieces(ids[0])))
+    assert len(tokenizer.pieces([tokenizer.eos_id, 10**6])) == len(tokenizer.decode([[tokenizer.vocab_size], [10**6]])) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_piece_in_the_text_is_text(kind):
+    tokenizer = tokenizers.train([*TEXTS, "<>/|_[]"], kind, 300)
+    for special in ("<|endoftext|>", "</s>", "<s>", "<unk>", "<pad>", "<end>"):
+        ids, = tokenizer.encode([special])
+        assert tokenizer.eos_id not in ids and len(ids) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_told_by_its_file(tmp_path, kind):
+    tokenizer = tokenizers.train(TEXTS, kind, 300)
+    tokenizer.save(tmp_path / "run" / "tokenizer")
+    loaded = tokenizers.load(tmp_path / "run" / "tokenizer")
+    assert type(loaded) is type(tokenizer) and loaded.files() == tokenizer.files()
+    assert (loaded.vocab_size, loaded.eos_id, loaded.fingerprint()) == (tokenizer.vocab_size, tokenizer.eos_id, tokenizer.fingerprint())
+    assert loaded.encode(TEXTS) == tokenizer.encode(TEXTS)
+    assert tokenizers.train(TEXTS, kind, 300).fingerprint() == tokenizer.fingerprint() != tokenizers.train(TEXTS[:3], kind, 300).fingerprint()
+
+
+def test_byte_bpe_is_laid_out_as_gpt2s():
+    tokenizer = tokenizers.train(["the the"] * 2, "byte_bpe", 300)
+    assert tokenizer.encode(["!", "~", "the", " the"]) == [[0], [93], [257], [258]]  # bytes in GPT-2's order, then merges
+    assert tokenizer.eos_id == tokenizer.vocab_size - 1
+    assert tokenizer.pieces([257, 258, tokenizer.eos_id]) == ["the", "▁the", "<|endoftext|>"]
+
+
+@pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")], ids=["hugging face", "openai"])
+def test_byte_bpe_is_read_from_gpt2s_files(tmp_path, names):
+    tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
+    for name, content in zip(names, tokenizer.hf_files().values()):
+        (tmp_path / name).write_bytes(content)
+    found = tokenizers.read(tmp_path)
+    assert type(found) is ByteBPE and found.fingerprint() == tokenizer.fingerprint()
+    assert found.encode(TEXTS) == tokenizer.encode(TEXTS)
+
+
+def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
+    library = huggingface.Tokenizer(huggingface.models.BPE())
+    library.pre_tokenizer, library.decoder = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False), huggingface.decoders.ByteLevel()
+    alphabet = huggingface.pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator(TEXTS, huggingface.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False))
+    library.save(str(tmp_path / "tokenizer.json"))
+    found = tokenizers.read(tmp_path)
+    assert found.encode(TEXTS) == [each.ids for each in library.encode_batch(TEXTS)] and found.eos_id == 0
+    library.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="tokenizer.json is neither"):
+        tokenizers.read(tmp_path)
+
+
+def test_gpt1_lowers_splits_and_closes_words(tmp_path):
+    tokenizer = tokenizers.read(gpt1(tmp_path))
+    assert type(tokenizer) is GPT1BPE and tokenizer.eos_id == tokenizer.vocab_size - 1
+    ids, = tokenizer.encode(["Low  LOWER,\nl\u00f6w!"])
+    assert tokenizer.pieces(ids) == ["low</w>", "lower</w>", "<unk>", "low</w>", "!</w>"]
+    assert tokenizer.decode([[ids[0], ids[1], ids[4], tokenizer.eos_id]]) == ["low lower !"]
+    assert tokenizer.pieces([tokenizer.eos_id, 10**6]) == ["↵</w>", "<unk>"]
+    tokenizer.save(tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").encode(["lower!"]) == tokenizer.encode(["lower!"])
+
+
+def test_gpt1_without_a_lines_end_ends_with_unknown(tmp_path):
+    vocab = gpt1_vocab()
+    del vocab["\n</w>"]
+    write(gpt1(tmp_path), vocab__json=vocab)
+    assert tokenizers.read(tmp_path).eos_id == 0
+
+
+def test_characters():
+    tokenizer = tokenizers.train(["ba\n", "c b"], "characters", 7)
+    assert tokenizer.encode(["cab\n x", ""]) == [[6, 4, 5, 2, 3, 1], []]
+    assert tokenizer.decode([[6, 4, 1, 0, 7]]) == ["ca\ufffd\ufffd"]
+    assert tokenizer.pieces([0, 1, 2, 3, 4]) == ["<end>", "<unk>", "↵", "▁", "a"]
+
+
+@pytest.mark.parametrize("kind, texts, size, message", [
+    *[(kind, ["", ""], 300, "no training text, or all of it is empty") for kind in KINDS],
+    ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
+    ("characters", ["abc"], 4, "has 3 characters, .* 5: more than config.model.vocab_size=4"),
+])
+def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, message):
+    with pytest.raises(UserError, match=message):
+        tokenizers.train(texts, kind, size)
+
+
+@pytest.mark.parametrize("files, message", [
+    ({}, "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, characters.json; it holds none"),
+    ({"byte_bpe__json": "", "characters__json": ""}, "it holds byte_bpe.json and characters.json"),
+    ({"sentencepiece__model": "no model"}, ""),
+    ({"byte_bpe__json": '{"pieces": ["a"'}, ""),
+    ({"byte_bpe__json": {"pieces": ["a"], "merges": []}}, r"no piece '<\|endoftext\|>'"),
+    ({"characters__json": {"characters": "ba"}}, "not in order"),
+    ({"characters__json": {}}, ""),
+], ids=lambda value: " ".join(value) if isinstance(value, dict) else "")
+def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$"):
+        tokenizers.load(write(tmp_path, **files))
+
+
+@pytest.mark.parametrize("files, message", [
+    ({"vocab__json": {}}, "should hold vocab.json and merges.txt, "),
+    ({"vocab__json": {"a": 0}, "merges__txt": ""}, "no piece"),
+    ({"vocab__json": {"<unk>": 0, "a</w>": 2}, "merges__txt": ""}, "ids of the 2 pieces are not 0 to 1"),
+    ({"vocab__json": gpt1_vocab(), "merges__txt": "l o\nlo w\n"}, "3 pieces that no merge makes, 'low</w>' the first"),
+    ({"vocab__json": gpt1_vocab(), "merges__txt": "\n".join([*GPT1_MERGES, "q w"])}, "out of vocabulary"),
+    ({"tokenizer__json": "{}"}, ""),
+], ids=["one of two files", "no end", "a gap", "merges cut short", "merges of another vocabulary", "no model"])
+def test_foreign_files_that_do_not_fit_are_refused(tmp_path, files, message):
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$"):
+        tokenizers.read(write(tmp_path, **files))
+
+
+def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
+    data = types.SimpleNamespace(cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe")
+    first = tokenizers.trained(Documents(TEXTS), data, 300)
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteBPE, "train", None)
+        assert tokenizers.trained(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
+    assert tokenizers.trained(Documents(TEXTS), data, 290).vocab_size == 290
+    kept = tmp_path.glob("tokenizer-*/byte_bpe.json")
+    for path in kept:
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="config.data.rebuild=true"):
+        tokenizers.trained(Documents(TEXTS), data, 300)
+    data.rebuild = True
+    assert tokenizers.trained(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
