@@ -39,8 +39,15 @@ class Data:
     cache: str = "~/.cache/transformer_jax/data"  # token stores and trained tokenizers
     rebuild: bool = False  # discard this run's token stores and build them again (damaged data)
     seed: int = 0  # order of the rows, and everything drawn inside a row
-    corpus: Literal["", "grammar"] = ""  # a built-in corpus instead of files
+    corpus: Literal["", "grammar", "python"] = ""  # a built-in corpus instead of files: sentence pairs, or the standard library's sources
     corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
+    train_files: str | None = None  # running text: paths and patterns, separated by commas; *.jsonl: JSON objects, one a line
+    valid_files: str | None = None
+    test_files: str | None = None
+    mixture: tuple = ()  # instead of train_files: ((files, weight), ...), whole weights of how many rows come from each
+    split_on: Literal["blank_line", "line", "file"] = "blank_line"  # what ends a document in a text file
+    text_field: str = "text"  # where the text is in JSON lines and TFDS sets
+    mask_documents: bool = False  # no attention across documents in a row, and positions count from each one's start
     train_source: str | None = None  # text files, one sentence a line; line n of source and target belong together
     train_target: str | None = None
     valid_source: str | None = None
@@ -51,13 +58,16 @@ class Data:
     tfds_dir: str | None = None  # the data_dir it was prepared in
     source_language: str = "en"  # features of the TFDS set
     target_language: str = "de"
-    tokenizer: Literal["unigram", "bpe"] = "unigram"  # SentencePiece model type
+    tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters"] = "unigram"  # what is trained on the text; the first two are SentencePiece
+    tokenizer_files: str | None = None  # instead of training: a folder with encoder.json and vocab.bpe (GPT-2), or vocab.json and merges.txt
 
 
 @dataclasses.dataclass
 class Train:
     num_steps: int = 1000  # updates in the whole run
     batch: int = 64  # rows per update over all hosts, after accumulation
+    first_batch: int = 0  # rows of the first update, where the batch grows (Brown et al. 2020, section 2.3); 0: it does not
+    ramp_steps: int = 0  # updates it takes to grow to config.train.batch
     accumulation: int = 1  # microbatches an update is computed in
     seed: int = 0  # initial parameters and dropout
     log_every: int = 50  # updates between progress lines; but for these, evaluations and checkpoints the host never waits for the devices
@@ -71,6 +81,7 @@ class Optimizer:
     learning_rate: float = 1e-3  # peak
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"  # after a linear warm-up
     warmup_steps: int = 0
+    decay_steps: int | None = None  # updates after which linear and cosine have ended; None: the run's
     final_fraction: float = 0.0  # of the peak, where linear and cosine end
     b1: float = 0.9
     b2: float = 0.999
@@ -102,15 +113,18 @@ class Decode:
     beam: int = 4  # open hypotheses; 1: greedy
     alpha: float = 0.6  # length penalty: scores are divided by ((5 + length) / 6)^alpha
     max_extra: int = 50  # an output may be this much longer than its input, in tokens
+    stride: int = 0  # positions of a window that evaluating a language model predicts, the rest being context; 0: half of them
     average: int = 1  # decode with the mean of this many checkpoints, up to the chosen one
 
+
+INIT_FROM = "init_from"  # the one key in no section: a workdir whose parameters (and tokenizer) a new run begins with
 
 SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": Checkpoint,
             "mesh": Mesh, "decode": Decode}
 
 # What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
 MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite", "checkpoint.", "mesh.", "decode.",
-              "data.cache", "data.rebuild", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
+              "data.cache", "data.rebuild", "data.tokenizer_files", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
 
 
 def named_class(section: Literal["model", "task"], name: str) -> type:
@@ -147,8 +161,8 @@ def build_model(config: ConfigDict):
 
 
 def schema(model: str, task: str) -> dict[str, tuple[Any, Any]]:
-    """{"section.key": (type, default)} for the run of `task` with `model`."""
-    flat = {}
+    """{"section.key": (type, default)} for the run of `task` with `model`; `init_from` stands in no section."""
+    flat = {INIT_FROM: (str | None, None)}
     for section, name in (("model", model), ("task", task)):
         flat[f"{section}.name"] = (str, name)
         flat |= {f"{section}.{k}": v for k, v in class_options(named_class(section, name)).items()}
@@ -176,6 +190,8 @@ def experiment(**delta: Any) -> ConfigDict:
                 raise UserError(f"config.{section}={value!r} must be a dict of its keys")
             for key, entry in value.items():
                 set_key(config, f"{section}.{key}", entry)
+        elif section == INIT_FROM:
+            set_key(config, section, value)
         else:
             raise UserError(f"config has no section {section!r}{_suggest(section, [*SECTIONS, 'model', 'task'])}")
     return config
@@ -246,6 +262,11 @@ def validate(config: ConfigDict) -> None:
                         "for the best checkpoint is one that was evaluated (or config.checkpoint.best_metric= for none)")
     if model.get("head_dim") is None and "num_heads" in model and model.d_model % model.num_heads:
         raise UserError(f"config.model.num_heads={model.num_heads} does not divide config.model.d_model={model.d_model}")
+    if bool(train.first_batch) != bool(train.ramp_steps) or not 0 <= train.first_batch <= train.batch or train.ramp_steps < 0:
+        raise UserError(f"config.train.first_batch={train.first_batch} and config.train.ramp_steps={train.ramp_steps}: both 0, or a growing batch "
+                        f"from first_batch, at most config.train.batch={train.batch}, over ramp_steps updates")
+    if train.first_batch % train.accumulation:
+        raise UserError(f"config.train.accumulation={train.accumulation} does not divide config.train.first_batch={train.first_batch}")
     if train.batch % train.accumulation:
         raise UserError(f"config.train.accumulation={train.accumulation} does not divide config.train.batch={train.batch}")
     if config.optimizer.name == "adam" and config.optimizer.weight_decay:
@@ -270,17 +291,19 @@ def from_record(values: dict, where: str) -> ConfigDict:
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """What a run resumed with `new` changes that it may not, as "key: old -> new"."""
     keys = {*schema(old.model.name, old.task.name), *schema(new.model.name, new.task.name)}
-    pick = lambda config, key: config[key.split(".")[0]].get(key.split(".")[1])
-    return [f"{key}: {pick(old, key)} -> {pick(new, key)}" for key in sorted(keys)
-            if not key.startswith(MAY_CHANGE) and pick(old, key) != pick(new, key)]
+    flat = lambda config: {**{f"{name}.{key}": value for name, section in config.items() if name != INIT_FROM for key, value in section.items()},
+                           INIT_FROM: config[INIT_FROM]}
+    was, now = flat(old), flat(new)
+    return [f"{key}: {was.get(key)} -> {now.get(key)}" for key in sorted(keys) if not key.startswith(MAY_CHANGE) and was.get(key) != now.get(key)]
 
 
 def _put(config: ConfigDict, key: str, value: Any) -> None:
-    section, name = key.split(".")
-    if section not in config:
+    section, _, name = key.rpartition(".")
+    if section and section not in config:
         config[section] = ConfigDict()
-    with config[section].ignore_type():
-        config[section][name] = value
+    place = config[section] if section else config
+    with place.ignore_type():
+        place[name] = value
 
 
 def _suggest(word: str, choices) -> str:

@@ -33,7 +33,7 @@ def main() -> None:
     seconds = time.monotonic() - began
     memory = compiled.memory_analysis()
     print(json.dumps({
-        "params": sum(math.prod(p.shape) for p in jax.tree.leaves(program.state.params)),
+        "params": sum(math.prod(p.shape) for p in jax.tree.leaves(program.state.params)) - getattr(task.model, "num_padding", int)(),
         "tokens_per_step": task.positions(0) * config.train.batch,
         "flops_per_step": task.flops(0) * config.train.batch,
         "bytes_per_device": {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,

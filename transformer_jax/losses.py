@@ -9,30 +9,31 @@ from transformer_jax import sharding
 # float32 logits a device holds at a time: what stays in a CPU's cache (8 MB); on accelerators 256 MB, for fewer sums of the table's gradient
 CHUNK_LOGITS = {"cpu": 2**21}
 CHUNK_LOGITS_DEFAULT = 2**26
+CHUNK_TOKENS = 256  # but no fewer positions than this: each chunk adds to the table's whole gradient
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def cross_entropy(hidden: jax.Array, table: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0):
-    """Sums over positions of the cross-entropy of softmax(hidden table^T).
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def cross_entropy(hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0):
+    """Sums over positions of the cross-entropy of softmax(hidden table^T + bias).
 
-    hidden (B, L, M); table (V, M) float32; labels (B, L) int32; weights (B, L) float32, 0 where nothing is to be
+    hidden (B, L, M); table (V, M) and bias (V,) float32; labels (B, L) int32; weights (B, L) float32, 0 where nothing is to be
     predicted. Returns float32 scalars `(loss, nll, correct)`: with label smoothing (mass epsilon spread evenly over
     the vocabulary, Szegedy et al. 2016, section 7), without it, and the number of right argmaxes. Only `loss` has a gradient.
 
     The logits exist in chunks of the length alone, and the gradient is formed beside them in the forward pass:
     the same three matrix products as the plain loss, without its (B, L, V) arrays.
     """
-    return _scan_chunks(hidden, table, labels, weights, label_smoothing, want_grads=False)[0]
+    return _scan_chunks(hidden, table, bias, labels, weights, label_smoothing, want_grads=False)[0]
 
 
-def _forward(hidden, table, labels, weights, label_smoothing):
-    return _scan_chunks(hidden, table, labels, weights, label_smoothing, want_grads=True)
+def _forward(hidden, table, bias, labels, weights, label_smoothing):
+    return _scan_chunks(hidden, table, bias, labels, weights, label_smoothing, want_grads=True)
 
 
 def _backward(label_smoothing, gradients, cotangents):
-    d_hidden, d_table = gradients
+    d_hidden, (d_table, d_bias) = gradients
     scale = cotangents[0]
-    return (d_hidden * scale).astype(d_hidden.dtype), d_table * scale, None, None
+    return (d_hidden * scale).astype(d_hidden.dtype), d_table * scale, None if d_bias is None else d_bias * scale, None, None
 
 
 cross_entropy.defvjp(_forward, _backward)
@@ -41,37 +42,37 @@ cross_entropy.defvjp(_forward, _backward)
 def num_chunks(batch: int, length: int, vocab_size: int) -> int:
     """The fewest equal parts of the length whose logits stay within the limit on a device."""
     here = batch * length * vocab_size / sharding.parts("batch") / sharding.parts("vocab")
-    limit = CHUNK_LOGITS.get(jax.default_backend(), CHUNK_LOGITS_DEFAULT)
+    limit = max(CHUNK_LOGITS.get(jax.default_backend(), CHUNK_LOGITS_DEFAULT), CHUNK_TOKENS * vocab_size / sharding.parts("vocab"))
     return next(n for n in range(1, length + 1) if length % n == 0 and (here / n <= limit or n == length))
 
 
-def _scan_chunks(hidden, table, labels, weights, label_smoothing, want_grads):
+def _scan_chunks(hidden, table, bias, labels, weights, label_smoothing, want_grads):
     batch, length, _ = hidden.shape
     chunks = num_chunks(batch, length, table.shape[0])
-    one = functools.partial(_chunk, table, label_smoothing, want_grads)
+    one = functools.partial(_chunk, table, bias, label_smoothing, want_grads)
     if chunks == 1:
-        sums, d_hidden, d_table = one(hidden, labels, weights)
-        return sums, (d_hidden, d_table)
+        sums, d_hidden, d_output = one(hidden, labels, weights)
+        return sums, (d_hidden, d_output)
 
     def split(x):  # (B, L, ...) -> (chunks, B, L / chunks, ...)
         return jnp.moveaxis(x.reshape(batch, chunks, length // chunks, *x.shape[2:]), 1, 0)
 
     def body(carry, chunk):
-        sums, d_hidden, d_table = one(*chunk)
-        return jax.tree.map(jnp.add, carry, (sums, d_table)), d_hidden
+        sums, d_hidden, d_output = one(*chunk)
+        return jax.tree.map(jnp.add, carry, (sums, d_output)), d_hidden
 
-    zeros = ((jnp.zeros(()),) * 3, jnp.zeros_like(table) if want_grads else None)
-    (sums, d_table), d_hidden = jax.lax.scan(body, zeros, (split(hidden), split(labels), split(weights)))
+    zeros = ((jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, (table, bias)) if want_grads else None)
+    (sums, d_output), d_hidden = jax.lax.scan(body, zeros, (split(hidden), split(labels), split(weights)))
     if want_grads:
         d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape)
-    return sums, (d_hidden, d_table)
+    return sums, (d_hidden, d_output)
 
 
-def _chunk(table, smoothing, want_grads, hidden, labels, weights):
-    """Sums over one chunk, and the gradients of its loss by hidden and table (None unless wanted)."""
+def _chunk(table, bias, smoothing, want_grads, hidden, labels, weights):
+    """Sums over one chunk, and the gradients of its loss by hidden and by (table, bias) (None unless wanted)."""
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
-    logits = sharding.constrain(logits, "batch", None, "vocab")
+    logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
     log_z = jax.nn.logsumexp(logits, axis=-1)
     picked = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
@@ -85,4 +86,16 @@ def _chunk(table, smoothing, want_grads, hidden, labels, weights):
     d_logits = ((jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]).astype(hidden.dtype)
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)
     d_table = jnp.einsum("blv,blm->vm", d_logits, hidden, preferred_element_type=jnp.float32)
-    return sums, d_hidden, d_table
+    return sums, d_hidden, (d_table, None if bias is None else d_logits.sum((0, 1), dtype=jnp.float32))
+
+
+def token_log_probs(hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """log softmax(hidden table^T + bias)[label], float32 (B, L), and whether the label is the likeliest, bool (B, L); row by row."""
+    def row(inputs):
+        hidden, labels = inputs
+        logits = jnp.einsum("lm,vm->lv", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        logits = logits if bias is None else logits + bias
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        return picked - jax.nn.logsumexp(logits, axis=-1), picked >= logits.max(axis=-1)
+
+    return jax.lax.map(row, (hidden, labels))

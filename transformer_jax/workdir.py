@@ -21,10 +21,25 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "ten
 
 
 def make_task(config, workdir=None):
-    """The task `config.task` describes; with the tokenizer of the run recorded in `workdir`, if there is one."""
+    """The task `config.task` describes; with the tokenizer of the run recorded in `workdir`, if there is one, else of the run `config.init_from`."""
     workdir = pathlib.Path(workdir).expanduser() if workdir else None
-    recorded = workdir is not None and (workdir / "config.json").exists()
-    return configs.named_class("task", config.task.name)(config, workdir / "tokenizer" if recorded else None, **configs.options(config.task))
+    tokenizer = None
+    if workdir is not None and (workdir / "config.json").exists():
+        tokenizer = workdir / "tokenizer"
+    elif config.init_from:
+        tokenizer = _begun_from(config) / "tokenizer"
+    return configs.named_class("task", config.task.name)(config, tokenizer, **configs.options(config.task))
+
+
+def _begun_from(config) -> pathlib.Path:
+    """The workdir `config.init_from`. Raises UserError where it holds no run of the same family."""
+    folder = pathlib.Path(config.init_from).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
+    model = read_config(folder)[0].model.name
+    if model != config.model.name:
+        raise UserError(f"config.init_from={config.init_from}: a run of config.model.name={model!r}, not {config.model.name!r}")
+    return folder
 
 
 @contextlib.contextmanager
@@ -67,6 +82,19 @@ def record(config, task, workdir) -> None:
     if not (workdir / "config.json").exists():
         shutil.rmtree(workdir / "tokenizer", ignore_errors=True)  # of a run that was killed before it was recorded
         task.tokenizer.save(workdir / "tokenizer")
+    _write_record(config, fingerprint, workdir)
+
+
+def create(workdir, task, params) -> None:
+    """In an empty folder, a run at step 0 whose parameters were trained elsewhere, on what is unknown here."""
+    workdir = pathlib.Path(workdir)
+    task.tokenizer.save(workdir / "tokenizer")
+    with Checkpoints(workdir / "checkpoints", task.config.checkpoint) as checkpoints:
+        checkpoints.save_params(params)
+    _write_record(task.config, {"train": [], "tokenizer": task.tokenizer.fingerprint()}, workdir)
+
+
+def _write_record(config, fingerprint: dict, workdir: pathlib.Path) -> None:
     versions = {name: metadata.version(name) for name in LIBRARIES}
     content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions, "revision": _revision()}
     half = workdir / ".config.json.half"

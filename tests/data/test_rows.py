@@ -23,7 +23,7 @@ class Numbered:
 
 def numbers(train, steps, batch):
     """(row number, epoch) of whole batches, in order."""
-    return [pair for step in steps for pair in train.numbers(step, range(batch))]
+    return [(number, epoch) for step in steps for _, number, epoch in train.numbers(step, range(batch))]
 
 
 # the order of training rows
@@ -31,7 +31,7 @@ def numbers(train, steps, batch):
 
 @pytest.mark.parametrize("size, batch", [(1, 3), (7, 3), (10, 5), (5, 12), (257, 16)])
 def test_every_epoch_is_a_permutation_and_batches_straddle_epochs(size, batch):
-    train = rows.TrainRows([rows.Phase(Numbered(size), batch)], seed=3)
+    train = rows.TrainRows([rows.Phase([Numbered(size)], batch)], seed=3)
     asked = numbers(train, range(4 * size // batch + 1), batch)
     assert [epoch for _, epoch in asked] == [place // size for place in range(len(asked))]
     for epoch in range(4):
@@ -39,7 +39,7 @@ def test_every_epoch_is_a_permutation_and_batches_straddle_epochs(size, batch):
 
 
 def test_epochs_and_seeds_differ():
-    order = lambda seed: [number for number, _ in numbers(rows.TrainRows([rows.Phase(Numbered(100), 100)], seed), range(3), 100)]
+    order = lambda seed: [number for number, _ in numbers(rows.TrainRows([rows.Phase([Numbered(100)], 100)], seed), range(3), 100)]
     first, second, third = (order(0)[100 * epoch:100 * (epoch + 1)] for epoch in range(3))
     assert first != second != third != first
     assert first != list(range(100))
@@ -47,10 +47,10 @@ def test_epochs_and_seeds_differ():
 
 
 def test_a_batch_does_not_depend_on_what_was_asked_before_nor_on_how_its_places_are_split():
-    train = rows.TrainRows([rows.Phase(Numbered(10), 4)], seed=0)
+    train = rows.TrainRows([rows.Phase([Numbered(10)], 4)], seed=0)
     straight = {step: train.batch(step, range(4)) for step in range(8)}
     for step in (5, 0, 7, 2, 5):
-        again = rows.TrainRows([rows.Phase(Numbered(10), 4)], seed=0).batch(step, range(4))
+        again = rows.TrainRows([rows.Phase([Numbered(10)], 4)], seed=0).batch(step, range(4))
         for places in ([0, 1, 2, 3], [2], [3, 0], np.array([1, 2])):
             part = train.batch(step, places)
             for name, whole in straight[step].items():
@@ -60,7 +60,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before_nor_on_how_its_places_
 
 
 def test_phases_follow_each_other_and_begin_anew():
-    train = rows.TrainRows([rows.Phase(Numbered(6), 4, num_steps=3), rows.Phase(Numbered(9), 3)], seed=0)
+    train = rows.TrainRows([rows.Phase([Numbered(6)], 4, num_steps=3), rows.Phase([Numbered(9)], 3)], seed=0)
     assert [train.phase(step) for step in (0, 2, 3, 4, 100)] == [(0, 0), (0, 2), (1, 0), (1, 1), (1, 97)]
     first, second = numbers(train, range(3), 4), numbers(train, range(3, 9), 3)
     assert [epoch for _, epoch in first] == [0] * 6 + [1] * 6
@@ -68,12 +68,40 @@ def test_phases_follow_each_other_and_begin_anew():
     for asked, size in ((first, 6), (second, 9)):
         for epoch in (0, 1):
             assert sorted(number for number, at in asked if at == epoch) == list(range(size))
-    same_rows = rows.TrainRows([rows.Phase(Numbered(9), 3, num_steps=6), rows.Phase(Numbered(9), 3)], seed=0)
+    same_rows = rows.TrainRows([rows.Phase([Numbered(9)], 3, num_steps=6), rows.Phase([Numbered(9)], 3)], seed=0)
     assert numbers(same_rows, range(6), 3) != numbers(same_rows, range(6, 12), 3)
 
 
+def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_component_its_epochs():
+    weights, sizes = (60, 22, 8, 8, 3), (50, 7, 9, 200, 4)  # the weights of GPT-3's table 2.2
+    train = rows.TrainRows([rows.Phase([Numbered(size) for size in sizes], 13, weights=weights)], seed=1)
+    asked = [found for step in range(202) for found in train.numbers(step, range(13))]
+    for turn in range(26):
+        components = [component for component, _, _ in asked[101 * turn:101 * (turn + 1)]]
+        assert [components.count(k) for k in range(5)] == list(weights)
+    assert [components[:51].count(k) for k in range(5)] == pytest.approx([w * 51 / 101 for w in weights], abs=1)
+    for component, size in enumerate(sizes):
+        own = [(number, epoch) for k, number, epoch in asked if k == component]
+        assert [epoch for _, epoch in own] == [place // size for place in range(len(own))]
+        for epoch in range(len(own) // size):
+            assert sorted(number for number, at in own if at == epoch) == list(range(size))
+    whole, part = train.batch(7, range(13)), train.batch(7, [12, 3, 5])
+    assert (whole["number"][[12, 3, 5]] == part["number"]).all()
+
+
+def test_a_growing_batch_counts_its_rows_in_closed_form():
+    phase = rows.Phase([Numbered(10)], 50, first_batch=4, ramp_steps=20)
+    sizes = [phase.size(step) for step in range(30)]
+    assert sizes[0] == 4 and sizes[20:] == [50] * 10 and sizes == sorted(sizes) and 5 < len(set(sizes)) <= 9
+    assert all(size % 4 == 0 for size in sizes[:20])
+    assert [phase.before(step) for step in range(31)] == [sum(sizes[:step]) for step in range(31)]
+    train = rows.TrainRows([phase], seed=0)
+    positions = [found for step in range(30) for found in train.numbers(step, range(train.size(step)))]
+    assert [epoch for _, _, epoch in positions] == [place // 10 for place in range(len(positions))]
+
+
 def test_there_is_nothing_after_the_last_phase():
-    train = rows.TrainRows([rows.Phase(Numbered(6), 4, num_steps=3)], seed=0)
+    train = rows.TrainRows([rows.Phase([Numbered(6)], 4, num_steps=3)], seed=0)
     with pytest.raises(IndexError, match="update"):
         train.batch(3, [0])
 

@@ -1,10 +1,12 @@
 """Rows, and their order: which row feeds which update is a pure function of (config, step).
 
-A run is a list of phases. Row j of update s has the position g = (rows of the phase's earlier updates) + j. With R
-rows in the phase: epoch = g div R, and row number i = index_shuffle(g mod R; seed, phase, epoch). Nothing is replayed:
-resuming at step s is asking for step s.
+A run is a list of phases. Row j of update s has the position g = (rows of the phase's earlier updates) + j. In a phase
+that mixes components, g mod P names a slot of a fixed table, the slot a component, and c counts the component's slots up
+to g; otherwise c = g. With R rows in the component: epoch = c div R, and row number i = index_shuffle(c mod R; seed,
+phase, component, epoch). Nothing is replayed: resuming at step s is asking for step s.
 """
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,6 +20,7 @@ from transformer_jax.progress import say, track
 
 Row = dict[str, np.ndarray]
 _BLOCK = 10_000  # pairs tokenised together
+_STAGES = 8  # of a growing batch: each is another shape to compile
 
 
 class Component(Protocol):
@@ -29,9 +32,39 @@ class Component(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    component: Component
-    batch: int  # rows per update
+    """`components` are drawn from by whole `weights`; rows per update may grow from `first_batch` to `batch` over `ramp_steps` updates."""
+
+    components: Sequence[Component]
+    batch: int
     num_steps: int | None = None  # updates; None: to the end of the run
+    weights: Sequence[int] = (1,)
+    first_batch: int = 0  # 0: batch
+    ramp_steps: int = 0
+
+    def size(self, step: int) -> int:
+        """Rows of update `step` of the phase: _STAGES equal stages from first_batch towards batch, in multiples of first_batch."""
+        if not self.first_batch or step >= self.ramp_steps:
+            return self.batch
+        grown = (self.batch - self.first_batch) * (step * _STAGES // self.ramp_steps) / _STAGES
+        return self.first_batch + int(grown / self.first_batch) * self.first_batch
+
+    def before(self, step: int) -> int:
+        """Rows of the updates before `step`."""
+        starts = [-(-stage * self.ramp_steps // _STAGES) for stage in range(_STAGES + 1)] if self.first_batch else [0]
+        stops = [*starts[1:], step]
+        return sum(self.size(a) * (min(b, step) - a) for a, b in zip(starts, stops) if a < min(b, step))
+
+    @functools.cached_property
+    def slots(self) -> np.ndarray:
+        """(P, 2): the component of each slot, and how many of its slots stand before; each component spread evenly over the table."""
+        even = sorted(((place + 0.5) / weight, k, place) for k, weight in enumerate(self.weights) for place in range(weight))
+        return np.array([(k, place) for _, k, place in even])
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """(component, how many of its rows stand before) at a position of the phase."""
+        turn, slot = divmod(position, len(self.slots))
+        component, before = self.slots[slot]
+        return int(component), turn * self.weights[component] + int(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,22 +82,37 @@ class TrainRows:
             step -= phase.num_steps
         raise IndexError(f"no phase has update {step} left")
 
-    def numbers(self, step: int, places: Sequence[int]) -> list[tuple[int, int]]:
-        """(row number, epoch) of these places of update `step`."""
+    def size(self, step: int) -> int:
+        """Rows of update `step`."""
+        number, step = self.phase(step)
+        return self.phases[number].size(step)
+
+    def numbers(self, step: int, places: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(component, row number, epoch) of these places of update `step`."""
         number, step = self.phase(step)
         phase = self.phases[number]
-        size = len(phase.component)
-        found = []
+        first, found = phase.before(step), []
         for place in places:
-            epoch, index = divmod(step * phase.batch + int(place), size)
-            key = int(np.random.SeedSequence((self.seed, number, epoch)).generate_state(1)[0])
-            found.append((index_shuffle(index, max_index=size - 1, seed=key, rounds=4), epoch))
+            component, count = phase.locate(first + int(place))
+            size = len(phase.components[component])
+            epoch, index = divmod(count, size)
+            key = int(np.random.SeedSequence((self.seed, number, component, epoch)).generate_state(1)[0])
+            found.append((component, index_shuffle(index, max_index=size - 1, seed=key, rounds=4), epoch))
         return found
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
         """These places of the batch of update `step`: arrays (len(places), ...)."""
-        rows = self.phases[self.phase(step)[0]].component.rows(self.numbers(step, places))
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        components, rows = self.phases[self.phase(step)[0]].components, {}
+        for component, asked in itertools.groupby(sorted(enumerate(self.numbers(step, places)), key=lambda x: x[1][0]), key=lambda x: x[1][0]):
+            order, numbers = zip(*asked)
+            rows |= zip(order, components[component].rows([(number, epoch) for _, number, epoch in numbers]))
+        return {name: np.stack([rows[place][name] for place in range(len(places))]) for name in rows[0]}
+
+
+def train_rows(components: Sequence[Component], config, weights: Sequence[int] = (1,)) -> TrainRows:
+    """A run of one phase, with the batch and its ramp of `config.train`."""
+    train = config.train
+    return TrainRows([Phase(components, train.batch, None, weights, train.first_batch, train.ramp_steps)], config.data.seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ class TextPairs:
     target: str
 
     def fingerprint(self) -> dict:
-        return {"files": [_sha256(self.source), _sha256(self.target)]}
+        return {"files": [sha256(self.source), sha256(self.target)]}
 
     def __iter__(self) -> Iterator[Pair]:
         count = 0
@@ -61,17 +61,15 @@ class TfdsPairs:
     languages: Pair
 
     def fingerprint(self) -> dict:
-        return {"tfds": _sha256(f"{self.folder}/dataset_info.json"), "split": self.split, "languages": list(self.languages)}
+        return {"tfds": sha256(f"{self.folder}/dataset_info.json"), "split": self.split, "languages": list(self.languages)}
 
     def __iter__(self) -> Iterator[Pair]:
-        import tensorflow_datasets as tfds  # slow to import
-
         source, target = self.languages
-        for example in tfds.builder_from_directory(self.folder).as_data_source(split=self.split):
+        for example in tfds_examples(self.folder, self.split):
             if missing := {source, target} - set(example):
                 raise UserError(f"{self.folder}: no feature {sorted(missing)[0]!r}, only {', '.join(example)}; "
                                 "set config.data.source_language and config.data.target_language")
-            yield tuple(_clean(text, self.folder) for text in (example[source], example[target]))
+            yield tuple(" ".join(decoded(text, self.folder).splitlines()) for text in (example[source], example[target]))
 
 
 def pairs(data, split: str):
@@ -85,9 +83,12 @@ def pairs(data, split: str):
         raise UserError("name one source of text: config.data.train_source and train_target, config.data.tfds_name and tfds_dir, "
                         f"or config.data.corpus; now: {', '.join(named.values()) or 'none'}")
     if data.corpus:
+        if data.corpus != "grammar":
+            raise UserError(f"config.data.corpus={data.corpus}: no sentence pairs; there is: grammar")
         return GrammarPairs(split, data.corpus_size if split == "train" else 1000)
     if data.tfds_name:
-        return _tfds_pairs(data, split)
+        found = tfds_folder(data, split)
+        return found and TfdsPairs(*found, (data.source_language, data.target_language))
     if not any(files):
         return None
     for key, file in zip((f"config.data.{split}_source", f"config.data.{split}_target"), files):
@@ -100,18 +101,20 @@ def pairs(data, split: str):
     return TextPairs(*(str(pathlib.Path(f).expanduser()) for f in files))
 
 
-def text_lines(path: str) -> Iterator[str]:
-    """The lines of a UTF-8 file, without their ends; only "\\n" and "\\r\\n" end a line, a byte-order mark is dropped."""
+def text_lines(path: str, keep_ends: bool = False) -> Iterator[str]:
+    """The lines of a UTF-8 file, without their ends unless they are kept; only "\\n" and "\\r\\n" end a line, a byte-order mark is dropped."""
     with open(path, "rb") as file:
         for number, raw in enumerate(file, 1):
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
-            yield line.rstrip("\n").removesuffix("\r").removeprefix("\ufeff" if number == 1 else "")
+            line = line.removeprefix("\ufeff" if number == 1 else "")
+            yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
 
 
-def _tfds_pairs(data, split):
+def tfds_folder(data, split: str) -> tuple[str, str] | None:
+    """(folder, its name of the split) of the prepared set `config.data.tfds_name` names; None if it has no such split."""
     if not data.tfds_dir:
         raise UserError("config.data.tfds_name needs config.data.tfds_dir, the data_dir the set was prepared in")
     base = pathlib.Path(data.tfds_dir).expanduser()
@@ -130,19 +133,26 @@ def _tfds_pairs(data, split):
         if split == "train":
             raise UserError(f"{folder}: no split {name!r}")
         return None
-    return TfdsPairs(str(folder), name, (data.source_language, data.target_language))
+    return str(folder), name
 
 
-def _clean(text: bytes | str, where: str) -> str:
-    if isinstance(text, bytes):
-        try:
-            text = text.decode("utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{where}: an example is not UTF-8") from None
-    return " ".join(text.splitlines())
+def tfds_examples(folder: str, split: str) -> Iterator[dict]:
+    import tensorflow_datasets as tfds  # slow to import
+
+    yield from tfds.builder_from_directory(folder).as_data_source(split=split)
 
 
-def _sha256(path: str) -> str:
+def decoded(text: bytes | str, where: str) -> str:
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: an example is not UTF-8") from None
+
+
+def sha256(path: str) -> str:
+    """Of a file's bytes."""
     status = os.stat(path)
     return _digest(path, status.st_size, status.st_mtime_ns)
 

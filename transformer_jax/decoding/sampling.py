@@ -1,9 +1,12 @@
-"""Decoding token by token with a key/value cache."""
+"""Decoding token by token with a key/value cache: the likeliest token, or one drawn at random."""
+import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.config import UserError
 from transformer_jax.decoding.beam_search import Beams, length_penalty
 
 
@@ -35,3 +38,75 @@ def greedy(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, alpha
              jnp.zeros((batch, max_steps), jnp.int32), cache)
     _, _, _, scores, lengths, ids, _ = jax.lax.while_loop(running, advance, start)
     return Beams(ids[:, None], (scores / length_penalty(lengths, alpha))[:, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn from the logits; the restrictions apply in this order."""
+
+    repetition_penalty: float = 1.0  # above 1: tokens that stand in the text already become less likely (Keskar et al. 2019, section 4.1)
+    temperature: float = 1.0  # 0: the likeliest token
+    top_k: int = 0  # only the k likeliest tokens (Fan et al. 2018); 0: all
+    top_p: float = 1.0  # only the likeliest tokens that together have this probability (Holtzman et al. 2020)
+
+    def __post_init__(self):
+        for name, right, bounds in (("repetition_penalty", self.repetition_penalty > 0, "above 0"), ("temperature", self.temperature >= 0, "at least 0"),
+                                    ("top_k", self.top_k >= 0, "at least 0"), ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")):
+            if not right:
+                raise UserError(f"{name}={getattr(self, name)}: must be {bounds}")
+
+    def draw(self, logits: jax.Array, seen: jax.Array | None, keys: jax.Array) -> jax.Array:
+        """Logits (B, V), which tokens stand in each row's text (B, V), a key for each row -> tokens (B,) int32."""
+        logits = logits.astype(jnp.float32)
+        if self.repetition_penalty != 1:
+            penalised = jnp.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+            logits = jnp.where(seen, penalised, logits)
+        if self.temperature == 0:
+            return logits.argmax(axis=-1).astype(jnp.int32)
+        logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        if self.top_p < 1:
+            ordered = jnp.sort(logits, axis=-1, descending=True)
+            probabilities = jax.nn.softmax(ordered)
+            before = jnp.cumsum(probabilities, axis=-1) - probabilities  # of those likelier: the one that crosses the line is kept
+            least = jnp.where(before < self.top_p, ordered, jnp.inf).min(axis=-1, keepdims=True)
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+class Texts(NamedTuple):
+    """B texts being written: what stands, and what the next token is drawn from."""
+
+    ids: jax.Array  # (B, T) int32, prompts first
+    lengths: jax.Array  # (B,) int32: tokens that stand
+    ended: jax.Array  # (B,) bool
+    seen: jax.Array | None  # (B, V) bool: tokens that stand; None where nobody asks
+    logits: jax.Array  # (B, V) of the next token
+    cache: Any
+
+
+def sample(step: Callable, texts: Texts, keys: jax.Array, limits: jax.Array, steps: jax.Array, *, how: Sampling, eos_id: int) -> Texts:
+    """`texts` with up to `steps` more tokens each; a text ends before `eos_id`, or with `limits` (B,) tokens.
+
+    `step(cache, tokens (B,), positions (B,)) -> (logits (B, V), cache)`. A token's randomness is that of its row's key and its
+    position: neither the other rows nor where a call stops change a text.
+    """
+    rows = jnp.arange(len(texts.lengths))
+
+    def running(state):
+        number, texts = state
+        return (number < steps) & ~texts.ended.all()
+
+    def advance(state):
+        number, texts = state
+        token = how.draw(texts.logits, texts.seen, jax.vmap(jax.random.fold_in)(keys, texts.lengths))
+        live = ~texts.ended & (token != eos_id)
+        ids = texts.ids.at[rows, texts.lengths].set(jnp.where(live, token, texts.ids[rows, texts.lengths]))
+        seen = None if texts.seen is None else texts.seen.at[rows, token].max(live)
+        logits, cache = step(texts.cache, token, texts.lengths)
+        lengths = texts.lengths + live
+        return number + 1, Texts(ids, lengths, ~live | (lengths >= limits), seen, logits, cache)
+
+    return jax.lax.while_loop(running, advance, (jnp.int32(0), texts))[1]

@@ -1,9 +1,11 @@
 """A Transformer layer, and a stack of them."""
+import itertools
 from collections.abc import Callable
 from typing import Literal
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from transformer_jax import sharding
 from transformer_jax.layers.linear import Dropout
@@ -16,6 +18,8 @@ REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
 }
 Remat = Literal["none", "dots", "full"]
+
+_NO_WINDOW = 2**30  # beyond any length: one compiled layer serves dense and local attention
 
 
 class Block(nn.Module):
@@ -53,21 +57,25 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """`num_layers` blocks in turn, by nn.scan: one compiled layer, parameters stacked on a leading "layers" axis.
 
-    `unroll` layers are compiled in line per iteration; the parameter tree does not depend on it.
+    `unroll` layers are compiled in line per iteration; the parameter tree does not depend on it. `windows`, in turn over the
+    layers, bound how far back each attends (None: not at all).
     """
 
     block: Callable[..., Block]
     num_layers: int
     unroll: int = 1
     remat: Remat = "none"
+    windows: tuple[int | None, ...] = (None,)
 
     @nn.compact
-    def __call__(self, x: jax.Array, *args, train: bool = False, decode: int = 0, **kwargs) -> jax.Array:
-        def layer(block, x, _):
-            return block(x, *args, train=train, decode=decode, **kwargs), None
+    def __call__(self, x: jax.Array, *args, mask: Mask, train: bool = False, decode: int = 0, **kwargs) -> jax.Array:
+        def layer(block, x, window):
+            return block(x, *args, mask=mask.replace(window=window), train=train, decode=decode, **kwargs), None
 
         if self.remat != "none":
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
         scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, variable_axes={"params": 0, "cache": 0, "memory": 0, "intermediates": 0},
                        split_rngs={"params": True, "dropout": True}, metadata_params={nn.PARTITION_NAME: "layers"})
-        return scan(self.block(name="layers"), x, None)[0]
+        local = [_NO_WINDOW if w is None else w for w in itertools.islice(itertools.cycle(self.windows), self.num_layers)]
+        windows = None if set(local) == {_NO_WINDOW} else jnp.array(local, jnp.int32)
+        return scan(self.block(name="layers"), x, windows)[0]

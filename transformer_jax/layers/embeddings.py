@@ -9,16 +9,23 @@ from transformer_jax import sharding
 
 
 class Embed(nn.Module):
-    """A table of vectors, (V, M) float32; int32 (B, L) -> `dtype` (B, L, M)."""
+    """A table of vectors, (V, M) float32; int32 (B, L) -> `dtype` (B, L, M).
+
+    The table has V rows or more, a `multiple`; those beyond V are zero.
+    """
 
     num_embeddings: int
     features: int
     init: Callable = nn.initializers.normal(0.02)
     axes: tuple[str, str] = ("vocab", "embed")
     dtype: jnp.dtype = jnp.float32
+    multiple: int = 1
 
     def setup(self):
-        self.embedding = self.param("embedding", nn.with_logical_partitioning(self.init, self.axes), (self.num_embeddings, self.features))
+        def init(key, shape):
+            return jnp.pad(self.init(key, shape), ((0, -shape[0] % self.multiple), (0, 0)))
+
+        self.embedding = self.param("embedding", nn.with_logical_partitioning(init, self.axes), (self.num_embeddings, self.features))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         # whole vectors: looking up rows that are split over fsdp would make XLA replicate the result

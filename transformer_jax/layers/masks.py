@@ -12,6 +12,7 @@ class Mask:
     """
 
     causal: bool = struct.field(pytree_node=False, default=False)  # keys at or before the query's slot
+    window: jax.Array | None = None  # () int32: of those, only the last `window` (causal only)
     query_segments: jax.Array | None = None  # (B, Q) int32
     key_segments: jax.Array | None = None  # (B, K) int32; without query_segments: any non-zero key is seen
     query_slots: jax.Array | None = None  # (B, Q) int32, slots of the queries among the keys; default 0..Q-1
@@ -21,7 +22,8 @@ class Mask:
         seen = None
         if self.causal:
             slots = jnp.arange(num_queries)[None] if self.query_slots is None else self.query_slots
-            seen = slots[:, None, :, None] >= jnp.arange(num_keys)
+            back = slots[:, None, :, None] - jnp.arange(num_keys)
+            seen = back >= 0 if self.window is None else (back >= 0) & (back < self.window)
         if self.key_segments is not None:
             keys = self.key_segments[:, None, None, :]
             same = keys > 0

@@ -17,6 +17,9 @@ class TrainRows(Protocol):
     def phase(self, step: int) -> tuple[int, int]:
         """(phase that update `step` belongs to, updates of it before `step`)."""
 
+    def size(self, step: int) -> int:
+        """Rows of update `step`."""
+
     def batch(self, step: int, places: Sequence[int]) -> dict[str, np.ndarray]:
         """Rows number `places` of the batch of update `step`."""
 
@@ -61,6 +64,9 @@ class Task(Protocol):
 
     def trainable(self, path: tuple[str, ...]) -> bool:
         """Whether the optimizer changes the parameter at this path."""
+
+    def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
+        """What follows from the mean metrics of the evaluation set `name`, such as perplexity."""
 
     def evaluations(self) -> Mapping[str, Evaluation]:
         """What is measured beside the loss while training, by the name of the evaluation set."""

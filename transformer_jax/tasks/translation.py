@@ -1,6 +1,7 @@
 """Translation: packed pairs, label-smoothed cross-entropy, and translating text with the trained model."""
 import dataclasses
 import itertools
+import math
 import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
@@ -59,7 +60,7 @@ class Translation:
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
         pack = lambda split: rows.packed_pairs(self._pairs(split), self.config.data, self.tokenizer, self.source_length, self.target_length, split)
-        train = rows.TrainRows([rows.Phase(pack("train"), self.config.train.batch)], self.config.data.seed)
+        train = rows.train_rows([pack("train")], self.config)
         return types.SimpleNamespace(train=train, eval={"valid": rows.EvalRows(pack("valid"))} if self._pairs("valid") else {})
 
     def rows(self):
@@ -98,7 +99,7 @@ class Translation:
         table = self.model.apply(variables, method="output_table")
         filled = batch["target_segment_ids"] > 0
         weights = filled.astype(jnp.float32)
-        loss, nll, correct = cross_entropy(hidden, table, batch["labels"], weights, self.label_smoothing if train else 0.0)
+        loss, nll, correct = cross_entropy(hidden, table, None, batch["labels"], weights, self.label_smoothing if train else 0.0)
         count = weights.sum()
         metrics = {"loss": (loss, count), "accuracy": (correct, count), "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size))}
         if train:  # beside the smoothed loss, what can be compared with the evaluation's
@@ -107,6 +108,9 @@ class Translation:
 
     def trainable(self, path) -> bool:
         return True
+
+    def derived(self, name, means):
+        return {"perplexity": math.exp(means["loss"])}
 
     def evaluations(self):
         valid = self._pairs("valid")

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from transformer_jax.config import RunError, UserError
+from transformer_jax.training import optimizer
 
 FORMAT = 1
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of its own through it
@@ -55,6 +56,11 @@ class Checkpoints:
                                   meta=ocp.args.JsonSave({"format": FORMAT, "totals": dict(totals), "sums": sums}))
         self._manager.save(int(state.step), args=args, metrics=scores or None, force=True)
 
+    def save_params(self, params) -> None:
+        """Starts saving parameters alone, as step 0: for use, and for runs that begin with them; no run goes on from here."""
+        args = ocp.args.Composite(params=ocp.args.StandardSave(params), meta=ocp.args.JsonSave({"format": FORMAT, "totals": {}, "sums": {}}))
+        self._manager.save(0, args=args, force=True)
+
     def restore(self, abstract_state, step: int):
         """(state, totals) of a step, laid out as `abstract_state` says, whatever mesh it was saved from.
 
@@ -70,6 +76,25 @@ class Checkpoints:
     def restore_params(self, abstract_params, step: int):
         """The parameters alone, laid out as `abstract_params` says."""
         return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params))).params
+
+    def restore_matching(self, abstract_params, step: int) -> tuple[dict, list[str], list[str]]:
+        """({name: array} of the parameters of a step that `abstract_params` has too, laid out as it says; names it alone has; names it lacks).
+
+        Raises UserError where a tensor has another shape there.
+        """
+        wanted = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params)}
+        stored = self._manager.item_metadata(step).params.tree
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+        def place(path, leaf):
+            target = wanted.get(_name(path))
+            if target is not None and tuple(target.shape) != tuple(leaf.shape):
+                raise UserError(f"{self.folder}: {_name(path)} has shape {tuple(leaf.shape)} there, {tuple(target.shape)} in this config's model")
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here if target is None else target.sharding)
+
+        shapes = jax.tree_util.tree_map_with_path(place, stored, is_leaf=lambda x: hasattr(x, "shape"))
+        found = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.restore_params(shapes, step))}
+        return {name: found[name] for name in wanted.keys() & found.keys()}, sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
 
     def _read(self, step, args):
         try:
@@ -99,3 +124,7 @@ class Checkpoints:
 def _rest(state) -> dict:
     """The state but for the parameters, kept apart for those who only decode, and the sums, kept as JSON: their names may change."""
     return {field: getattr(state, field) for field in state.__dataclass_fields__ if field not in ("params", "metrics")}
+
+
+def _name(path) -> str:
+    return "/".join(optimizer.names(path))

@@ -13,7 +13,7 @@ import optax
 
 import transformer_jax
 from transformer_jax import metrics, sharding
-from transformer_jax.config import Preempted, RunError
+from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
@@ -43,8 +43,9 @@ class Program:
         accumulation = config.train.accumulation
 
         def place(spec):
-            shape = (accumulation, spec.shape[0] // accumulation, *spec.shape[1:])
-            sharding.check(shape, rows, "batch (config.train.accumulation, rows of a microbatch, positions)")
+            for size in (config.train.first_batch, spec.shape[0]):
+                shape = (accumulation, size // accumulation, *spec.shape[1:])
+                sharding.check(shape, rows, "batch (config.train.accumulation, rows of a microbatch, positions)")
             return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=rows)
 
         batch = {name: place(spec) for name, spec in task.batch_spec(0).items()}
@@ -115,17 +116,34 @@ def _start(task, program, checkpoints):
         return state, totals
     if unreadable:
         raise RunError(f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir")
-    return states.init(task, program.tx, program.state), {"logged_step": 0, "tokens": 0, "flops": 0.0}
+    state = states.init(task, program.tx, program.state)
+    if task.config.init_from:
+        state = state.replace(params=_initial_params(task.config, program, state.params))
+    return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}
+
+
+def _initial_params(config, program, params):
+    """`params` with those of the run `config.init_from` in their place, and a word on what was found there."""
+    folder = pathlib.Path(config.init_from).expanduser() / "checkpoints"
+    there = Checkpoints(folder, config.checkpoint, read_only=True)
+    step = there.pick("best")
+    found, new, dropped = there.restore_matching(program.state.params, step)
+    if not found:
+        raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
+    say(f"from {folder / str(step)}: {len(found)} tensors restored")
+    for names, what in ((new, "new, as initialised"), (dropped, "dropped, not in this model")):
+        if names:
+            say(f"  {len(names)} {what}: {', '.join(names)}")
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: found.get("/".join(optimizer.names(path)), leaf), params)
 
 
 def _batches(task, rows, program, train, start):
     """The device batches from `start` to the end of the run, phase by phase."""
     step = start
     while step < train.num_steps:
-        phase, _ = rows.train.phase(step)
-        stop = next(s for s in range(step + 1, train.num_steps + 1) if s == train.num_steps or rows.train.phase(s)[0] != phase)
-        size = next(iter(task.batch_spec(phase).values())).shape[0]
-        yield from batches.stream(rows.train.batch, size, train.accumulation, program.batch_sharding, step, stop)
+        same = lambda s: (rows.train.phase(s)[0], rows.train.size(s)) == (rows.train.phase(step)[0], rows.train.size(step))
+        stop = next((s for s in range(step + 1, train.num_steps) if not same(s)), train.num_steps)
+        yield from batches.stream(rows.train.batch, rows.train.size(step), train.accumulation, program.batch_sharding, step, stop)
         step = stop
 
 
@@ -134,7 +152,7 @@ def _log(state, step, totals, program, task, rows, clock, reporter):
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
-    totals["flops"] += sum(_flops(task, rows.train.phase(s)[0]) for s in range(totals["logged_step"], step))
+    totals["flops"] += sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
     totals["logged_step"] = step
     seconds = clock.lap()
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
@@ -147,11 +165,6 @@ def _log(state, step, totals, program, task, rows, clock, reporter):
     return state.replace(metrics=states.zeros(program.state.metrics))
 
 
-def _flops(task, phase: int) -> float:
-    """Of one update."""
-    return task.flops(phase) * next(iter(task.batch_spec(phase).values())).shape[0]
-
-
 def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, float]:
     """Means over every evaluation set, and what the task measures beside; reported, and drawn."""
     jax.block_until_ready(state.step)  # updates still under way are not evaluation time
@@ -161,7 +174,8 @@ def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, fl
             read = functools.partial(source.batch, batch=batch)
             feed = batches.stream(read, batch, 1, program.batch_sharding, 0, source.num_batches(batch))
             sums = functools.reduce(metrics.add, (program.eval_step(state.params, b) for b in feed))
-            found |= {f"{name}/{key}": mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
+            means = {key: mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
+            found |= {f"{name}/{key}": value for key, value in {**means, **task.derived(name, means)}.items()}
         for name, evaluation in task.evaluations().items():
             found |= {f"{name}/{key}": value for key, value in evaluation(state.params).items()}
         if found:

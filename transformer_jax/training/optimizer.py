@@ -10,9 +10,11 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     """Learning rate by update: a linear warm-up to the peak, then `config.schedule`.
 
     inverse_sqrt: peak * sqrt(warmup / s). With peak = (d_model * warmup)^-0.5 it is the schedule of Vaswani et al. 2017,
-    equation 3. linear and cosine head for `final_fraction` of the peak, which the update after the run's last would have.
+    equation 3. linear and cosine head for `final_fraction` of the peak, which the update after the last of `decay_steps` (by
+    default the run's) would have, and stay there.
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
+    num_steps = config.decay_steps or num_steps
 
     def after(step):
         progress = jnp.clip((step - 1 - config.warmup_steps) / max(num_steps - config.warmup_steps, 1), 0, 1)

@@ -1,0 +1,78 @@
+"""Running text from files, JSON lines and the standard library."""
+import json
+
+import pytest
+
+from transformer_jax.config import UserError, experiment, set_key
+from transformer_jax.data import documents
+
+
+def data(**keys):
+    return experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, data=keys).data
+
+
+TEXT = "one\ntwo\n\n\n three  \n \t\nfour\r\nfive"
+
+
+@pytest.mark.parametrize("split_on, expected", [("blank_line", ["one\ntwo", " three  ", "four\nfive"]), ("line", ["one", "two", " three  ", "four", "five"]),
+                                                ("file", [TEXT])])
+def test_what_ends_a_document(tmp_path, split_on, expected):
+    (tmp_path / "a.txt").write_bytes(TEXT.encode())
+    assert list(documents.documents(data(train_files=str(tmp_path / "a.txt"), split_on=split_on), "train")) == expected
+
+
+def test_paths_and_patterns_and_json_lines(tmp_path):
+    for name in ("b1.txt", "b2.txt", "a.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "c.jsonl").write_text(json.dumps({"body": "six\n\nseven"}) + "\n\n" + json.dumps({"body": ""}) + "\n" + json.dumps({"body": "eight"}) + "\n")
+    named = data(train_files=f"{tmp_path}/b*.txt,{tmp_path}/a.txt, {tmp_path}/c.jsonl", text_field="body")
+    assert list(documents.documents(named, "train")) == ["b1.txt", "b2.txt", "a.txt", "six\n\nseven", "eight"]
+    assert documents.documents(named, "valid") is None
+
+
+@pytest.mark.parametrize("line", ["{", '{"other": "x"}', '{"text": 3}', '["text"]', "3"])
+def test_a_bad_json_line_is_named(tmp_path, line):
+    (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"c.jsonl:2: .*config.data.text_field"):
+        list(documents.documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
+
+
+@pytest.mark.parametrize("keys, message", [
+    (dict(), "name one source of text"), (dict(corpus="python", train_files="x"), "now: corpus, train_files"), (dict(corpus="grammar"), "no running text"),
+    (dict(train_files="nowhere.txt"), "config.data.train_files=nowhere.txt: no such file"), (dict(train_files="nowhere*"), "no such file"),
+])
+def test_bad_sources_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        documents.documents(data(**keys), "train")
+
+
+def test_an_empty_file_and_a_broken_encoding_are_named(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(UserError, match="empty.txt: the file is empty"):
+        documents.documents(data(train_files=str(tmp_path / "empty.txt")), "train")
+    (tmp_path / "latin.txt").write_bytes("fine\nd\xe9j\xe0\n".encode("latin-1"))
+    with pytest.raises(UserError, match="latin.txt:2: not UTF-8"):
+        list(documents.documents(data(train_files=str(tmp_path / "latin.txt")), "train"))
+
+
+def test_the_standard_library_is_split_by_file():
+    splits = {split: documents.PythonSources(split) for split in ("train", "valid", "test")}
+    texts = {split: list(source) for split, source in splits.items()}
+    sizes = {split: sum(map(len, found)) for split, found in texts.items()}
+    assert sizes["train"] > 3_000_000 and sizes["valid"] > 50_000 and sizes["test"] > 50_000
+    assert not set(texts["train"]) & set(texts["valid"])
+    assert any("def " in text for text in texts["valid"])
+    prints = [source.fingerprint() for source in splits.values()]
+    assert prints[0] == splits["train"].fingerprint() and len({json.dumps(p) for p in prints}) == 3
+
+
+def test_a_mixture_names_files_and_weights(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    parts = documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 3), (f"{tmp_path}/b.txt", 1))))
+    assert [(list(text), weight) for text, weight in parts] == [(["a"], 3), (["b"], 1)]
+    for bad in ((f"{tmp_path}/a.txt", 0), (f"{tmp_path}/a.txt", 1.5), ("a",), "a"):
+        with pytest.raises(UserError, match="config.data.mixture"):
+            documents.mixture(data(mixture=(bad,)))
+    with pytest.raises(UserError, match="name one source"):
+        documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 1),), corpus="python"))

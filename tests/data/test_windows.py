@@ -1,0 +1,128 @@
+"""Language-model rows: every token once an epoch, every token predicted once in an evaluation."""
+import types
+
+import numpy as np
+import pytest
+
+from transformer_jax.config import UserError, experiment
+from transformer_jax.data import tokenizers, windows
+
+
+def fake(size, eos_every=7):
+    """A store of tokens 1, 2, ... with eos (0) in between."""
+    tokens = np.arange(1, size + 1, dtype=np.uint16)
+    tokens[eos_every - 1::eos_every] = 0
+    return types.SimpleNamespace(meta={"tokens": size, "eos_id": 0}, read=lambda spans: [tokens[a:b] for a, b in spans], tokens=tokens)
+
+
+@pytest.mark.parametrize("size, length", [(103, 10), (40, 10), (20, 10), (19, 10), (11, 10)])
+def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
+    stored = fake(size)
+    source, starts = windows.Windows(stored, length, False, (0, 0, 0)), set()
+    for epoch in range(30):
+        rows = source.rows([(number, epoch) for number in range(len(source))])
+        tokens = np.concatenate([row["tokens"] for row in rows])
+        start = int(np.flatnonzero((np.lib.stride_tricks.sliding_window_view(stored.tokens, len(tokens)) == tokens).all(axis=1))[0])
+        starts.add(start)
+        for row in rows:
+            np.testing.assert_array_equal(row["labels"][:-1], row["tokens"][1:])
+            assert row["weights"].all() and set(row) == {"tokens", "labels", "weights"} and row["labels"].dtype == np.int32
+        assert rows[-1]["labels"][-1] == stored.tokens[start + len(tokens)]
+    assert starts == set(range(min(length, size - length))) or (len(starts) > 5 and max(starts) < length)
+    again = windows.Windows(stored, length, False, (0, 0, 1))
+    assert any(again.rows([(0, e)])[0]["tokens"][0] != source.rows([(0, e)])[0]["tokens"][0] for e in range(10)) or size == 11
+
+
+def test_a_text_shorter_than_a_row_is_refused():
+    with pytest.raises(UserError, match="config.task.length=10"):
+        windows.Windows(fake(10), 10, False, (0, 0, 0))
+
+
+@pytest.mark.parametrize("size", [3, 9, 10, 11, 24, 100])
+@pytest.mark.parametrize("stride", [1, 4, 10])
+def test_sliding_windows_predict_every_token_once_with_context(size, stride):
+    stored = fake(size)
+    source = windows.SlidingWindows(stored, 10, stride, False)
+    predicted = []
+    for number, row in enumerate(source.rows([(n, 0) for n in range(len(source))])):
+        counted = row["weights"] == 1
+        predicted += row["labels"][counted].tolist()
+        if number:  # all but the last `stride` places are context
+            assert np.flatnonzero(counted)[0] == 10 - stride
+        else:
+            assert row["tokens"][0] == 0  # the first token is predicted from the end of a document
+    assert predicted == stored.tokens.tolist()
+
+
+def test_masked_documents_begin_at_the_end_of_the_one_before():
+    source = windows.Windows(fake(60), 20, True, (0, 0, 0))
+    (row,) = source.rows([(0, 0)])
+    begins = (row["tokens"] == 0) | (np.arange(20) == 0)
+    np.testing.assert_array_equal(row["segment_ids"], np.cumsum(begins))
+    assert row["segment_ids"].max() >= 3
+    for segment in range(1, row["segment_ids"].max() + 1):
+        own = row["positions"][row["segment_ids"] == segment]
+        np.testing.assert_array_equal(own, np.arange(len(own)))
+
+
+class Text:
+    def __init__(self, texts):
+        self.texts, self.read = texts, 0
+
+    def fingerprint(self):
+        return {"texts": self.texts}
+
+    def __iter__(self):
+        for text in self.texts:
+            self.read += 1
+            yield text
+
+
+def data(tmp_path):
+    return experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, data=dict(cache=str(tmp_path))).data
+
+
+def test_a_text_is_its_documents_each_ended_and_counted(tmp_path):
+    text = Text(["déjà", "vu", "x"])
+    tokenizer = tokenizers.train(text, "characters", 20)
+    stored = windows.tokenised(text, data(tmp_path), tokenizer, "train")
+    found, = stored.read([(0, stored.meta["tokens"])])
+    ended = [[*ids, 0] for ids in tokenizer.encode(text.texts)]
+    assert found.tolist() == sum(ended, [])
+    assert stored.meta == {"tokens": 10, "documents": 3, "bytes": 9, "characters": 7, "eos_id": 0}
+
+
+def test_tokenising_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+    from transformer_jax.data import store
+
+    monkeypatch.setattr(windows, "_BLOCK", 5)
+    monkeypatch.setattr(store, "_MARK_SECONDS", 0)
+    text = Text([f"text {n}" for n in range(40)])
+    tokenizer = tokenizers.train(text, "characters", 40)
+    encoded, encode = [], type(tokenizer).encode
+
+    class Killed(Exception):
+        pass
+
+    def failing(self, texts):
+        if len(encoded) == 25 and "killed" not in encoded:
+            encoded.append("killed")
+            raise Killed
+        encoded.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(type(tokenizer), "encode", failing)
+    with pytest.raises(Killed):
+        windows.tokenised(text, data(tmp_path), tokenizer, "train")
+    stored = windows.tokenised(text, data(tmp_path), tokenizer, "train")
+    encoded.remove("killed")
+    assert encoded == text.texts  # each once
+    straight = windows.tokenised(text, data(tmp_path / "other"), tokenizer, "train")
+    assert stored.meta == straight.meta
+    np.testing.assert_array_equal(*(s.read([(0, s.meta["tokens"])])[0] for s in (stored, straight)))
+
+
+def test_an_empty_text_is_refused(tmp_path):
+    tokenizer = tokenizers.train(Text(["a"]), "characters", 20)
+    with pytest.raises(UserError, match="no document"):
+        windows.tokenised(Text([]), data(tmp_path), tokenizer, "valid")

@@ -1,0 +1,162 @@
+"""Where running text comes from: text files, JSON lines, TFDS directories, the Python that runs. Each split is a re-iterable of documents."""
+import dataclasses
+import glob
+import hashlib
+import itertools
+import json
+import pathlib
+import sysconfig
+from collections.abc import Iterator
+from typing import Literal
+
+from transformer_jax.config import UserError
+from transformer_jax.data import sources
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles:
+    """UTF-8 files of documents; those named *.jsonl hold one JSON object a line, with the text under `field`."""
+
+    files: tuple[str, ...]
+    split_on: Literal["blank_line", "line", "file"]
+    field: str
+
+    def fingerprint(self) -> dict:
+        return {"files": [sources.sha256(file) for file in self.files], "split_on": self.split_on, "field": self.field}
+
+    def __iter__(self) -> Iterator[str]:
+        for file in self.files:
+            yield from (self._json_lines(file) if file.endswith(".jsonl") else self._documents(file))
+
+    def _documents(self, file: str) -> Iterator[str]:
+        lines = sources.text_lines(file, keep_ends=self.split_on == "file")
+        if self.split_on == "file":
+            yield "".join(lines)
+        elif self.split_on == "line":
+            yield from filter(str.strip, lines)
+        else:
+            for filled, group in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+                if filled:
+                    yield "\n".join(group)
+
+    def _json_lines(self, file: str) -> Iterator[str]:
+        for number, line in enumerate(sources.text_lines(file), 1):
+            try:
+                text = json.loads(line)[self.field] if line.strip() else ""
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise UserError(f"{file}:{number}: not a JSON object with a text under {self.field!r} (config.data.text_field)")
+            if text:
+                yield text
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsText:
+    """A split of a text set that TFDS has prepared as array_record; TensorFlow is not needed."""
+
+    folder: str
+    split: str
+    field: str
+
+    def fingerprint(self) -> dict:
+        return {"tfds": sources.sha256(f"{self.folder}/dataset_info.json"), "split": self.split, "field": self.field}
+
+    def __iter__(self) -> Iterator[str]:
+        for example in sources.tfds_examples(self.folder, self.split):
+            if self.field not in example:
+                raise UserError(f"{self.folder}: no feature {self.field!r}, only {', '.join(example)}; set config.data.text_field")
+            yield sources.decoded(example[self.field], self.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonSources:
+    """The sources of the standard library of the Python that runs, a file a document. One file in twenty is held out for each of valid and test."""
+
+    split: str
+
+    def fingerprint(self) -> dict:
+        digest = hashlib.sha256()
+        for text in self:
+            digest.update(text.encode())
+        return {"python": digest.hexdigest(), "split": self.split}
+
+    def __iter__(self) -> Iterator[str]:
+        root = pathlib.Path(sysconfig.get_path("stdlib"))
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            # tests and tables of characters would be half of it, and of another kind
+            if {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"} & set(name.split("/")):
+                continue
+            number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20
+            if {0: "valid", 1: "test"}.get(number, "train") == self.split:
+                try:
+                    text = path.read_text("utf-8")
+                except (UnicodeDecodeError, OSError):
+                    continue
+                if text:
+                    yield text
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Several texts, one after the other."""
+
+    parts: tuple
+
+    def fingerprint(self) -> list:
+        return [part.fingerprint() for part in self.parts]
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self.parts)
+
+
+def documents(data, split: str):
+    """The documents of a split ("train", "valid", "test") that `config.data` names; None if it names none.
+
+    Raises UserError where files or features are not there, or where two sources are named.
+    """
+    named = [key for key in ("corpus", "tfds_name", "train_files", "mixture") if data[key]]
+    if len(named) != 1:
+        raise UserError("name one source of text: config.data.train_files, config.data.mixture, config.data.tfds_name and tfds_dir, "
+                        f"or config.data.corpus; now: {', '.join(named) or 'none'}")
+    if data.corpus:
+        if data.corpus != "python":
+            raise UserError(f"config.data.corpus={data.corpus}: no running text; there is: python")
+        return PythonSources(split)
+    if data.tfds_name:
+        folder = sources.tfds_folder(data, split)
+        return folder and TfdsText(*folder, data.text_field)
+    return files(data, f"config.data.{split}_files", data[f"{split}_files"])
+
+
+def files(data, key: str, names: str | None) -> TextFiles | None:
+    """The text files that `names` lists: paths and glob patterns, separated by commas. `key` is who names them, for messages."""
+    if not names:
+        return None
+    found = []
+    for name in names.split(","):
+        pattern = str(pathlib.Path(name.strip()).expanduser())
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        if not matches or not all(pathlib.Path(match).is_file() for match in matches):
+            raise UserError(f"{key}={name}: no such file")
+        found += matches
+    if empty := next((file for file in found if pathlib.Path(file).stat().st_size == 0), None):
+        raise UserError(f"{key}={empty}: the file is empty")
+    return TextFiles(tuple(found), data.split_on, data.text_field)
+
+
+def mixture(data) -> list[tuple[TextFiles, int]]:
+    """The training text in parts, with the integer weights of `config.data.mixture`; one part of weight 1 where there is no mixture."""
+    if not data.mixture:
+        text = documents(data, "train")
+        if text is None:
+            raise UserError("config.data names no training text")
+        return [(text, 1)]
+    documents(data, "valid")  # refuses a second source beside the mixture
+    parts = []
+    for part in data.mixture:
+        if not isinstance(part, tuple) or len(part) != 2 or not isinstance(part[0], str) or not isinstance(part[1], int) or part[1] < 1:
+            raise UserError(f"config.data.mixture: {part!r} is not (files, whole weight of at least 1)")
+        parts.append((files(data, "config.data.mixture", part[0]), part[1]))
+    return parts

@@ -1,0 +1,101 @@
+"""The decoder-only Transformers of GPT-1, GPT-2 and GPT-3 (Radford et al. 2018, 2019; Brown et al. 2020)."""
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.blocks import Block, Remat, Stack
+from transformer_jax.layers.embeddings import Embed
+from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.mlp import MLP
+from transformer_jax.layers.norms import LayerNorm
+
+_NEVER = -1e9  # logit of what stands for no token
+
+
+class GPT(nn.Module):
+    """Tokens (B, L) int32 -> logits of each next token (B, L, V) float32; a position sees itself and those before.
+
+    Segment ids, from 1, keep the documents of a row apart (0: padding); by default a row is one segment and positions count from 0.
+    """
+
+    vocab_size: int = 50_257
+    d_model: int = 768
+    d_ff: int | None = None  # None: 4 * d_model
+    num_layers: int = 12
+    num_heads: int = 12
+    head_dim: int | None = None  # None: d_model / num_heads
+    max_length: int = 1024  # learned positions
+    norm_position: Literal["pre", "post"] = "pre"  # pre, with a last norm: GPT-2 and GPT-3; post: GPT-1
+    norm_epsilon: float = 1e-5
+    scaled_init: bool = True  # what adds to the residual stream begins 1 / sqrt(2 * num_layers) as large (Radford et al. 2019, section 2.3)
+    local_window: int | None = None  # every second layer sees only so many positions back (GPT-3, which does not publish the width); None: all
+    dropout: float = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: float = 0.1
+    vocab_multiple: int = 1  # rows of zeros are added to the embeddings up to a multiple of it, for the hardware; results do not change
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
+    unroll: int = 1  # layers compiled in line
+    remat: Remat = "none"
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        init = nn.initializers.normal(0.02)
+        output_init = nn.initializers.normal(0.02 / (2 * self.num_layers) ** 0.5) if self.scaled_init else init
+        self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple)
+        self.position_embed = Embed(self.max_length, self.d_model, init, (None, "embed"), dtype)
+        self.embed_dropout = Dropout(self.dropout)
+        linear = dict(kernel_init=init, output_init=output_init, dtype=dtype)
+        attention = partial(Attention, num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads,
+                            dropout=self.attention_dropout, **linear)
+        mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=partial(jax.nn.gelu, approximate=True), **linear)
+        norm = partial(LayerNorm, self.norm_epsilon)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_position=self.norm_position, dropout=self.dropout)
+        self.decoder = Stack(block, self.num_layers, self.unroll, self.remat, windows=(None, self.local_window))
+        if self.norm_position == "pre":
+            self.norm = norm()
+
+    def __call__(self, tokens, positions=None, segment_ids=None, *, train=False):
+        return self.logits(self.hidden(tokens, positions, segment_ids, train=train))
+
+    def hidden(self, tokens, positions=None, segment_ids=None, *, train=False, decode=0):
+        """As __call__, before the output projection: (B, L, M).
+
+        With `decode` slots of cache, `positions` (B, L) also say which slots the tokens fill.
+        """
+        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids, query_slots=positions if decode else None)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
+        x = self.embed_dropout(self.token_embed(tokens) + self.position_embed(positions), train=train)
+        x = self.decoder(x, mask=mask, train=train, decode=decode)
+        return self.norm(x) if self.norm_position == "pre" else x
+
+    def logits(self, hidden):
+        """Hidden states (..., M) -> float32 (..., V)."""
+        table, _ = self.output()
+        return jnp.dot(hidden, table[: self.vocab_size].astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+
+    def output(self):
+        """The output projection, tied to the embeddings: table (V, M) float32, and bias (V,) or None; V a multiple of vocab_multiple."""
+        table = self.token_embed.table()
+        if table.shape[0] == self.vocab_size:
+            return table, None
+        return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, _NEVER)
+
+    def flops(self, length: int) -> float:
+        """Of a forward pass over one row: two per multiply-add of every matrix product, padding included.
+
+        Causal attention counts the keys that are seen; norms, softmax and embedding look-ups count nothing.
+        """
+        width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
+        seen = length**2 / 2
+        local = seen if self.local_window is None else length * min(self.local_window, length) - min(self.local_window, length) ** 2 / 2
+        attention = 8 * self.d_model * width * length + 4 * width * (seen * ((self.num_layers + 1) // 2) + local * (self.num_layers // 2)) / self.num_layers
+        mlp = 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
+        return self.num_layers * (attention + mlp) + 2 * self.d_model * self.vocab_size * length
+
+    def num_padding(self) -> int:
+        """Parameters that only fill up the vocabulary: no part of the model's size."""
+        return (-self.vocab_size % self.vocab_multiple) * self.d_model

@@ -1,0 +1,20 @@
+"""Tokenises a config's data ahead of time: python -m transformer_jax.prepare --config=FILE [--config.data.cache=gs://BUCKET/PREFIX]
+
+Killed, it goes on where it was when the same command is given again. A training with the same config then finds its data there.
+"""
+from transformer_jax import cli
+
+cli.define_config()
+
+
+def main() -> None:
+    config = cli.load_config()
+    from transformer_jax import workdir
+    from transformer_jax.progress import say
+
+    workdir.make_task(config).rows()
+    say(f"ready in {config.data.cache}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,284 @@
+"""Causal language modelling: predicting each token from those before it, and writing and scoring text with the trained model."""
+import dataclasses
+import itertools
+import math
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import metrics
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import documents, rows, tokenizers, windows
+from transformer_jax.decoding.sampling import Sampling, Texts, sample
+from transformer_jax.losses import cross_entropy, token_log_probs
+from transformer_jax.progress import track
+
+_BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
+_LOOK = 8  # tokens written between two looks at what stands
+
+
+@dataclasses.dataclass
+class CausalLM:
+    """The objective of Radford et al. 2018, equation 1. See tasks/task.py for the methods' contracts.
+
+    `tokenizer_folder`: where a run has left its tokenizer; None: read or train what `config.data` says.
+    """
+
+    config: ConfigDict
+    tokenizer_folder: Path | None
+    length: int = 1024  # tokens of a row
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        if not 2 <= self.length <= self.model.max_length:
+            raise UserError(f"config.task.length={self.length}: must be from 2 to config.model.max_length={self.model.max_length}")
+        if not 0 <= self.config.decode.stride <= self.length:
+            raise UserError(f"config.decode.stride={self.config.decode.stride}: at most config.task.length={self.length}")
+
+    # data
+
+    @cached_property
+    def tokenizer(self):
+        data = self.config.data
+        if self.tokenizer_folder:
+            found = tokenizers.load(self.tokenizer_folder)
+        elif data.tokenizer_files:
+            found = tokenizers.read(Path(data.tokenizer_files).expanduser())
+        else:
+            found = tokenizers.trained(documents.Together(tuple(text for text, _ in self._parts)), data, self.model.vocab_size)
+        if found.vocab_size > self.model.vocab_size:
+            raise UserError(f"the tokenizer has {found.vocab_size:,} tokens: more than config.model.vocab_size={self.model.vocab_size:,}")
+        return found
+
+    @cached_property
+    def _parts(self):
+        return documents.mixture(self.config.data)
+
+    def _text(self, split: str):
+        return documents.documents(self.config.data, split)
+
+    def _tokens(self, text, name: str):
+        return windows.tokenised(text, self.config.data, self.tokenizer, name)
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        data = self.config.data
+        names = ["train"] if len(self._parts) == 1 else [f"train-{number}" for number in range(len(self._parts))]
+        parts = [windows.Windows(self._tokens(text, name), self.length, data.mask_documents, (data.seed, 0, number))
+                 for number, (name, (text, _)) in enumerate(zip(names, self._parts))]
+        valid = self._text("valid")
+        found = {} if valid is None else {"valid": rows.EvalRows(windows.SlidingWindows(self._tokens(valid, "valid"), self.length, self.length, data.mask_documents))}
+        return types.SimpleNamespace(train=rows.train_rows(parts, self.config, [weight for _, weight in self._parts]), eval=found)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        """What the run's data and tokenizer are, by content."""
+        return {"train": [text.fingerprint() for text, _ in self._parts], "tokenizer": self.tokenizer.fingerprint()}
+
+    # training
+
+    def batch_spec(self, phase: int):
+        keys = ("tokens", "labels", "weights") + (("positions", "segment_ids") if self.config.data.mask_documents else ())
+        return {key: jax.ShapeDtypeStruct((self.config.train.batch, self.length), jnp.int32) for key in keys}
+
+    def init(self, rng):
+        return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
+
+    def weights(self, batch):
+        return {"loss": batch["weights"].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, rng, *, train):
+        variables = {"params": params}
+        hidden = self.model.apply(variables, batch["tokens"], batch.get("positions"), batch.get("segment_ids"), train=train, method="hidden",
+                                  rngs={"dropout": rng} if train else None)
+        table, bias = self.model.apply(variables, method="output")
+        loss, _, correct = cross_entropy(hidden, table, bias, batch["labels"], batch["weights"].astype(jnp.float32))
+        filled = batch["weights"].sum(dtype=jnp.int32)
+        return {"loss": loss}, {"loss": (loss, filled), "accuracy": (correct, filled), "filled": (filled, jnp.int32(batch["weights"].size))}
+
+    def trainable(self, path) -> bool:
+        return True
+
+    def derived(self, name, means):
+        meta = self._rows.eval[name].component.store.meta
+        return _measures(means["loss"], meta)
+
+    def evaluations(self):
+        return {}
+
+    def flops(self, phase: int = 0) -> float:
+        return 3 * self.model.flops(self.length)  # a backward pass costs two forward ones
+
+    def positions(self, phase: int = 0) -> int:
+        return self.length
+
+    # use
+
+    def evaluate(self, params, split: str) -> dict:
+        """Perplexity, bits per byte and per character of a whole split, by windows that slide over it by `config.decode.stride`.
+
+        Raises UserError where the run's data has no such split.
+        """
+        text, batch = self._text(split), self.config.decode.batch
+        if text is None:
+            raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
+        stride = self.config.decode.stride or max(self.length // 2, 1)
+        found = rows.EvalRows(windows.SlidingWindows(self._tokens(text, split), self.length, stride, self.config.data.mask_documents))
+        step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
+        numbers = track(range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch))
+        sums = [jax.device_get(step(params, found.batch(number, range(batch), batch))) for number in numbers]
+        means, meta = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums)), found.component.store.meta
+        return {"loss": means["loss"], "accuracy": means["accuracy"], **_measures(means["loss"], meta), "tokens": meta["tokens"], "bytes": meta["bytes"],
+                "length": self.length, "stride": stride}
+
+    def generate(self, params, prompts: Iterable[str], *, max_tokens: int = 100, how: Sampling = Sampling(), stop: Sequence[str] = (), seed: int = 0,
+                 watch: Callable[[list[str]], None] | None = None) -> Iterator["Continuation"]:
+        """Continues each prompt by up to `max_tokens` tokens, in order: until the document ends, or before one of `stop`.
+
+        A text depends on its prompt, its number among the prompts and `seed`, not on what is written beside it. `watch` sees what
+        stands of a batch's continuations now and then. Raises UserError where prompt and continuation exceed `config.model.max_length`.
+        """
+        numbered, size = enumerate(prompts), 0
+        while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
+            size = size or len(chunk)  # the last batch is filled up to the shape of the others
+            encoded = [ids or [self.tokenizer.eos_id] for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
+            for (number, _), ids in zip(chunk, encoded):
+                if len(ids) + max_tokens > self.model.max_length:
+                    raise UserError(f"prompt {number + 1}: its {len(ids)} tokens and {max_tokens} more exceed config.model.max_length={self.model.max_length}")
+            yield from self._continue(params, encoded, chunk[0][0], size, max_tokens, how, stop, seed, watch)
+
+    def _continue(self, params, encoded, first, size, max_tokens, how, stop, seed, watch):
+        longest = max(map(len, encoded))
+        slots = min(_rounded(longest + max_tokens), self.model.max_length)
+        prompts, lengths = np.zeros((size, min(_rounded(longest), slots)), np.int32), np.ones(size, np.int32)
+        for row, ids in enumerate(encoded):
+            prompts[row, : len(ids)], lengths[row] = ids, len(ids)
+        limits = np.where(np.arange(size) < len(encoded), lengths + max_tokens, lengths)
+        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(first + jnp.arange(size))
+
+        begin, go_on = self._write
+        looks = watch is not None or stop
+        texts = begin(params, prompts, lengths, keys, limits, _LOOK if looks else max_tokens, slots, how)
+        while True:
+            ids, ends, ended = jax.device_get((texts.ids, texts.lengths, texts.ended))
+            outputs = self.tokenizer.decode([ids[row, lengths[row]:ends[row]].tolist() for row in range(len(encoded))])
+            stops = [min((at for at in map(output.find, stop) if at >= 0), default=None) for output in outputs]
+            outputs = [output[:at] for output, at in zip(outputs, stops)]
+            if watch:
+                watch(outputs)
+            halted = np.array([at is not None for at in stops] + [True] * (size - len(encoded)))
+            if (ended | halted).all():
+                break
+            texts = go_on(params, texts._replace(ended=jnp.asarray(ended | halted)), keys, limits, _LOOK, how)
+        for output, at, start, end in zip(outputs, stops, lengths, ends):
+            finished = "stop" if at is not None else "length" if end - start == max_tokens else "end"
+            yield Continuation(output, int(end - start), finished)
+
+    @cached_property
+    def _write(self):
+        """Compiled: prompts (B, P) of lengths (B,), a key and a limit (B,) for each, `steps` -> Texts with so many tokens more; and more of Texts."""
+        def run(params, cache, tokens, positions, slots):
+            hidden, new = self.model.apply({"params": params, **cache}, tokens, positions, decode=slots, method="hidden", mutable=["cache"])
+            return hidden, new
+
+        def logits(params, hidden):
+            return self.model.apply({"params": params}, hidden, method="logits")
+
+        def step(params, slots, cache, tokens, positions):
+            hidden, cache = run(params, cache, tokens[:, None], positions[:, None], slots)
+            return logits(params, hidden[:, 0]), cache
+
+        def more(params, texts, keys, limits, steps, how):
+            return sample(partial(step, params, texts.ids.shape[1]), texts, keys, limits, steps, how=how, eos_id=self.tokenizer.eos_id)
+
+        @partial(jax.jit, static_argnums=(6, 7))
+        def begin(params, prompts, lengths, keys, limits, steps, slots, how):
+            batch, size = prompts.shape
+            hidden, cache = run(params, {}, prompts, jnp.broadcast_to(jnp.arange(size), prompts.shape), slots)  # what stands behind a prompt is overwritten before it is seen
+            rows, seen = jnp.arange(batch), None
+            if how.repetition_penalty != 1:
+                filled = jnp.arange(size) < lengths[:, None]
+                seen = jnp.zeros((batch, self.model.vocab_size), bool).at[rows[:, None], prompts].max(filled)
+            ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(prompts)
+            texts = Texts(ids, lengths, lengths >= limits, seen, logits(params, hidden[rows, lengths - 1]), cache)
+            return more(params, texts, keys, limits, steps, how)
+
+        return begin, jax.jit(more, static_argnums=5, donate_argnums=1)
+
+    def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator["Likelihood"]:
+        """log P(continuation | context) for each (context, continuation), in order. An empty context is the beginning of a document.
+
+        What is too long for the model loses the beginning of its context.
+        """
+        pairs = iter(pairs)
+        while chunk := list(itertools.islice(pairs, 16 * self.config.decode.batch)):
+            yield from self.token_log_likelihoods(params, self._split(chunk))
+
+    def _split(self, pairs):
+        """Token ids of contexts and continuations. Spaces that end a context belong to the continuation, as its first word's token has them."""
+        contexts = [context.rstrip() for context, _ in pairs]
+        wholes = self.tokenizer.encode([context + continuation for context, continuation in pairs])
+        shared = [len(os.path.commonprefix([*both])) for both in zip(wholes, self.tokenizer.encode(contexts))]  # a token across the border is the continuation's
+        return [(whole[:count] or [self.tokenizer.eos_id], whole[count:]) for whole, count in zip(wholes, shared)]
+
+    def token_log_likelihoods(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator["Likelihood"]:
+        """As `log_likelihoods`, of token ids: (context, continuation), neither of them empty."""
+        size, room = self.config.decode.batch, self.model.max_length
+        whole = [((context + continuation)[-room - 1:], min(len(continuation), room)) for context, continuation in pairs]
+        order = sorted(range(len(whole)), key=lambda i: -len(whole[i][0]))
+        found = {}
+        for start in range(0, len(order), size):
+            chosen = order[start:start + size]
+            length = min(_rounded(len(whole[chosen[0]][0]) - 1), room)
+            tokens, weights = np.zeros((size, length + 1), np.int32), np.zeros((size, length), np.int32)
+            for row, i in enumerate(chosen):
+                ids, count = whole[i]
+                tokens[row, : len(ids)] = ids
+                weights[row, len(ids) - 1 - count:len(ids) - 1] = 1
+            sums, greedy = jax.device_get(self._score(params, tokens, weights))
+            found |= {i: Likelihood(float(sums[row]), bool(greedy[row]), whole[i][1]) for row, i in enumerate(chosen)}
+        return (found[i] for i in range(len(whole)))
+
+    @cached_property
+    def _score(self):
+        """Compiled: params, tokens (B, L + 1), weights (B, L) -> sums of the weighted labels' log-probabilities (B,), and whether all are the likeliest."""
+        @jax.jit
+        def score(params, tokens, weights):
+            hidden = self.model.apply({"params": params}, tokens[:, :-1], method="hidden")
+            log_probs, likeliest = token_log_probs(hidden, *self.model.apply({"params": params}, method="output"), tokens[:, 1:])
+            return jnp.sum(log_probs * weights, axis=1), jnp.all(likeliest | (weights == 0), axis=1)
+
+        return score
+
+
+class Continuation(NamedTuple):
+    text: str
+    tokens: int  # written, those behind a stop string included
+    finished: str  # "end": the document did, "stop": before a stop string, "length": after max_tokens
+
+
+class Likelihood(NamedTuple):
+    log_prob: float
+    greedy: bool  # each token was the likeliest
+    tokens: int
+
+
+def _measures(loss: float, meta: dict) -> dict[str, float]:
+    """Of a mean loss over all tokens of a text, its document ends included."""
+    bits = loss * meta["tokens"] / math.log(2)
+    return {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": bits / meta["bytes"], "bits_per_character": bits / meta["characters"]}
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _BUCKET) * _BUCKET

@@ -1,0 +1,13 @@
+"""Trains a causal language model: python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=DIR"""
+from transformer_jax import cli
+
+cli.define_config()
+cli.define_workdir()
+
+
+def main() -> None:
+    cli.train("causal_lm")
+
+
+if __name__ == "__main__":
+    cli.run(main)
