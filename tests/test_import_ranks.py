@@ -14,7 +14,8 @@ MAY_IMPORT = {
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "tasks"},
     "training": BASE | {"training", "tasks.task"} - {"losses"},
-    "workdir": BASE | {"training", "tasks"},
+    "workdir": BASE | {"training", "tasks"}, "prompting": BASE | {"decoding"},
+    "huggingface": LOW | {"data"},
 }
 FLAX = {"layers", "models", "training/state.py"}
 

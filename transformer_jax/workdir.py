@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.training import state
+from transformer_jax.training import loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "sentencepiece", "numpy")
@@ -40,6 +40,15 @@ def _begun_from(config) -> pathlib.Path:
     if model != config.model.name:
         raise UserError(f"config.init_from={config.init_from}: a run of config.model.name={model!r}, not {config.model.name!r}")
     return folder
+
+
+def train(config, workdir) -> dict[str, float]:
+    """The config's run, started or gone on with in `workdir`; returns its last evaluation."""
+    task = make_task(config, workdir)
+    program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
+    with held(workdir):
+        record(config, task, workdir)
+        return loop.run(config, task, workdir, program)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from transformer_jax.config import UserError
-from transformer_jax.data import sources
+from transformer_jax.data import recipes, sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +112,15 @@ class Together:
 
 
 def documents(data, split: str):
-    """The documents of a split ("train", "valid", "test") that `config.data` names; None if it names none.
+    """The documents of a split ("train", "valid", "test") that `config.data` names; None if it names none. With a marker, those of its sentence pairs.
 
     Raises UserError where files or features are not there, or where two sources are named.
     """
+    if data.marker:
+        pairs = sources.pairs(data, split)
+        return pairs and recipes.Marked(pairs, data.marker)
     named = [key for key in ("corpus", "tfds_name", "train_files", "mixture") if data[key]]
-    if len(named) != 1:
+    if len(named) > 1 or (not named and split == "train"):
         raise UserError("name one source of text: config.data.train_files, config.data.mixture, config.data.tfds_name and tfds_dir, "
                         f"or config.data.corpus; now: {', '.join(named) or 'none'}")
     if data.corpus:

@@ -151,6 +151,10 @@ class BPE(Tokenizer):
     def decode(self, ids):
         return self._tokenizer.decode_batch([[i for i in each if i != self.eos_id] for each in ids])
 
+    def hf_files(self) -> dict[str, bytes]:
+        """What Hugging Face's tokenizers read."""
+        return {"vocab.json": json.dumps(self._vocab).encode(), "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode()}
+
 
 class ByteBPE(BPE):
     """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2): any text comes back as it was."""
@@ -179,10 +183,6 @@ class ByteBPE(BPE):
 
     def pieces(self, ids):
         return [self._tokenizer.decode([i]).translate(_VISIBLE) for i in ids]
-
-    def hf_files(self) -> dict[str, bytes]:
-        """What Hugging Face's GPT2Tokenizer reads."""
-        return {"vocab.json": json.dumps(self._vocab).encode(), "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode()}
 
 
 class GPT1BPE(BPE):

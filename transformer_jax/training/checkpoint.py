@@ -83,7 +83,7 @@ class Checkpoints:
         Raises UserError where a tensor has another shape there.
         """
         wanted = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params)}
-        stored = self._manager.item_metadata(step).params.tree
+        stored = ocp.StandardCheckpointer().metadata(self.folder / str(step) / "params").item_metadata.tree
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
         def place(path, leaf):

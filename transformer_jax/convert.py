@@ -1,0 +1,104 @@
+"""Converts published checkpoints to workdirs, and runs to what Hugging Face's transformers load; a folder appears whole or not at all.
+
+python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT or GPT-2)
+python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
+"""
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+
+from absl import flags
+
+from transformer_jax import cli
+from transformer_jax.config import UserError
+from transformer_jax.progress import say
+
+cli.define_workdir()
+cli.define_step()
+flags.DEFINE_string("from_hf", None, "Folder of a Hugging Face checkpoint; --workdir is made from it.")
+flags.DEFINE_string("to_hf", None, "Folder to make, with the checkpoint of --workdir.")
+
+
+def main() -> None:
+    options = cli.FLAGS
+    if bool(options.from_hf) == bool(options.to_hf):
+        raise UserError("give --from_hf=DIR or --to_hf=DIR, one of them")
+    overrides = cli.overrides(allowed=("decode.average",))
+    if options.from_hf and (overrides or options["step"].present):
+        raise UserError("--step and --config.decode.average go with --to_hf")
+    if options.from_hf:
+        from_hf(options.from_hf, options.workdir)
+    else:
+        to_hf(options.workdir, options.to_hf, options.step, overrides)
+
+
+def from_hf(folder, target) -> None:
+    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0."""
+    import jax
+    import numpy as np
+
+    from transformer_jax import workdir
+    from transformer_jax.huggingface import gpt, tensors
+    from transformer_jax.training import state
+
+    folder = pathlib.Path(folder).expanduser()
+    theirs = tensors.read_json(folder / "config.json")
+    families = {family.architecture: family for family in gpt.FAMILIES}
+    named = theirs.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in families:
+        raise UserError(f"{folder / 'config.json'}: architectures={named}: only {' and '.join(families)} can be read")
+    family = families[named[0]]
+    with _appearing(target) as half:
+        task = workdir.make_task(family.to_ours(theirs, folder))
+        params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), state.abstract_params(task))
+        tensors.read(folder, tensors.views(params, family.table, task.model.num_layers), family.prefix, family.ignored)
+        workdir.create(half, task, params)
+
+
+def to_hf(run, target, step="best", overrides=()) -> None:
+    """Makes the Hugging Face folder `target` of a run's checkpoint."""
+    import jax
+
+    from transformer_jax import workdir
+    from transformer_jax.huggingface import gpt, tensors
+
+    task, params = workdir.open_run(run, step, overrides)
+    family = next((family for family in gpt.FAMILIES if family.holds(task.config.model)), None)
+    if family is None:
+        raise UserError(f"--workdir={run}: config.model.name={task.config.model.name!r}: not a model that Hugging Face's transformers has")
+    content = family.to_theirs(task.config.model, task.tokenizer.eos_id)
+    params = jax.device_get(params)
+    params["token_embed"]["embedding"] = params["token_embed"]["embedding"][: task.model.vocab_size]  # without config.model.vocab_multiple's rows
+    with _appearing(target) as half:
+        (half / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+        tensors.write(half, tensors.views(params, family.table, task.model.num_layers), family.prefix)
+        files = gpt.tokenizer_files(task.tokenizer)
+        for name, data in files.items():
+            (half / name).write_bytes(data)
+    if not files:
+        say(f"{target}: no tokenizer written, for transformers has none like {type(task.tokenizer).__name__}; {run}/tokenizer holds it")
+
+
+@contextlib.contextmanager
+def _appearing(folder):
+    """A folder to fill, which is `folder` once the context is left without an error. Raises UserError where there is something already."""
+    folder = pathlib.Path(folder).expanduser().resolve()
+    half = folder.with_name(f".{folder.name}.half")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder}: there is something already; name a new folder")
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{folder}: can't be written ({error.strerror})") from None
+    try:
+        yield half
+        os.replace(half, folder)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,104 @@
+"""GPT (openai-gpt) and GPT-2 with their language-model heads, to and from `models/gpt.py`."""
+import dataclasses
+import json
+import pathlib
+from typing import Literal
+
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.data.tokenizer_kinds import ByteBPE, GPT1BPE
+from transformer_jax.progress import say
+
+_SIZES = {"vocab_size": "vocab_size", "n_positions": "max_length", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads"}
+_OTHERS = {"layer_norm_epsilon": ("norm_epsilon", 1e-5), "resid_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1)}  # with their defaults
+
+_LAYER = {
+    "ln_1.weight": ("same", "attention_norm/scale"),
+    "ln_1.bias": ("same", "attention_norm/bias"),
+    "attn.c_attn.weight": ("conv1d", "attention/query/kernel", "attention/key/kernel", "attention/value/kernel"),
+    "attn.c_attn.bias": ("vector", "attention/query/bias", "attention/key/bias", "attention/value/bias"),
+    "attn.c_proj.weight": ("conv1d_merge", "attention/out/kernel"),
+    "attn.c_proj.bias": ("same", "attention/out/bias"),
+    "ln_2.weight": ("same", "mlp_norm/scale"),
+    "ln_2.bias": ("same", "mlp_norm/bias"),
+    "mlp.c_fc.weight": ("same", "mlp/wi/kernel"),
+    "mlp.c_fc.bias": ("same", "mlp/wi/bias"),
+    "mlp.c_proj.weight": ("same", "mlp/wo/kernel"),
+    "mlp.c_proj.bias": ("same", "mlp/wo/bias"),
+}
+_LAYERS = {f"h.{{}}.{name}": (layout, *(f"decoder/layers/{path}" for path in paths)) for name, (layout, *paths) in _LAYER.items()}
+_EMBEDDINGS = ("same", "token_embed/embedding"), ("same", "position_embed/embedding")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    architecture: str
+    model_type: str
+    norm_position: Literal["pre", "post"]
+    only: dict[str, tuple]  # the values of its config's keys that our model computes, the default first
+    table: dict[str, tuple[str, ...]]
+    prefix: str = "transformer."
+    ignored: tuple[str, ...] = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")  # tied to the embeddings; causal masks
+
+    def holds(self, model: ConfigDict) -> bool:
+        """Whether it is the family of `config.model`."""
+        return model.name == "gpt" and model.norm_position == self.norm_position
+
+    def to_ours(self, theirs: dict, folder: pathlib.Path) -> ConfigDict:
+        """The config of a run that begins with the folder's weights. Raises UserError for what our model can't compute."""
+        path = folder / "config.json"
+        if missing := [key for key in _SIZES if key not in theirs]:
+            raise UserError(f"{path}: no {' and no '.join(missing)}")
+        for key, values in self.only.items():
+            if theirs.get(key, values[0]) not in values:
+                raise UserError(f"{path}: {key}={theirs[key]!r}: only {' or '.join(map(repr, values))} can be computed here")
+        model = {ours: theirs[key] for key, ours in _SIZES.items()} | {ours: theirs.get(key, default) for key, (ours, default) in _OTHERS.items()}
+        if theirs.get("embd_pdrop", 0.1) != model["dropout"]:
+            say(f"{path}: embd_pdrop={theirs.get('embd_pdrop', 0.1)} becomes {model['dropout']}: config.model.dropout is that of resid_pdrop, too")
+        try:
+            config = configs.experiment(
+                model=dict(name="gpt", norm_position=self.norm_position, d_ff=theirs.get("n_inner") if self.norm_position == "pre" else None, **model),
+                task=dict(name="causal_lm", length=model["max_length"]),
+                data=dict(tokenizer_files=str(folder)),
+                decode=dict(batch=8),
+            )
+            configs.validate(config)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        return config
+
+    def to_theirs(self, model: ConfigDict, eos_id: int) -> dict:
+        """The content of config.json. Raises UserError for what Hugging Face's model can't compute."""
+        if model.local_window is not None:
+            raise UserError(f"config.model.local_window={model.local_window}: {self.architecture} has no local attention")
+        if model.head_dim not in (None, model.d_model / model.num_heads):
+            raise UserError(f"config.model.head_dim={model.head_dim}: {self.architecture} has only d_model / num_heads")
+        inner = {"n_inner": model.d_ff} if self.norm_position == "pre" else {}
+        if not inner and model.d_ff not in (None, 4 * model.d_model):
+            raise UserError(f"config.model.d_ff={model.d_ff}: {self.architecture} has only 4 * d_model")
+        ours = _SIZES | {key: name for key, (name, _) in _OTHERS.items()}
+        return {
+            "architectures": [self.architecture], "model_type": self.model_type, "dtype": "float32", "bos_token_id": eos_id, "eos_token_id": eos_id,
+            **{key: model[name] for key, name in ours.items()}, "embd_pdrop": model.dropout, **inner,
+            **{key: values[0] for key, values in self.only.items()},
+        }
+
+
+FAMILIES = [
+    Family("OpenAIGPTLMHeadModel", "openai-gpt", "post", {"afn": ("gelu",), "tie_word_embeddings": (True,)},  # its "gelu" is the tanh approximation
+           dict(zip(("tokens_embed.weight", "positions_embed.weight"), _EMBEDDINGS)) | _LAYERS),
+    Family("GPT2LMHeadModel", "gpt2", "pre",
+           {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,), "tie_word_embeddings": (True,)},
+           dict(zip(("wte.weight", "wpe.weight"), _EMBEDDINGS)) | _LAYERS | {"ln_f.weight": ("same", "norm/scale"), "ln_f.bias": ("same", "norm/bias")}),
+]
+
+
+def tokenizer_files(tokenizer) -> dict[str, bytes]:
+    """What transformers' AutoTokenizer reads, by file; nothing for a kind it doesn't have."""
+    kinds = {ByteBPE: "GPT2Tokenizer", GPT1BPE: "OpenAIGPTTokenizer"}
+    if type(tokenizer) not in kinds:
+        return {}
+    return tokenizer.hf_files() | {"tokenizer_config.json": json.dumps({"tokenizer_class": kinds[type(tokenizer)]}).encode()}

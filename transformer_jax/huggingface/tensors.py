@@ -1,0 +1,98 @@
+"""Weights in Hugging Face's folders. Safetensors only: nothing that is read can run code."""
+import functools
+import json
+import operator
+import pathlib
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from transformer_jax.config import UserError
+
+# One layer's array of ours -> Hugging Face's. Each is a view, so that what is written to it stands in ours.
+LAYOUTS = {
+    "same": lambda x: x,
+    "vector": lambda x: x.reshape(-1),  # bias (H, D) -> (H * D,)
+    "conv1d": lambda x: x.reshape(len(x), -1),  # kernel (M, H, D) -> (M, H * D): OpenAI's Conv1D is (inputs, outputs), as ours
+    "conv1d_merge": lambda x: x.reshape(-1, x.shape[-1]),  # kernel (H, D, M) -> (H * D, M)
+}
+_DTYPES = ("F32", "F16", "BF16")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def views(params, table: dict[str, tuple[str, ...]], num_layers: int) -> dict[str, list[np.ndarray]]:
+    """{Hugging Face's name: views of our arrays, side by side on its last axis}.
+
+    The table gives a layout and our paths for each name; "{}" in it is the layer, by which our arrays are stacked.
+    """
+    found = {}
+    for name, (layout, *paths) in table.items():
+        arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
+        if "{}" in name:
+            found |= {name.format(i): [LAYOUTS[layout](array[i]) for array in arrays] for i in range(num_layers)}
+        else:
+            found[name] = [LAYOUTS[layout](array) for array in arrays]
+    return found
+
+
+def read(folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str, ignored: tuple[str, ...]) -> None:
+    """Fills the views with the folder's tensors, one in memory at a time. Names may lack `prefix`; those that end in `ignored` may be there.
+
+    Raises UserError where tensors are missing, unknown, or of another shape or dtype than floats of 16 or 32 bits.
+    """
+    there = {}
+    for path in _files(folder):
+        try:
+            file = safe_open(path, "np")  # it reads bfloat16 where ml_dtypes, jax's, is imported
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: can't be read as safetensors ({error})") from None
+        there |= {name.removeprefix(prefix): (file, name) for name in file.keys()}
+    unknown = sorted(name for name in there.keys() - wanted.keys() if not name.endswith(ignored))
+    for names, what in ((sorted(wanted.keys() - there.keys()), "missing from the weights"), (unknown, "in the weights, but not in this architecture")):
+        if names:
+            raise UserError(f"{folder}: {what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}")
+    for name, parts in wanted.items():
+        file, stored = there[name]
+        about, (*lead, last) = file.get_slice(stored), parts[0].shape
+        if about.get_shape() != [*lead, last * len(parts)]:
+            raise UserError(f"{folder}: {stored} has shape {tuple(about.get_shape())}, config.json makes it {(*lead, last * len(parts))}")
+        if about.get_dtype() not in _DTYPES:
+            raise UserError(f"{folder}: {stored} is of dtype {about.get_dtype()}, not of {', '.join(_DTYPES)}")
+        for part, piece in zip(parts, np.split(file.get_tensor(stored), len(parts), axis=-1)):
+            part[...] = piece
+
+
+def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]], prefix: str) -> None:
+    """The views as model.safetensors."""
+    tensors = {prefix + name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)) for name, parts in found.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # without it transformers refuses the file
+
+
+def read_json(path: pathlib.Path) -> dict:
+    """Raises UserError where there is no such file, or it holds no JSON object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return content
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folder's safetensors files: one, or the shards its index lists."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise UserError(f"{index}: no weight_map of tensors to files")
+        return [folder / name for name in sorted(set(shards.values()))]
+    if pickled := sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED):
+        raise UserError(f"{folder}: {pickled[0]} is pickled, which can run code, and is not read; save it as safetensors: "
+                        "transformers' save_pretrained does")
+    raise UserError(f"{folder}: no model.safetensors and no {index.name}")
