@@ -1,20 +1,17 @@
 """How fast the data path alone is: from the token store to NumPy batches, on one core.
 
-python benchmarks/data_path.py [--json=FILE] [--tiny]
+python benchmarks/data_path.py [--json=FILE] [--case=packed|windows] [--tiny]
 """
-import argparse
-import json
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
-from importlib import metadata
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core, TensorStore's threads included
+
+from harness import main
 
 from transformer_jax.config import experiment
 from transformer_jax.workdir import make_task
@@ -35,21 +32,25 @@ def translation(length: int, pairs: int, batches: int, cache: str) -> dict:
     return {"case": f"translation, packed rows of {length}+{length}", "ours": round(statistics.median(rates)), "unit": "tokens/s"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="write machine, versions, command and rows to this file")
-    parser.add_argument("--tiny", action="store_true", help="a few rows, to try the script")
-    arguments = parser.parse_args()
-    pairs, batches = (300, 2) if arguments.tiny else (30_000, 40)
+def packed(tiny: bool):
+    pairs, batches = (300, 2) if tiny else (30_000, 40)
     with tempfile.TemporaryDirectory() as cache:
-        results = [translation(length, pairs, batches, cache) for length in (128, 256)]
-    for row in results:
-        print(f"{row['case']:40} {row['ours']:>14,} {row['unit']}")
-    if arguments.json:
-        record = {"machine": f"{platform.machine()}, 1 of {os.cpu_count()} cores", "versions": {name: metadata.version(name) for name in ("numpy", "tensorstore", "grain")}, "command": sys.argv, "rows": results}
-        with open(arguments.json, "w") as out:
-            json.dump(record, out, indent=2)
+        yield from (translation(length, pairs, batches, cache) for length in (128, 256))
+
+
+def windows(tiny: bool):
+    """Windows of 1,024 tokens of the standard library's sources: tokens a second, median of several passes."""
+    with tempfile.TemporaryDirectory() as cache:
+        config = experiment(model=dict(name="gpt", vocab_size=300 if tiny else 8000), task=dict(name="causal_lm", length=1024),
+                            data=dict(corpus="python", tokenizer="byte_bpe", cache=cache), train=dict(batch=64))
+        rows, batches = make_task(config).rows().train, 2 if tiny else 100
+        rates = []
+        for start in range(0, 5 * batches, batches):
+            began = time.perf_counter()
+            tokens = sum(rows.batch(step, range(64))["tokens"].size for step in range(start, start + batches))
+            rates.append(tokens / (time.perf_counter() - began))
+        yield {"case": "language model, windows of 1024", "ours": round(statistics.median(rates)), "unit": "tokens/s"}
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"packed": packed, "windows": windows}, ("numpy", "tensorstore", "grain"))

@@ -1,23 +1,33 @@
 #!/usr/bin/env bash
-# Sets up .venv where needed, trains a small English-German Transformer on the built-in grammar, and shows what it has learned.
-# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart (or in $1).
+# Sets up .venv where needed, trains a small model on data that is already there, and shows what it has learned:
+#
+#   launch/quickstart.sh            # translation, on the built-in English-German grammar
+#   launch/quickstart.sh gpt        # a language model of Python, on the standard library's sources
+#
+# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart and runs/quickstart_gpt (or in $2).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+family=${1:-wmt}
+case $family in
+  wmt) run=${2:-runs/quickstart} ;;
+  gpt) run=${2:-runs/quickstart_gpt} ;;
+  *) echo "quickstart.sh: no family $family; there are: wmt, gpt" >&2; exit 2 ;;
+esac
 python=$(bash "$root/launch/setup_venv.sh")
 cd "$root"
-run=${1:-runs/quickstart}
 tool() { "$python" -m "transformer_jax.$1" --workdir="$run" "${@:2}"; }
 
-tool train_wmt --config=configs/wmt/quickstart.py
+tool "train_$family" --config="configs/$family/quickstart.py"
 
-echo "evaluating on 1,000 held-out sentences" >&2
-scores=$(tool evaluate --set=test | "$python" -c '
+show_wmt() {
+  echo "evaluating on 1,000 held-out sentences" >&2
+  scores=$(tool evaluate --set=test | "$python" -c '
 import json, sys
 found = json.load(sys.stdin)
 print("sacreBLEU {bleu:.1f} ({bleu_signature}), chrF {chrf:.1f}".format(**found))')
 
-"$python" - "$run" <<'PY'
+  "$python" - "$run" <<'PY'
 import pathlib
 import sys
 
@@ -28,17 +38,17 @@ run = pathlib.Path(sys.argv[1])
 (run / "examples.en").write_text("\n".join(english) + "\n", encoding="utf-8")
 (run / "examples.de").write_text("\n".join(german) + "\n", encoding="utf-8")
 PY
-tool translate --attention="$run/attention.png" < "$run/examples.en" > "$run/examples.out" 2> /dev/null
+  tool translate --attention="$run/attention.png" < "$run/examples.en" > "$run/examples.out" 2> /dev/null
 
-echo
-echo "Ten held-out sentences: the English, the model's German, and the reference where it differs"
-paste -d '\t' "$run/examples.en" "$run/examples.out" "$run/examples.de" |
-  while IFS=$'\t' read -r english output german; do
-    printf '\n  %s\n  %s\n' "$english" "$output"
-    [[ $output == "$german" ]] || printf '  (%s)\n' "$german"
-  done
+  echo
+  echo "Ten held-out sentences: the English, the model's German, and the reference where it differs"
+  paste -d '\t' "$run/examples.en" "$run/examples.out" "$run/examples.de" |
+    while IFS=$'\t' read -r english output german; do
+      printf '\n  %s\n  %s\n' "$english" "$output"
+      [[ $output == "$german" ]] || printf '  (%s)\n' "$german"
+    done
 
-cat <<EOF
+  cat <<MESSAGE
 
 Test set:               $scores
 Learning curves:        $run/curves.png
@@ -50,4 +60,35 @@ What to try next
   $python -m transformer_jax.train_wmt --config=configs/wmt/multi30k.py --workdir=runs/mine \\
       --config.data.train_source=FILE --config.data.train_target=FILE --config.data.valid_source=FILE --config.data.valid_target=FILE
   $python -m transformer_jax.dry_run --config=configs/wmt/big.py --devices=8
-EOF
+  launch/quickstart.sh gpt
+MESSAGE
+}
+
+show_gpt() {
+  echo "evaluating on held-out files" >&2
+  scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
+import json, sys
+found = json.load(sys.stdin)
+print("{bits_per_byte:.2f} bits per byte, perplexity {perplexity:.1f} a token ({bytes:,} bytes, windows of {length} that slide by {stride})".format(**found))')
+
+  for prompt in "def " "class " "import "; do
+    echo
+    tool generate --prompt="$prompt" --max_tokens=100 --temperature=0.7 --top_p=0.95 2> /dev/null
+    echo "--------"
+  done
+
+  cat <<MESSAGE
+
+Test set:               $scores
+Learning curves:        $run/curves.png
+
+What to try next
+  $python -m transformer_jax.generate --workdir=$run --prompt="    def __init__(self" --max_tokens=200 --temperature=0.5
+  $python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=runs/mine --config.data.corpus= \\
+      --config.data.train_files='FILE,FILE' --config.data.valid_files=FILE
+  $python -m transformer_jax.dry_run --config=configs/gpt/gpt3.py:175b --devices=8 --config.mesh.tensor=8
+  launch/quickstart.sh
+MESSAGE
+}
+
+"show_$family"

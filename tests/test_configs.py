@@ -5,11 +5,16 @@ import pytest
 
 from tests.conftest import TINY, write_pairs
 from transformer_jax import config as configs
+from transformer_jax.data.rows import Phase
 from transformer_jax.training.loop import run
 from transformer_jax.workdir import make_task
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
-ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"]}
+ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"], "gpt/shakespeare_char.py": ["gpu", "cpu"],
+             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"]}  # made tiny, the other sizes are the same
+KEPT = ("model.dropout", "optimizer.warmup_steps")  # the rest of TINY is sizes
+GPT = {"model.vocab_size": 300, "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.head_dim": 8, "model.max_length": 32, "task.length": 16,
+       "train.first_batch": 0, "train.ramp_steps": 0, "data.mixture": ()}
 
 
 def cases():
@@ -21,9 +26,15 @@ def cases():
 @pytest.mark.parametrize("case", list(cases()))
 def test_two_steps(case, tmp_path):
     config = configs.load(str(CONFIGS / case))
-    keep = ("model.dropout", "optimizer.warmup_steps")  # the rest of TINY is sizes
-    tiny = {**{k: v for k, v in TINY.items() if k not in keep}, "train.num_steps": 2, "data.cache": str(tmp_path / "cache"), "data.tfds_name": None, "data.corpus": "",
-            **write_pairs(tmp_path / "text")}
+    text = write_pairs(tmp_path / "text")
+    tiny = {k: v for k, v in TINY.items() if k not in KEPT} | {"train.num_steps": 2, "data.cache": str(tmp_path / "cache"), "data.tfds_name": None, "data.corpus": ""}
+    if config.task.name == "causal_lm":
+        files = text if config.data.marker else {f"data.{split}_files": text[f"data.{split}_source"] for split in ("train", "valid")}
+        tiny = {k: v for k, v in tiny.items() if k in configs.schema("gpt", "causal_lm")} | GPT | files | {"data.tokenizer": config.data.tokenizer}
+        tiny["task.sample_tokens"] = min(config.task.sample_tokens, 8)
+        tiny["model.local_window"] = config.model.local_window and 4
+    else:
+        tiny |= text
     for key, value in tiny.items():
         configs.set_key(config, key, value)
     found = run(config, make_task(config), tmp_path / "run")
@@ -47,3 +58,27 @@ def test_the_papers_values():
         assert adam.learning_rate == pytest.approx((config.model.d_model * 4000) ** -0.5)
         assert 24_000 < config.train.batch * task.target_length < 26_000
         assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (6, 6)
+
+
+def test_gpt_3s_tables():
+    """Tables 2.1 and 2.2 and appendix B of Brown et al. 2020, read back from the configs."""
+    table = {"125m": (12, 768, 12, 64, 0.5, 6e-4), "350m": (24, 1024, 16, 64, 0.5, 3e-4), "760m": (24, 1536, 16, 96, 0.5, 2.5e-4), "1.3b": (24, 2048, 24, 128, 1, 2e-4),
+             "2.7b": (32, 2560, 32, 80, 1, 1.6e-4), "6.7b": (32, 4096, 32, 128, 2, 1.2e-4), "13b": (40, 5140, 40, 128, 2, 1e-4), "175b": (96, 12288, 96, 128, 3.2, 6e-5)}
+    for size, (layers, width, heads, head_dim, batch, rate) in table.items():
+        config = configs.load(str(CONFIGS / f"gpt/gpt3.py:{size}"))
+        model, train, adam = config.model, config.train, config.optimizer
+        assert (model.num_layers, model.d_model, model.num_heads, model.head_dim, model.max_length, adam.learning_rate) == (layers, width, heads, head_dim, 2048, rate)
+        assert train.batch * 2048 == pytest.approx(batch * 1e6, rel=0.06) and train.first_batch * 2048 == 32_768
+        phase = Phase([], train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
+        tokens = lambda steps: 2048 * phase.before(steps)
+        assert tokens(train.num_steps) == pytest.approx(300e9, rel=1e-4) and tokens(adam.decay_steps) == pytest.approx(260e9, rel=1e-4)
+        assert tokens(adam.warmup_steps) == pytest.approx(375e6, rel=1e-3) and 4e9 <= tokens(train.ramp_steps) <= 12.01e9
+        assert (adam.b1, adam.b2, adam.eps, adam.clip_norm, adam.weight_decay, adam.schedule, adam.final_fraction) == (0.9, 0.95, 1e-8, 1.0, 0.1, "cosine", 0.1)
+        assert [weight for _, weight in config.data.mixture] == [60, 22, 8, 8, 3] and not config.data.mask_documents
+
+
+def test_gpts_published_values():
+    one, two = configs.load(str(CONFIGS / "gpt/gpt1.py")), configs.load(str(CONFIGS / "gpt/gpt2.py:1558m"))
+    assert (one.model.norm_position, one.model.max_length, one.train.batch, one.optimizer.learning_rate, one.optimizer.warmup_steps, one.optimizer.weight_decay) == \
+        ("post", 512, 64, 2.5e-4, 2000, 0.01)
+    assert (two.model.norm_position, two.model.scaled_init, two.model.max_length, two.model.vocab_size, two.train.batch) == ("pre", True, 1024, 50_257, 512)

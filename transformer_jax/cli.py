@@ -88,13 +88,8 @@ def train(task_name: str) -> None:
     if config.task.name != task_name:
         raise UserError(f"--config={FLAGS.config}: config.task.name={config.task.name!r}, this trainer's is {task_name!r}")
     from transformer_jax import workdir
-    from transformer_jax.training import loop
 
-    task = workdir.make_task(config, FLAGS.workdir)
-    program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
-    with workdir.held(FLAGS.workdir):
-        workdir.record(config, task, FLAGS.workdir)
-        loop.run(config, task, FLAGS.workdir, program)
+    workdir.train(config, FLAGS.workdir)
 
 
 def _take_overrides(argv: list[str]) -> list[str]:

@@ -47,6 +47,7 @@ class Data:
     mixture: tuple = ()  # instead of train_files: ((files, weight), ...), whole weights of how many rows come from each
     split_on: Literal["blank_line", "line", "file"] = "blank_line"  # what ends a document in a text file
     text_field: str = "text"  # where the text is in JSON lines and TFDS sets
+    marker: str = ""  # sentence pairs become documents SOURCE marker TARGET of a language model, e.g. "<to-de>" or "<summarize>"
     mask_documents: bool = False  # no attention across documents in a row, and positions count from each one's start
     train_source: str | None = None  # text files, one sentence a line; line n of source and target belong together
     train_target: str | None = None

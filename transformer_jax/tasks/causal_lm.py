@@ -19,7 +19,7 @@ from transformer_jax.config import UserError, build_model
 from transformer_jax.data import documents, rows, tokenizers, windows
 from transformer_jax.decoding.sampling import Sampling, Texts, sample
 from transformer_jax.losses import cross_entropy, token_log_probs
-from transformer_jax.progress import track
+from transformer_jax.progress import say, track
 
 _BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
 _LOOK = 8  # tokens written between two looks at what stands
@@ -35,12 +35,15 @@ class CausalLM:
     config: ConfigDict
     tokenizer_folder: Path | None
     length: int = 1024  # tokens of a row
+    sample_tokens: int = 0  # of a text written and shown at each evaluation
 
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
         if not 2 <= self.length <= self.model.max_length:
             raise UserError(f"config.task.length={self.length}: must be from 2 to config.model.max_length={self.model.max_length}")
+        if not 0 <= self.sample_tokens < self.model.max_length:
+            raise UserError(f"config.task.sample_tokens={self.sample_tokens}: must be less than config.model.max_length={self.model.max_length}")
         if not 0 <= self.config.decode.stride <= self.length:
             raise UserError(f"config.decode.stride={self.config.decode.stride}: at most config.task.length={self.length}")
 
@@ -115,6 +118,11 @@ class CausalLM:
         return _measures(means["loss"], meta)
 
     def evaluations(self):
+        return {"sample": self._show_sample} if self.sample_tokens else {}
+
+    def _show_sample(self, params) -> dict:
+        found = next(self.generate(params, [""], max_tokens=self.sample_tokens, how=Sampling(temperature=0.8)))
+        say(f"a sample:\n{found.text}")
         return {}
 
     def flops(self, phase: int = 0) -> float:

@@ -1,0 +1,39 @@
+"""What the benchmarks share: their flags, the table they print and the JSON they write."""
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib import metadata
+
+
+def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str]) -> None:
+    """Runs the cases (tiny -> rows) that --case picks. A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better)."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="write machine, versions, command and rows to this file")
+    parser.add_argument("--case", choices=list(cases), action="append", help="only this case; may be given several times")
+    parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.case or cases:
+        for row in cases[name](arguments.tiny):
+            rows.append(row)
+            against = f"{_shown(row['peer']):>14} {row['peer_name']:24} {row['ratio']:6.2f}" if "peer" in row else ""
+            print(f"{row['case']:44} {_shown(row['ours']):>14} {row['unit']:10} {against}", flush=True)
+    if arguments.json:
+        record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
+                  "versions": {name: metadata.version(name) for name in libraries}, "command": sys.argv, "rows": rows}
+        with open(arguments.json, "w") as out:
+            json.dump(record, out, indent=2)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
