@@ -34,6 +34,7 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],  # the latter: TFDS imports it without declaring it
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
+    "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "test": ["pytest>=8"],
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }

@@ -45,6 +45,24 @@ def build_config(folder, **overrides):
     return config
 
 
+TEXT = ["the cat sat on the mat.", "a dog ran to the cat and sat.", "the dog sat. a cat ran.", "to the mat the dog ran."]
+
+
+def build_gpt(folder, **overrides):
+    """A tiny GPT's config over a small text of its own; overrides like model__dropout=0.1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", 60), ("valid", 9)):
+        (folder / f"{name}.txt").write_text("\n\n".join(" ".join(TEXT[(i * j) % 4] for j in range(1, 3 + i % 3)) for i in range(count)))
+    config = configs.experiment(
+        model=dict(name="gpt", vocab_size=300, d_model=32, num_layers=2, num_heads=2, max_length=64, dropout=0.1, attention_dropout=0.1),
+        task=dict(name="causal_lm", length=32), data=dict(tokenizer="byte_bpe", train_files=f"{folder}/train.txt", valid_files=f"{folder}/valid.txt", cache=f"{folder}/cache"),
+        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30), optimizer=dict(learning_rate=1e-2, warmup_steps=10), checkpoint=dict(every=30), decode=dict(batch=4))
+    for key, value in overrides.items():
+        configs.set_key(config, key.replace("__", "."), value)
+    configs.validate(config)
+    return config
+
+
 @pytest.fixture
 def tiny(tmp_path):
     """tiny(**overrides) -> config, all its files below tmp_path."""

@@ -128,3 +128,15 @@ def test_the_script_says_how_it_is_used(arguments):
     done = subprocess.run(["bash", ROOT / "launch" / "prepare_tfds.sh", *arguments], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("usage: ") and done.stderr.count("\n") == 1
+
+
+def test_running_text_of_a_prepared_set(prepare, tmp_path):
+    from transformer_jax.data import documents
+
+    prepare(0)
+    config = experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"})
+    assert sorted(documents.documents(config.data, "train")) == sorted(german for _, german in SPLITS["train"])
+    assert documents.documents(config.data, "test") is None
+    config.data.text_field = "text"
+    with pytest.raises(UserError, match="no feature 'text', only .*config.data.text_field"):
+        list(documents.documents(config.data, "valid"))

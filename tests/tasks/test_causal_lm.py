@@ -7,30 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax import config as configs
+from tests.conftest import build_gpt as build
 from transformer_jax.config import UserError
 from transformer_jax.decoding.sampling import Sampling
+from tests.training.test_step import losses as first_losses
+from transformer_jax.training import batches, state as states
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task, open_run, record
 
-TEXT = ["the cat sat on the mat.", "a dog ran to the cat and sat.", "the dog sat. a cat ran.", "to the mat the dog ran."]
 GREEDY = Sampling(temperature=0)
+GOLDEN = [5.729919, 5.611233, 5.428472]
 PROMPTS = ["the ", "a dog", "", "the dog sat. a cat ran to the"]
-
-
-def build(folder, **overrides):
-    """A tiny GPT's config over a small text of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, count in (("train", 60), ("valid", 9)):
-        (folder / f"{name}.txt").write_text("\n\n".join(" ".join(TEXT[(i * j) % 4] for j in range(1, 3 + i % 3)) for i in range(count)))
-    config = configs.experiment(
-        model=dict(name="gpt", vocab_size=300, d_model=32, num_layers=2, num_heads=2, max_length=64, dropout=0.1, attention_dropout=0.1),
-        task=dict(name="causal_lm", length=32), data=dict(tokenizer="byte_bpe", train_files=f"{folder}/train.txt", valid_files=f"{folder}/valid.txt", cache=f"{folder}/cache"),
-        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30), optimizer=dict(learning_rate=1e-2, warmup_steps=10), checkpoint=dict(every=30), decode=dict(batch=4))
-    for key, value in overrides.items():
-        configs.set_key(config, key.replace("__", "."), value)
-    configs.validate(config)
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +206,65 @@ def test_what_a_larger_model_adds_is_named_as_new(trained, tmp_path, capsys):
     config = build(tmp_path, init_from=str(workdir), train__num_steps=1, model__norm_position="post")
     run(config, make_task(config), tmp_path / "run")
     assert "2 dropped, not in this model: norm/bias, norm/scale" in capsys.readouterr().err
+
+
+# the loop's promises, for this family
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    config = build(folder, train__accumulation=2, **SHARDED)
+    return folder, first_losses(config)[0]
+
+
+SHARDED = dict(model__vocab_multiple=8, model__local_window=8, data__mask_documents=True)
+
+
+def test_golden_first_losses(reference):
+    """float32 on CPU; a change here is a change of initialisation, data order, tokenizer or model."""
+    np.testing.assert_allclose(reference[1], GOLDEN, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [dict(data=4), dict(data=2, tensor=2), dict(fsdp=4), dict(data=2, fsdp=2, tensor=2)], ids=str)
+def test_equal_losses_on_every_mesh(reference, mesh):
+    """With dropout, accumulation, masked documents and a local window on."""
+    folder, expected = reference
+    config = build(folder, train__accumulation=2, **SHARDED, **{f"mesh__{axis}": size for axis, size in mesh.items()})
+    np.testing.assert_allclose(first_losses(config, devices=math.prod(mesh.values()))[0], expected, atol=1e-5, rtol=0)
+
+
+def test_resuming_equals_running_straight_with_a_growing_batch_and_a_mixture(tmp_path):
+    (tmp_path / "b.txt").write_text("\n\n".join(f"numbers {i} {i * i}." for i in range(80)))
+    overrides = dict(data__train_files=None, data__mixture=((f"{tmp_path}/train.txt", 2), (f"{tmp_path}/b.txt", 1)), train__first_batch=2, train__ramp_steps=6,
+                     train__num_steps=8, train__log_every=4, train__eval_every=4, checkpoint__every=4)
+
+    def finish(folder, *stops):
+        (tmp_path / folder).mkdir()
+        for stop in stops:
+            config = build(tmp_path, **{**overrides, "train__num_steps": stop, "optimizer__schedule": "constant"})
+            task = make_task(config)
+            run(config, task, tmp_path / folder, Program.of(config, task, jax.devices()[:2]))
+        return open_at(config, tmp_path / folder)
+
+    straight, resumed = finish("straight", 8), finish("resumed", 5, 8)
+    jax.tree.map(np.testing.assert_array_equal, straight, resumed)
+
+
+def open_at(config, folder):
+    from transformer_jax.training.checkpoint import Checkpoints
+    from transformer_jax.training.state import abstract_params
+
+    return Checkpoints(folder / "checkpoints", config.checkpoint, read_only=True).restore_params(abstract_params(make_task(config)), 8)
+
+
+def test_one_batch_can_be_overfitted(tmp_path):
+    config = build(tmp_path, model__dropout=0.0, model__attention_dropout=0.0, train__num_steps=150)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:1])
+    state = states.init(task, program.tx, program.state)
+    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, 0, 1))
+    for _ in range(150):
+        state = program.train_step(state.replace(metrics=states.zeros(program.state.metrics)), batch)
+    loss, count = state.metrics["loss"]
+    assert float(loss) / float(count) < 0.1
