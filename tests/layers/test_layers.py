@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.attention import Attention, dot_product
+from transformer_jax.layers.attention import Attention, causal_blocks, dot_product
 from transformer_jax.layers.embeddings import sinusoids
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.masks import Mask
@@ -93,3 +93,13 @@ def test_attention_cache_holds_rows_at_different_positions():
     one = jnp.stack([x[0, 3], x[1, 2]])[:, None]  # row 0 goes on to slot 3, row 1 writes slot 2 again
     y, _ = attention.apply({**variables, **cache}, one, mask=Mask(causal=True, query_slots=jnp.array([[3], [2]])), decode=8, mutable=["cache"])
     np.testing.assert_allclose(y[:, 0], jnp.stack([whole[0, 3], whole[1, 2]]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 100, 600])
+@pytest.mark.parametrize("segments, window", [(False, None), (True, None), (True, 20)])
+def test_causal_blocks_equal_the_whole_and_so_do_their_gradients(length, segments, window):
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, length, 2, 4))
+    ids = jnp.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1) if segments else None
+    mask = Mask(causal=True, window=window and jnp.int32(window), query_segments=ids, key_segments=ids)
+    for ours, whole in zip(*(jax.tree.leaves(jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())((q, k, v))) for kernel in (causal_blocks, dot_product))):
+        np.testing.assert_allclose(ours, whole, rtol=1e-4, atol=1e-4)

@@ -17,6 +17,12 @@ class Mask:
     key_segments: jax.Array | None = None  # (B, K) int32; without query_segments: any non-zero key is seen
     query_slots: jax.Array | None = None  # (B, Q) int32, slots of the queries among the keys; default 0..Q-1
 
+    def block(self, start: int, stop: int) -> "Mask":
+        """Of the queries from start to stop and the keys up to stop: all that these queries see, if the mask is causal and keys are as many as queries."""
+        queries = None if self.query_segments is None else self.query_segments[:, start:stop]
+        keys = None if self.key_segments is None else self.key_segments[:, :stop]
+        return self.replace(query_segments=queries, key_segments=keys, query_slots=jnp.arange(start, stop)[None])
+
     def dense(self, num_queries: int, num_keys: int) -> jax.Array | None:
         """Boolean (B or 1, 1, Q, K), True where seen; None where all is seen."""
         seen = None
