@@ -4,6 +4,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax import sharding
 from transformer_jax.layers.linear import Dropout, Linear
@@ -47,10 +48,11 @@ def attention_weights(q: jax.Array, k: jax.Array, mask: Mask) -> jax.Array:
 class Attention(nn.Module):
     """Attention from x to `memory`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
 
-    Decoding: `decode` is the number of slots of the cache (0: none). Self-attention writes the keys and
-    values of x to the slots `mask.query_slots` of the "cache" and attends to all slots the mask shows. Cross-attention keeps
-    those of `memory` in the "memory" collection the first time; later calls pass no memory. There may be several rows of x to
-    each row of memory, standing together (the beams of a beam search): they are queries to the same keys.
+    Decoding: `decode` is the number of slots of the cache (0: none). Self-attention writes the keys and values of x to the
+    slots `mask.query_slots` of the "cache" and attends to all slots the mask shows. Cross-attention keeps those of `memory` in
+    the "memory" collection the first time; later calls pass no memory. There may be several rows of x to each row of memory,
+    standing together (the beams of a beam search): they are queries to the same keys. Behind the first call, a layer of a
+    stack finds the collections of all its layers, and its own place in them is `layer`: so they are changed in place.
     """
 
     num_heads: int
@@ -63,7 +65,8 @@ class Attention(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, memory: jax.Array | None = None, *, mask: Mask, train: bool = False, decode: int = 0) -> jax.Array:
+    def __call__(self, x: jax.Array, memory: jax.Array | None = None, *, mask: Mask, train: bool = False, decode: int = 0,
+                 layer: jax.Array | None = None) -> jax.Array:
         heads = (self.num_heads, self.head_dim)
         model = (x.shape[-1],)
 
@@ -73,16 +76,18 @@ class Attention(nn.Module):
 
         q = project("query", x)
         if decode and self.cross and memory is None:
-            k, v = self.get_variable("memory", "keys"), self.get_variable("memory", "values")
+            k, v = (self.get_variable("memory", name)[_of(layer)] for name in ("keys", "values"))
         else:
             source = memory if self.cross else x
             k, v = project("key", source), project("value", source)
         if decode and self.cross:
-            self.put_variable("memory", "keys", k)
-            self.put_variable("memory", "values", v)
+            if memory is not None:
+                self.put_variable("memory", "keys", k)
+                self.put_variable("memory", "values", v)
             q = q.reshape(k.shape[0], -1, *heads)
         elif decode:
-            k, v = self._remember("keys", k, mask.query_slots, decode), self._remember("values", v, mask.query_slots, decode)
+            k = self._remember("keys", k, (0, 2, 3, 1), mask.query_slots, decode, layer)  # (B, H, D, K): as the product with queries wants it
+            v = self._remember("values", v, (0, 2, 1, 3), mask.query_slots, decode, layer)  # (B, H, K, D): as that with weights does
         dropout = Dropout(self.dropout, name="weight_dropout")
         if self.is_mutable_collection("intermediates"):
             self.sow("intermediates", "weights", attention_weights(q, k, mask))
@@ -91,9 +96,20 @@ class Attention(nn.Module):
         y = kernel(q, k, v, mask, lambda w: dropout(w, train=train)).reshape(*x.shape[:-1], *heads)
         return Linear(heads, model, ("heads", "head_dim", "embed"), self.use_bias, self.output_init or self.kernel_init, self.dtype, name="out")(y)
 
-    def _remember(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int) -> jax.Array:
-        """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache; returns the whole cache (B, K, H, D)."""
-        batch, _, *heads = new.shape
-        cache = self.variable("cache", name, jnp.zeros, (batch, num_slots, *heads), new.dtype)
-        cache.value = cache.value.at[jnp.arange(batch)[:, None], slots].set(new)
-        return cache.value
+    def _remember(self, name: str, new: jax.Array, order: tuple[int, ...], slots: jax.Array, num_slots: int, layer: jax.Array | None) -> jax.Array:
+        """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache, whose axes stand in `order`; returns the whole cache (B, K, H, D)."""
+        rows = jnp.arange(len(new))[:, None]
+        place = (rows, *(slots if axis == 1 else slice(None) for axis in order[1:]))
+        if self.has_variable("cache", name):
+            whole = self.get_variable("cache", name).at[*_of(layer), *place].set(new)
+            self.put_variable("cache", name, whole)
+            return whole[_of(layer)].transpose(np.argsort(order))
+        batch, _, heads, size = new.shape
+        shape = np.array((batch, num_slots, heads, size))[list(order)]
+        cache = self.variable("cache", name, lambda: jnp.zeros(shape, new.dtype).at[place].set(new))
+        return cache.value.transpose(np.argsort(order))
+
+
+def _of(layer: jax.Array | None) -> tuple:
+    """The index of a layer in what its stack keeps; outside a stack there is nothing to choose."""
+    return () if layer is None else (layer,)

@@ -37,7 +37,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, memory: jax.Array | None = None, *, mask: Mask, cross_mask: Mask | None = None,
-                 train: bool = False, decode: int = 0) -> jax.Array:
+                 train: bool = False, decode: int = 0, layer: jax.Array | None = None) -> jax.Array:
         def residual(x, sublayer, name):
             norm = self.norm(name=f"{name}_norm")
             y = sublayer(norm(x) if self.norm_position == "pre" else x)
@@ -46,10 +46,10 @@ class Block(nn.Module):
             return sharding.constrain(x, "batch", "length", None)
 
         attention = self.attention(name="attention")
-        x = residual(x, lambda y: attention(y, mask=mask, train=train, decode=decode), "attention")
+        x = residual(x, lambda y: attention(y, mask=mask, train=train, decode=decode, layer=layer), "attention")
         if self.cross_attention is not None:
             cross = self.cross_attention(name="cross_attention")
-            x = residual(x, lambda y: cross(y, memory, mask=cross_mask, train=train, decode=decode), "cross_attention")
+            x = residual(x, lambda y: cross(y, memory, mask=cross_mask, train=train, decode=decode, layer=layer), "cross_attention")
         mlp = self.mlp(name="mlp")
         return residual(x, lambda y: mlp(y, train=train), "mlp")
 
@@ -69,13 +69,18 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *args, mask: Mask, train: bool = False, decode: int = 0, **kwargs) -> jax.Array:
-        def layer(block, x, window):
-            return block(x, *args, mask=mask.replace(window=window), train=train, decode=decode, **kwargs), None
+        def layer(block, x, number_and_window):
+            number, window = number_and_window
+            return block(x, *args, mask=mask.replace(window=window), train=train, decode=decode, layer=number, **kwargs), None
 
         if self.remat != "none":
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
-        scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, variable_axes={"params": 0, "cache": 0, "memory": 0, "intermediates": 0},
-                       split_rngs={"params": True, "dropout": True}, metadata_params={nn.PARTITION_NAME: "layers"})
+        # what decoding keeps is stacked by the first call and handed through whole by the others: taking it apart would copy it at each token
+        going_on = decode and self.has_variable("cache", "layers")
+        stacked = {"params": 0, "intermediates": 0}
+        kept = dict(variable_axes=stacked, variable_carry="cache", variable_broadcast="memory") if going_on else dict(variable_axes=stacked | {"cache": 0, "memory": 0})
+        scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, split_rngs={"params": True, "dropout": True},
+                       metadata_params={nn.PARTITION_NAME: "layers"}, **kept)
         local = [_NO_WINDOW if w is None else w for w in itertools.islice(itertools.cycle(self.windows), self.num_layers)]
         windows = None if set(local) == {_NO_WINDOW} else jnp.array(local, jnp.int32)
-        return scan(self.block(name="layers"), x, windows)[0]
+        return scan(self.block(name="layers"), x, (jnp.arange(self.num_layers) if going_on else None, windows))[0]
