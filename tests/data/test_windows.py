@@ -4,8 +4,11 @@ import types
 import numpy as np
 import pytest
 
+from tests.conftest import build_gpt
+from tests.data.test_store import gcs, server  # noqa: F401: fixtures
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers, windows
+from transformer_jax.workdir import make_task
 
 
 def fake(size, eos_every=7):
@@ -126,3 +129,13 @@ def test_an_empty_text_is_refused(tmp_path):
     tokenizer = tokenizers.train(Text(["a"]), "characters", 20)
     with pytest.raises(UserError, match="no document"):
         windows.tokenised(Text([]), data(tmp_path), tokenizer, "valid")
+
+
+def test_prepared_in_a_bucket_it_is_found_there_again(gcs, tmp_path, monkeypatch):
+    config = build_gpt(tmp_path, data__cache="gs://bucket/prepared")
+    rows = make_task(config).rows()
+    assert any("tokenizer-" in name for name in gcs.objects) and any("text-train-" in name for name in gcs.objects)
+    monkeypatch.setattr(tokenizers, "train", None)
+    monkeypatch.setattr(windows, "_blocks", None)  # neither is done again
+    again = make_task(config).rows()
+    np.testing.assert_array_equal(rows.train.batch(3, [0, 5])["tokens"], again.train.batch(3, [0, 5])["tokens"])
