@@ -24,7 +24,7 @@ def plain(hidden, table, bias, smoothing):
 
 @pytest.mark.parametrize("bias", [None, BIAS], ids=["no bias", "bias"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("limit, chunks", [(10**9, 1), (B * V * 4, 2), (1, L)])
+@pytest.mark.parametrize("limit, chunks", [(10**9, 1), (B * V * 4, 2), (1, L), (B * V * 3, 3)])
 def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, limit, chunks):
     monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)

@@ -39,7 +39,7 @@ class Data:
     cache: str = "~/.cache/transformer_jax/data"  # token stores and trained tokenizers
     rebuild: bool = False  # discard this run's token stores and build them again (damaged data)
     seed: int = 0  # order of the rows, and everything drawn inside a row
-    corpus: Literal["", "grammar", "python"] = ""  # a built-in corpus instead of files: sentence pairs, or the standard library's sources
+    corpus: Literal["", "grammar", "python", "pydoc"] = ""  # a built-in corpus instead of files: sentence pairs, the standard library's sources, their documentation
     corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
     train_files: str | None = None  # running text: paths and patterns, separated by commas; *.jsonl: JSON objects, one a line
     valid_files: str | None = None
@@ -48,6 +48,7 @@ class Data:
     split_on: Literal["blank_line", "line", "file"] = "blank_line"  # what ends a document in a text file
     text_field: str = "text"  # where the text is in JSON lines and TFDS sets
     marker: str = ""  # sentence pairs become documents SOURCE marker TARGET of a language model, e.g. "<to-de>" or "<summarize>"
+    sentences: Literal["line", "punctuation"] = "line"  # where the sentences of a document end
     mask_documents: bool = False  # no attention across documents in a row, and positions count from each one's start
     train_source: str | None = None  # text files, one sentence a line; line n of source and target belong together
     train_target: str | None = None
@@ -59,7 +60,8 @@ class Data:
     tfds_dir: str | None = None  # the data_dir it was prepared in
     source_language: str = "en"  # features of the TFDS set
     target_language: str = "de"
-    tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters"] = "unigram"  # what is trained on the text; the first two are SentencePiece
+    tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"  # what is trained on the text; the first two are SentencePiece
+    cased: bool = False  # wordpiece: keep case and accents
     tokenizer_files: str | None = None  # instead of training: a folder with encoder.json and vocab.bpe (GPT-2), or vocab.json and merges.txt
 
 
@@ -78,7 +80,7 @@ class Train:
 
 @dataclasses.dataclass
 class Optimizer:
-    name: Literal["adam", "adamw"] = "adamw"
+    name: Literal["adam", "adamw", "lamb"] = "adamw"
     learning_rate: float = 1e-3  # peak
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"  # after a linear warm-up
     warmup_steps: int = 0
@@ -87,7 +89,7 @@ class Optimizer:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.0  # on kernels and embeddings; adamw only
+    weight_decay: float = 0.0  # on kernels and embeddings; not with adam
     clip_norm: float = 0.0  # global gradient norm; 0: no clipping
 
 
@@ -125,7 +127,7 @@ SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": 
 
 # What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
 MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite", "checkpoint.", "mesh.", "decode.",
-              "data.cache", "data.rebuild", "data.tokenizer_files", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
+              "data.cache", "data.rebuild", "data.tokenizer_files", "data.mixture", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
 
 
 def named_class(section: Literal["model", "task"], name: str) -> type:
@@ -243,11 +245,18 @@ def load_module(file: str | pathlib.Path) -> types.ModuleType:
     return module
 
 
+def choice(argument: str, choices):
+    """`choices[argument]`, for config files that take an argument."""
+    if argument not in choices:
+        raise UserError(f"no {argument!r}{_suggest(argument, [*choices])}; there are: {', '.join(choices)}")
+    return choices[argument]
+
+
 def validate(config: ConfigDict) -> None:
     """Refuses what can be known to be wrong without devices or data. Mesh and shapes: `sharding.check`."""
     model, train = config.model, config.train
     for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every",
-                "checkpoint.every", "checkpoint.keep", "decode.batch", "decode.beam", "decode.average", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k in ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll"))):
+                "checkpoint.every", "checkpoint.keep", "decode.batch", "decode.beam", "decode.average", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k in ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll", "local_window", "vocab_multiple")), "optimizer.decay_steps"):
         if get(config, key) is not None and get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
     for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra", "decode.alpha"):
@@ -257,6 +266,8 @@ def validate(config: ConfigDict) -> None:
     for key in (*fractions, "optimizer.b1", "optimizer.b2"):
         if not 0 <= get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
+    if not 0 <= config.optimizer.final_fraction <= 1:
+        raise UserError(f"config.optimizer.final_fraction={config.optimizer.final_fraction}: must be from 0 to 1")
     every, evaluated = config.checkpoint.every, train.eval_every
     if config.checkpoint.best_metric and every % evaluated and evaluated % every:
         raise UserError(f"config.checkpoint.every={every} and config.train.eval_every={evaluated}: one must be a multiple of the other, "
@@ -271,7 +282,7 @@ def validate(config: ConfigDict) -> None:
     if train.batch % train.accumulation:
         raise UserError(f"config.train.accumulation={train.accumulation} does not divide config.train.batch={train.batch}")
     if config.optimizer.name == "adam" and config.optimizer.weight_decay:
-        raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw")
+        raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw or lamb")
 
 
 def get(config: ConfigDict, key: str) -> Any:

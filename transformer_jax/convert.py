@@ -11,7 +11,7 @@ import shutil
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax import cli, config as configs
 from transformer_jax.config import UserError
 from transformer_jax.progress import say
 
@@ -25,17 +25,16 @@ def main() -> None:
     options = cli.FLAGS
     if bool(options.from_hf) == bool(options.to_hf):
         raise UserError("give --from_hf=DIR or --to_hf=DIR, one of them")
-    overrides = cli.overrides(allowed=("decode.average",))
-    if options.from_hf and (overrides or options["step"].present):
-        raise UserError("--step and --config.decode.average go with --to_hf")
+    if options.from_hf and options["step"].present:
+        raise UserError("--step goes with --to_hf")
     if options.from_hf:
-        from_hf(options.from_hf, options.workdir)
+        from_hf(options.from_hf, options.workdir, cli.overrides(allowed=("model.vocab_multiple",)))
     else:
-        to_hf(options.workdir, options.to_hf, options.step, overrides)
+        to_hf(options.workdir, options.to_hf, options.step, cli.overrides(allowed=("decode.average",)))
 
 
-def from_hf(folder, target) -> None:
-    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0."""
+def from_hf(folder, target, overrides=()) -> None:
+    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0. `overrides` may set config.model.vocab_multiple."""
     import jax
     import numpy as np
 
@@ -51,9 +50,14 @@ def from_hf(folder, target) -> None:
         raise UserError(f"{folder / 'config.json'}: architectures={named}: only {' and '.join(families)} can be read")
     family = families[named[0]]
     with _appearing(target) as half:
-        task = workdir.make_task(family.to_ours(theirs, folder))
-        params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), state.abstract_params(task))
-        tensors.read(folder, tensors.views(params, family.table, task.model.num_layers), family.prefix, family.ignored)
+        config = family.to_ours(theirs, folder)
+        for key, value in overrides:
+            configs.set_key(config, key, value)
+        configs.validate(config)
+        task = workdir.make_task(config)
+        params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state.abstract_params(task))
+        filled = {**params, "token_embed": {"embedding": params["token_embed"]["embedding"][: task.model.vocab_size]}}  # a view: what fills up the vocabulary stays zero
+        tensors.read(folder, tensors.views(filled, family.table, task.model.num_layers), family.prefix, family.ignored)
         workdir.create(half, task, params)
 
 

@@ -33,7 +33,7 @@ def main() -> None:
     seconds = time.monotonic() - began
     memory = compiled.memory_analysis()
     print(json.dumps({
-        "params": sum(math.prod(p.shape) for p in jax.tree.leaves(program.state.params)) - getattr(task.model, "num_padding", int)(),
+        **_counts(task.model, program.state.params),
         "tokens_per_step": task.positions(0) * config.train.batch,
         "flops_per_step": task.flops(0) * config.train.batch,
         "bytes_per_device": {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
@@ -41,6 +41,18 @@ def main() -> None:
         "compile_seconds": round(seconds, 2),
         "mesh": dict(program.mesh.shape),
     }))
+
+
+def _counts(model, params) -> dict[str, int]:
+    """Parameters, without rows that only fill up a vocabulary; those of pre-training heads, where there are any, apart."""
+    import jax
+
+    size = lambda tree: sum(math.prod(p.shape) for p in jax.tree.leaves(tree))
+    counts = {"params": size(params) - getattr(model, "num_padding", int)()}
+    if heads := getattr(model, "HEADS", ()):
+        counts["params_heads"] = sum(size(params[name]) for name in heads)
+        counts["params_encoder"] = counts["params"] - counts["params_heads"]
+    return counts
 
 
 def _print_table(program) -> None:

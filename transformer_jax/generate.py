@@ -45,17 +45,16 @@ def main() -> None:
         for prompt, found in zip(shown, task.generate(params, continued, **settings)):
             print(json.dumps({"prompt": prompt, "text": found.text, "finished": found.finished, "tokens": found.tokens}, ensure_ascii=False), flush=True)
         return
-    written = ""
-    sys.stdout.write(options.prompt or "")
+    written = None
 
     def show(texts: list[str]) -> None:
         nonlocal written
         ready = texts[0].removesuffix("\ufffd")  # the rest of a character is still to come
         hold = max((n for s in options.stop for n in range(len(s)) if ready.endswith(s[:n])), default=0)  # what may become a stop string
         ready = ready[: len(ready) - hold]
-        sys.stdout.write(ready[len(written):])
+        sys.stdout.write((options.prompt or "") + ready if written is None else ready[len(written):])
         sys.stdout.flush()
-        written = max(written, ready, key=len)
+        written = max(written or "", ready, key=len)
 
     found, = task.generate(params, repeated, watch=show, **settings)
     print(found.text[len(written):])

@@ -1,5 +1,6 @@
 """Cross-entropy of the next token, fused with the output projection."""
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,10 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 def num_chunks(batch: int, length: int, vocab_size: int) -> int:
-    """The fewest equal parts of the length whose logits stay within the limit on a device."""
+    """The fewest parts of the length whose logits stay within the limit on a device."""
     here = batch * length * vocab_size / sharding.parts("batch") / sharding.parts("vocab")
     limit = max(CHUNK_LOGITS.get(jax.default_backend(), CHUNK_LOGITS_DEFAULT), CHUNK_TOKENS * vocab_size / sharding.parts("vocab"))
-    return next(n for n in range(1, length + 1) if length % n == 0 and (here / n <= limit or n == length))
+    return min(math.ceil(here / limit), length)
 
 
 def _scan_chunks(hidden, table, bias, labels, weights, label_smoothing, want_grads):
@@ -53,9 +54,11 @@ def _scan_chunks(hidden, table, bias, labels, weights, label_smoothing, want_gra
     if chunks == 1:
         sums, d_hidden, d_output = one(hidden, labels, weights)
         return sums, (d_hidden, d_output)
+    size = -(-length // chunks)
 
-    def split(x):  # (B, L, ...) -> (chunks, B, L / chunks, ...)
-        return jnp.moveaxis(x.reshape(batch, chunks, length // chunks, *x.shape[2:]), 1, 0)
+    def split(x):  # (B, L, ...) -> (chunks, B, size, ...); what fills up the last chunk has no weight
+        x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *[(0, 0)] * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
     def body(carry, chunk):
         sums, d_hidden, d_output = one(*chunk)
@@ -64,7 +67,7 @@ def _scan_chunks(hidden, table, bias, labels, weights, label_smoothing, want_gra
     zeros = ((jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, (table, bias)) if want_grads else None)
     (sums, d_output), d_hidden = jax.lax.scan(body, zeros, (split(hidden), split(labels), split(weights)))
     if want_grads:
-        d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape)
+        d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(batch, chunks * size, -1)[:, :length]
     return sums, (d_hidden, d_output)
 
 

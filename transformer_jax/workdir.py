@@ -46,6 +46,8 @@ def train(config, workdir) -> dict[str, float]:
     """The config's run, started or gone on with in `workdir`; returns its last evaluation."""
     task = make_task(config, workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
+    if config.init_from:
+        loop.initial_checkpoint(config, program)
     with held(workdir):
         record(config, task, workdir)
         return loop.run(config, task, workdir, program)
@@ -83,6 +85,8 @@ def record(config, task, workdir) -> None:
     fingerprint = json.loads(json.dumps(task.fingerprint()))
     if (workdir / "config.json").exists():
         recorded, was = read_config(workdir)
+        if was["train"] == []:
+            raise UserError(f"{workdir} holds a converted checkpoint: begin another run from it, with --config.init_from={workdir}")
         if changed := configs.differences(recorded, config):
             raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
         if changed := [part for part in fingerprint if fingerprint[part] != was.get(part)]:

@@ -7,7 +7,7 @@ python -m transformer_jax.train_gpt --config=configs/gpt/gpt2.py:124m --workdir=
 512 rows. Assumed, as the paper gives no more: the optimizer and learning rates of GPT-3's models of the size, and 300 billion tokens.
 With --config.data.tokenizer_files=DIR the published vocabulary is used (encoder.json and vocab.bpe), otherwise one is trained.
 """
-from transformer_jax.config import experiment
+from transformer_jax.config import choice, experiment
 
 SIZES = {  # layers, d_model, heads, learning rate
     "124m": (12, 768, 12, 6e-4),
@@ -18,7 +18,7 @@ SIZES = {  # layers, d_model, heads, learning rate
 
 
 def get_config(size="124m"):
-    num_layers, d_model, num_heads, learning_rate = SIZES[size]
+    num_layers, d_model, num_heads, learning_rate = choice(size, SIZES)
     return experiment(
         model=dict(name="gpt", vocab_size=50_257, d_model=d_model, num_layers=num_layers, num_heads=num_heads, max_length=1024, dropout=0.1, attention_dropout=0.1),
         task=dict(name="causal_lm", length=1024),

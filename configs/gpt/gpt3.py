@@ -9,7 +9,7 @@ of which model grows, 3.15 million tokens for "3.2M" (a multiple of 512 rows), n
 """
 import bisect
 
-from transformer_jax.config import experiment
+from transformer_jax.config import choice, experiment
 from transformer_jax.data.rows import Phase
 
 SIZES = {  # layers, d_model, heads, head_dim, rows of a batch, billions of tokens over which it grows, learning rate
@@ -27,7 +27,7 @@ MIXTURE = (("common_crawl/*.jsonl", 60), ("webtext2/*.jsonl", 22), ("books1/*.js
 
 
 def get_config(size="125m"):
-    num_layers, d_model, num_heads, head_dim, batch, growth, learning_rate = SIZES[size]
+    num_layers, d_model, num_heads, head_dim, batch, growth, learning_rate = choice(size, SIZES)
     updates = lambda phase, tokens: bisect.bisect_left(range(10**7), tokens / LENGTH, key=phase.before)
     growing = lambda steps: Phase([], batch, first_batch=FIRST_BATCH, ramp_steps=steps)
     ramp_steps = bisect.bisect_left(range(10**6), growth * 1e9 / LENGTH, key=lambda steps: growing(max(steps, 1)).before(steps))

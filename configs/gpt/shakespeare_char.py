@@ -7,12 +7,12 @@ python -m transformer_jax.train_gpt --config=configs/gpt/shakespeare_char.py:cpu
 Validation loss in windows that do not overlap, as nanoGPT's random ones: `cpu` 1.77 (nanoGPT's figure for this size is 1.88), 2,000 updates in 4 minutes on two busy CPU cores. `gpu` has not been
 trained here; nanoGPT reaches 1.4697 with its shape.
 """
-from transformer_jax.config import experiment
+from transformer_jax.config import choice, experiment
 
 
 def get_config(size="gpu"):
     """`gpu`: 6 layers of 384, blocks of 256; `cpu`: 4 layers of 128, blocks of 64."""
-    small = size == "cpu"
+    small = choice(size, {"gpu": False, "cpu": True})
     length = 64 if small else 256
     shape = dict(d_model=128, num_layers=4, num_heads=4, dropout=0.0) if small else dict(d_model=384, num_layers=6, num_heads=6, dropout=0.2)
     steps, rows, rate = (2000, 12, 3e-3) if small else (5000, 64, 1e-3)

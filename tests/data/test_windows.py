@@ -136,6 +136,6 @@ def test_prepared_in_a_bucket_it_is_found_there_again(gcs, tmp_path, monkeypatch
     rows = make_task(config).rows()
     assert any("tokenizer-" in name for name in gcs.objects) and any("text-train-" in name for name in gcs.objects)
     monkeypatch.setattr(tokenizers, "train", None)
-    monkeypatch.setattr(windows, "_blocks", None)  # neither is done again
+    monkeypatch.setattr(windows, "blocks", None)  # neither is done again
     again = make_task(config).rows()
     np.testing.assert_array_equal(rows.train.batch(3, [0, 5])["tokens"], again.train.batch(3, [0, 5])["tokens"])

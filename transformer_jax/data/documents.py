@@ -116,13 +116,17 @@ def documents(data, split: str):
 
     Raises UserError where files or features are not there, or where two sources are named.
     """
+    if split != "train" and data[f"{split}_files"]:
+        return files(data, f"config.data.{split}_files", data[f"{split}_files"])
     if data.marker:
+        if data.train_files or data.mixture:
+            raise UserError("config.data.marker is for sentence pairs: config.data.train_source and train_target, not train_files or mixture")
         pairs = sources.pairs(data, split)
         return pairs and recipes.Marked(pairs, data.marker)
     named = [key for key in ("corpus", "tfds_name", "train_files", "mixture") if data[key]]
     if len(named) > 1 or (not named and split == "train"):
         raise UserError("name one source of text: config.data.train_files, config.data.mixture, config.data.tfds_name and tfds_dir, "
-                        f"or config.data.corpus; now: {', '.join(named) or 'none'}")
+                        f"or config.data.corpus; now: {', '.join(named) or 'none'}" + (" (sentence pairs become text by config.data.marker)" if data.train_source else ""))
     if data.corpus:
         if data.corpus != "python":
             raise UserError(f"config.data.corpus={data.corpus}: no running text; there is: python")
@@ -159,7 +163,7 @@ def mixture(data) -> list[tuple[TextFiles, int]]:
     documents(data, "valid")  # refuses a second source beside the mixture
     parts = []
     for part in data.mixture:
-        if not isinstance(part, tuple) or len(part) != 2 or not isinstance(part[0], str) or not isinstance(part[1], int) or part[1] < 1:
+        if not isinstance(part, tuple) or len(part) != 2 or not isinstance(part[0], str) or not isinstance(part[1], int) or part[1] < 1 or not part[0]:
             raise UserError(f"config.data.mixture: {part!r} is not (files, whole weight of at least 1)")
         parts.append((files(data, "config.data.mixture", part[0]), part[1]))
     return parts

@@ -158,9 +158,9 @@ class PackedPairs:
         for side, own, pairs in (("source", is_source, lengths[::2]), ("target", ~is_source, lengths[1::2])):
             size = self.lengths[side == "target"]
             starts = np.cumsum(pairs) - pairs
-            row[side] = _padded(tokens[own], size)
-            row[f"{side}_positions"] = _padded(np.arange(pairs.sum()) - np.repeat(starts, pairs), size)
-            row[f"{side}_segment_ids"] = _padded(np.repeat(np.arange(1, len(pairs) + 1), pairs), size)
+            row[side] = padded(tokens[own], size)
+            row[f"{side}_positions"] = padded(np.arange(pairs.sum()) - np.repeat(starts, pairs), size)
+            row[f"{side}_segment_ids"] = padded(np.repeat(np.arange(1, len(pairs) + 1), pairs), size)
         row["labels"] = row["target"]
         row["target"] = np.roll(row["labels"], 1)
         row["target"][starts] = self.meta["bos_id"]
@@ -217,7 +217,8 @@ def _tokenised(source, tokenizer, source_length, target_length, split):
     return tuple(tuple(np.concatenate(parts) if parts else np.zeros(0, np.int64) for parts in both) for both in (sides, lengths)) + (skipped,)
 
 
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
+def padded(values: np.ndarray, size: int) -> np.ndarray:
+    """int32 (size,): the values, then zeros."""
     out = np.zeros(size, np.int32)
     out[: len(values)] = values
     return out

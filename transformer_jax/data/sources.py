@@ -78,15 +78,16 @@ def pairs(data, split: str):
     Raises UserError where the split's files or features are not there, or where two sources are named.
     """
     files = data[f"{split}_source"], data[f"{split}_target"]
+    own = split != "train" and any(files)  # a user's own text, beside whatever the run was trained on
     named = {key.partition("_")[0]: key for key in ("corpus", "tfds_name", "train_target", "train_source") if data[key]}
     if len(named) != 1:
         raise UserError("name one source of text: config.data.train_source and train_target, config.data.tfds_name and tfds_dir, "
                         f"or config.data.corpus; now: {', '.join(named.values()) or 'none'}")
-    if data.corpus:
+    if data.corpus and not own:
         if data.corpus != "grammar":
             raise UserError(f"config.data.corpus={data.corpus}: no sentence pairs; there is: grammar")
         return GrammarPairs(split, data.corpus_size if split == "train" else 1000)
-    if data.tfds_name:
+    if data.tfds_name and not own:
         found = tfds_folder(data, split)
         return found and TfdsPairs(*found, (data.source_language, data.target_language))
     if not any(files):
@@ -145,6 +146,8 @@ def tfds_examples(folder: str, split: str) -> Iterator[dict]:
 def decoded(text: bytes | str, where: str) -> str:
     if isinstance(text, str):
         return text
+    if not isinstance(text, bytes):
+        raise UserError(f"{where}: a {type(text).__name__} where text should be; config.data.text_field names the feature")
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError:

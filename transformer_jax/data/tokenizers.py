@@ -101,6 +101,8 @@ def trained(documents, data, vocab_size: int) -> Tokenizer:
 
 def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> Pair:
     """Tokenizers trained on the training pairs; shared if there is one vocabulary size. Kept in `config.data.cache`."""
+    if data.tokenizer not in ("unigram", "bpe"):
+        raise UserError(f"config.data.tokenizer={data.tokenizer}: sentence pairs take unigram or bpe")
     key = {"text": pairs.fingerprint(), "type": data.tokenizer, "sizes": [source_vocab_size, vocab_size], "sentencepiece": sentencepiece.__version__}
     one = lambda lines, size: SentencePiece.train(lines, size, data.tokenizer)
 

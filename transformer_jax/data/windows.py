@@ -87,7 +87,7 @@ def tokenised(text, data, tokenizer, name: str) -> store.Store:
     def fill(writer: store.Writer) -> dict:
         counts = writer.restart or {"tokens": 0, "documents": 0, "bytes": 0, "characters": 0}
         there = itertools.islice(text, counts["documents"], None)
-        for block in _blocks(track(there, f"tokenising {name} (documents)")):
+        for block in blocks(track(there, f"tokenising {name} (documents)")):
             encoded = [np.array([*ids, tokenizer.eos_id], np.uint32) for ids in tokenizer.encode(block)]
             writer.append(np.concatenate(encoded))
             added = {"tokens": sum(map(len, encoded)), "documents": len(block), "bytes": sum(len(t.encode()) for t in block), "characters": sum(map(len, block))}
@@ -103,7 +103,7 @@ def tokenised(text, data, tokenizer, name: str) -> store.Store:
     return stored
 
 
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
+def blocks(texts: Iterable[str]) -> Iterator[list[str]]:
     """The texts in lists of about _BLOCK characters."""
     block, size = [], 0
     for text in texts:

@@ -68,10 +68,12 @@ class Stack(nn.Module):
     windows: tuple[int | None, ...] = (None,)
 
     @nn.compact
-    def __call__(self, x: jax.Array, *args, mask: Mask, train: bool = False, decode: int = 0, **kwargs) -> jax.Array:
+    def __call__(self, x: jax.Array, *args, mask: Mask, train: bool = False, decode: int = 0, every_layer: bool = False, **kwargs) -> jax.Array:
+        """The last layer's output (B, L, M), or that of every layer (layers, B, L, M)."""
         def layer(block, x, number_and_window):
             number, window = number_and_window
-            return block(x, *args, mask=mask.replace(window=window), train=train, decode=decode, layer=number, **kwargs), None
+            x = block(x, *args, mask=mask.replace(window=window), train=train, decode=decode, layer=number, **kwargs)
+            return x, x if every_layer else None
 
         if self.remat != "none":
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
@@ -83,4 +85,5 @@ class Stack(nn.Module):
                        metadata_params={nn.PARTITION_NAME: "layers"}, **kept)
         local = [_NO_WINDOW if w is None else w for w in itertools.islice(itertools.cycle(self.windows), self.num_layers)]
         windows = None if set(local) == {_NO_WINDOW} else jnp.array(local, jnp.int32)
-        return scan(self.block(name="layers"), x, (jnp.arange(self.num_layers) if going_on else None, windows))[0]
+        last, every = scan(self.block(name="layers"), x, (jnp.arange(self.num_layers) if going_on else None, windows))
+        return every if every_layer else last

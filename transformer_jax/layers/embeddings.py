@@ -37,6 +37,17 @@ class Embed(nn.Module):
         return self.embedding
 
 
+class Bias(nn.Module):
+    """A vector that is learned, (V,) float32, beginning with zeros."""
+
+    size: int
+    axis: str
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        return self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,)), (self.size,))
+
+
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:
     """sin(p / 10000^(2i/M)) in the even columns, cos in the odd ones (Vaswani et al. 2017, section 3.5).
 

@@ -37,6 +37,8 @@ class CausalLM:
     length: int = 1024  # tokens of a row
     sample_tokens: int = 0  # of a text written and shown at each evaluation
 
+    num_phases = 1
+
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
@@ -87,7 +89,8 @@ class CausalLM:
 
     def fingerprint(self) -> dict:
         """What the run's data and tokenizer are, by content."""
-        return {"train": [text.fingerprint() for text, _ in self._parts], "tokenizer": self.tokenizer.fingerprint()}
+        weights = {"mixture": [weight for _, weight in self._parts]} if len(self._parts) > 1 else {}
+        return {"train": [text.fingerprint() for text, _ in self._parts], **weights, "tokenizer": self.tokenizer.fingerprint()}
 
     # training
 
@@ -154,17 +157,24 @@ class CausalLM:
                  watch: Callable[[list[str]], None] | None = None) -> Iterator["Continuation"]:
         """Continues each prompt by up to `max_tokens` tokens, in order: until the document ends, or before one of `stop`.
 
-        A text depends on its prompt, its number among the prompts and `seed`, not on what is written beside it. `watch` sees what
+        A text depends on its prompt, its number among the prompts and `seed`; what is written beside it changes its logits by rounding alone, which
+        in float32 decides no token, in bfloat16 now and then one. `watch` sees what
         stands of a batch's continuations now and then. Raises UserError where prompt and continuation exceed `config.model.max_length`.
         """
+        if "" in stop:
+            raise UserError("an empty stop string would end every text at once")
         numbered, size = enumerate(prompts), 0
         while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
             size = size or len(chunk)  # the last batch is filled up to the shape of the others
-            encoded = [ids or [self.tokenizer.eos_id] for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
+            encoded = [self._begun(ids) for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
             for (number, _), ids in zip(chunk, encoded):
                 if len(ids) + max_tokens > self.model.max_length:
                     raise UserError(f"prompt {number + 1}: its {len(ids)} tokens and {max_tokens} more exceed config.model.max_length={self.model.max_length}")
             yield from self._continue(params, encoded, chunk[0][0], size, max_tokens, how, stop, seed, watch)
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """A text's beginning as in training: behind the end of another, where rows keep documents apart or there is nothing else."""
+        return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
 
     def _continue(self, params, encoded, first, size, max_tokens, how, stop, seed, watch):
         longest = max(map(len, encoded))
@@ -175,12 +185,14 @@ class CausalLM:
         limits = np.where(np.arange(size) < len(encoded), lengths + max_tokens, lengths)
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(first + jnp.arange(size))
 
+        befores = self.tokenizer.decode(encoded)
         begin, go_on = self._write
         looks = watch is not None or stop
         texts = begin(params, prompts, lengths, keys, limits, _LOOK if looks else max_tokens, slots, how)
         while True:
             ids, ends, ended = jax.device_get((texts.ids, texts.lengths, texts.ended))
-            outputs = self.tokenizer.decode([ids[row, lengths[row]:ends[row]].tolist() for row in range(len(encoded))])
+            wholes = self.tokenizer.decode([ids[row, : ends[row]].tolist() for row in range(len(encoded))])  # a word's blank may be the prompt's affair
+            outputs = [whole[len(before):] for whole, before in zip(wholes, befores)]
             stops = [min((at for at in map(output.find, stop) if at >= 0), default=None) for output in outputs]
             outputs = [output[:at] for output, at in zip(outputs, stops)]
             if watch:
@@ -243,7 +255,9 @@ class CausalLM:
     def token_log_likelihoods(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator["Likelihood"]:
         """As `log_likelihoods`, of token ids: (context, continuation), neither of them empty."""
         size, room = self.config.decode.batch, self.model.max_length
-        whole = [((context + continuation)[-room - 1:], min(len(continuation), room)) for context, continuation in pairs]
+        if long := next((len(continuation) for _, continuation in pairs if len(continuation) > room), None):
+            raise UserError(f"a continuation has {long} tokens, more than config.model.max_length={room}")
+        whole = [((context + continuation)[-room - 1:], len(continuation)) for context, continuation in pairs]
         order = sorted(range(len(whole)), key=lambda i: -len(whole[i][0]))
         found = {}
         for start in range(0, len(order), size):

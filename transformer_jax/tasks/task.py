@@ -41,6 +41,7 @@ class Task(Protocol):
 
     config: ConfigDict
     coefficients: dict[str, float]  # of the loss terms
+    num_phases: int  # parts of a run that differ in the shape of their rows
     model: Any  # the Linen module
     tokenizer: Any  # has save(folder) and fingerprint()
 

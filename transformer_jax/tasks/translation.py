@@ -39,6 +39,8 @@ class Translation:
     label_smoothing: float = 0.1
     bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
 
+    num_phases = 1
+
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}

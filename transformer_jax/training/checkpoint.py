@@ -77,24 +77,27 @@ class Checkpoints:
         """The parameters alone, laid out as `abstract_params` says."""
         return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params))).params
 
-    def restore_matching(self, abstract_params, step: int) -> tuple[dict, list[str], list[str]]:
-        """({name: array} of the parameters of a step that `abstract_params` has too, laid out as it says; names it alone has; names it lacks).
+    def compare(self, abstract_params, step: int) -> tuple[list[str], list[str], list[str]]:
+        """Names of the parameters that a step and `abstract_params` share, that the latter alone has, and that it lacks.
 
         Raises UserError where a tensor has another shape there.
         """
-        wanted = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params)}
-        stored = ocp.StandardCheckpointer().metadata(self.folder / str(step) / "params").item_metadata.tree
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        wanted, there = _by_name(abstract_params), _by_name(self._stored(step))
+        for name in wanted.keys() & there.keys():
+            if tuple(wanted[name].shape) != tuple(there[name].shape):
+                raise UserError(f"{self.folder}: {name} has shape {tuple(there[name].shape)} there, {tuple(wanted[name].shape)} in this config's model")
+        return sorted(wanted.keys() & there.keys()), sorted(wanted.keys() - there.keys()), sorted(there.keys() - wanted.keys())
 
-        def place(path, leaf):
-            target = wanted.get(_name(path))
-            if target is not None and tuple(target.shape) != tuple(leaf.shape):
-                raise UserError(f"{self.folder}: {_name(path)} has shape {tuple(leaf.shape)} there, {tuple(target.shape)} in this config's model")
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here if target is None else target.sharding)
+    def restore_some(self, abstract_params, step: int) -> dict:
+        """{name: array} of the parameters of a step that `abstract_params` has too, laid out as it says."""
+        wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        place = lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(_name(path)), "sharding", here))
+        found = _by_name(self.restore_params(jax.tree_util.tree_map_with_path(place, self._stored(step), is_leaf=_is_leaf), step))
+        return {name: found[name] for name in wanted.keys() & found.keys()}
 
-        shapes = jax.tree_util.tree_map_with_path(place, stored, is_leaf=lambda x: hasattr(x, "shape"))
-        found = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.restore_params(shapes, step))}
-        return {name: found[name] for name in wanted.keys() & found.keys()}, sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    def _stored(self, step: int):
+        """The tree of a step's parameters, with shapes and dtypes."""
+        return ocp.StandardCheckpointer().metadata(self.folder / str(step) / "params").item_metadata.tree
 
     def _read(self, step, args):
         try:
@@ -128,3 +131,11 @@ def _rest(state) -> dict:
 
 def _name(path) -> str:
     return "/".join(optimizer.names(path))
+
+
+def _is_leaf(x) -> bool:
+    return hasattr(x, "shape")
+
+
+def _by_name(tree) -> dict:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)}

@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
 import signal
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import optax
+from ml_collections import ConfigDict
 
 import transformer_jax
 from transformer_jax import metrics, sharding
@@ -41,6 +43,9 @@ class Program:
         mesh, table = sharding.make_mesh(config.mesh, devices), sharding.rules(config.mesh)
         rows = sharding.batch_sharding(mesh, table)
         accumulation = config.train.accumulation
+        most = max(task.positions(phase) for phase in range(task.num_phases)) * config.train.batch * config.train.log_every
+        if most >= 2**31:
+            raise UserError(f"config.train.log_every={config.train.log_every}: {most:,} positions between two lines are more than are counted exactly (2^31)")
 
         def place(spec):
             for size in (config.train.first_batch, spec.shape[0]):
@@ -48,7 +53,7 @@ class Program:
                 sharding.check(shape, rows, "batch (config.train.accumulation, rows of a microbatch, positions)")
             return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=rows)
 
-        batch = {name: place(spec) for name, spec in task.batch_spec(0).items()}
+        batch, *_ = [{name: place(spec) for name, spec in task.batch_spec(phase).items()} for phase in range(task.num_phases)]
         tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
         state = states.abstract(task, tx, mesh, table)
         return cls(mesh, table, tx, optimizer.schedule(config.optimizer, config.train.num_steps), rows, batch, state,
@@ -122,15 +127,24 @@ def _start(task, program, checkpoints):
     return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
 
+def initial_checkpoint(config, program) -> tuple[Checkpoints, int]:
+    """The best checkpoint of the run `config.init_from`. Raises UserError where its tensors do not fit this model's."""
+    folder = pathlib.Path(config.init_from).expanduser()
+    its_own = ConfigDict(json.loads((folder / "config.json").read_text())["config"]["checkpoint"])
+    there = Checkpoints(folder / "checkpoints", its_own, read_only=True)
+    step = there.pick("best")
+    shared, _, dropped = there.compare(program.state.params, step)
+    if not shared:
+        raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
+    return there, step
+
+
 def _initial_params(config, program, params):
     """`params` with those of the run `config.init_from` in their place, and a word on what was found there."""
-    folder = pathlib.Path(config.init_from).expanduser() / "checkpoints"
-    there = Checkpoints(folder, config.checkpoint, read_only=True)
-    step = there.pick("best")
-    found, new, dropped = there.restore_matching(program.state.params, step)
-    if not found:
-        raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
-    say(f"from {folder / str(step)}: {len(found)} tensors restored")
+    there, step = initial_checkpoint(config, program)
+    shared, new, dropped = there.compare(program.state.params, step)
+    found = there.restore_some(program.state.params, step)
+    say(f"from {there.folder / str(step)}: {len(shared)} tensors restored")
     for names, what in ((new, "new, as initialised"), (dropped, "dropped, not in this model")):
         if names:
             say(f"  {len(names)} {what}: {', '.join(names)}")

@@ -36,16 +36,29 @@ def decays(path: tuple[str, ...]) -> bool:
 
 
 def make(config, num_steps: int, trainable: Callable[[tuple[str, ...]], bool]) -> optax.GradientTransformation:
-    """Clipping, Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019), the schedule; frozen parameters get no update."""
+    """Clipping, Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019) or LAMB (You et al. 2020), the schedule; frozen parameters get no update."""
     chain = []
     if config.clip_norm:
         chain.append(optax.clip_by_global_norm(config.clip_norm))
     chain.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
     if config.weight_decay:
         chain.append(optax.add_decayed_weights(config.weight_decay, mask=by_path(decays)))
+    if config.name == "lamb":
+        chain.append(optax.stateless(_trust))
     chain.append(optax.scale_by_learning_rate(schedule(config, num_steps)))
     labels = lambda params: jax.tree.map(lambda keep: "trained" if keep else "frozen", by_path(trainable)(params))
     return optax.multi_transform({"trained": optax.chain(*chain), "frozen": optax.set_to_zero()}, labels)
+
+
+def _trust(updates, params):
+    """Each layer's update as long as its parameters are (You et al. 2020, algorithm 2); layers of a stack stand on the first axis."""
+    def scaled(path, update, param):
+        axes = tuple(range("layers" in names(path), param.ndim))
+        norm = lambda x: jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
+        length, change = norm(param), norm(update)
+        return update * jnp.where((length > 0) & (change > 0), length / jnp.where(change > 0, change, 1), 1)
+
+    return jax.tree_util.tree_map_with_path(scaled, updates, params)
 
 
 def by_path(choose: Callable[[tuple[str, ...]], bool]) -> Callable:
