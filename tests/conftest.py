@@ -11,6 +11,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/transformer_jax/compiled"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
+from tests import fake_gcs
 from transformer_jax import config as configs
 
 TINY = {
@@ -67,3 +68,19 @@ def build_gpt(folder, **overrides):
 def tiny(tmp_path):
     """tiny(**overrides) -> config, all its files below tmp_path."""
     return lambda **overrides: build_config(tmp_path, **overrides)
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A stand-in for Google Cloud Storage; one for all tests, as TensorStore looks for its address only once."""
+    with fake_gcs.serving() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture
+def gcs(server):
+    server.objects.clear(), server.generations.clear(), server.uploads.clear()
+    server.writes, server.forbidden = float("inf"), False
+    return server

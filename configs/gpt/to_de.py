@@ -3,7 +3,7 @@
 python -m transformer_jax.train_gpt --config=configs/gpt/to_de.py --workdir=runs/to_de
 python -m transformer_jax.generate --workdir=runs/to_de --prompt="The dog sleeps. <to-de>" --temperature=0 --max_tokens=40
 
-Perplexity 3.51 on held-out documents (0.555 bits a byte); of 200 held-out sentences 27 % are translated word for word as the grammar does.
+Perplexity 3.51 on held-out documents (0.555 bits a byte); of 200 held-out sentences 33 % are translated word for word as the grammar does.
 """
 from transformer_jax.config import experiment
 

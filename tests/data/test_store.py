@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 
-from tests import fake_gcs
 from transformer_jax.config import UserError
 from transformer_jax.data import store
 
@@ -25,21 +24,6 @@ OFFSETS = np.array([0, 5, 30, 100, 150])
 def small_shards(monkeypatch):
     monkeypatch.setattr(store, "_SHARD", 128)  # 64 tokens
     monkeypatch.setattr(store, "_CHUNK", 32)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with fake_gcs.serving() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        yield running
-
-
-@pytest.fixture
-def gcs(server):
-    server.objects.clear(), server.generations.clear(), server.uploads.clear()
-    server.writes, server.forbidden = float("inf"), False
-    return server
 
 
 @pytest.fixture(params=["disk", "bucket"])

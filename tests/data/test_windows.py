@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt
-from tests.data.test_store import gcs, server  # noqa: F401: fixtures
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers, windows
 from transformer_jax.workdir import make_task

@@ -116,6 +116,7 @@ class BPE(Tokenizer):
     """Byte-pair encoding (Sennrich et al. 2016): pieces, their indices the ids, and the merges that make them in order of rank."""
 
     symbols: tuple[str, ...] = ()  # pieces there must be
+    hf_class: str
     ends: tuple[str, ...]  # the first of them that is a piece is the end of a document
 
     def __init__(self, model: bytes):
@@ -152,8 +153,9 @@ class BPE(Tokenizer):
         return self._tokenizer.decode_batch([[i for i in each if i != self.eos_id] for each in ids])
 
     def hf_files(self) -> dict[str, bytes]:
-        """What Hugging Face's tokenizers read."""
-        return {"vocab.json": json.dumps(self._vocab).encode(), "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode()}
+        """What Hugging Face's AutoTokenizer reads."""
+        return {"vocab.json": json.dumps(self._vocab).encode(), "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
+                "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode()}
 
 
 class ByteBPE(BPE):
@@ -161,7 +163,7 @@ class ByteBPE(BPE):
 
     file = "byte_bpe.json"
     symbols = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())  # a printable character for each of the 256 bytes
-    ends = ("<|endoftext|>",)
+    hf_class, ends = "GPT2Tokenizer", ("<|endoftext|>",)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "ByteBPE":
@@ -193,7 +195,7 @@ class GPT1BPE(BPE):
     """
 
     file = "gpt1_bpe.json"
-    ends = ("\n</w>", "<unk>")
+    hf_class, ends = "OpenAIGPTTokenizer", ("\n</w>", "<unk>")
 
     @staticmethod
     def pipeline(vocab, merges):

@@ -1,6 +1,5 @@
 """GPT (openai-gpt) and GPT-2 with their language-model heads, to and from `models/gpt.py`."""
 import dataclasses
-import json
 import pathlib
 from typing import Literal
 
@@ -8,7 +7,6 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizer_kinds import ByteBPE, GPT1BPE
 from transformer_jax.progress import say
 
 _SIZES = {"vocab_size": "vocab_size", "n_positions": "max_length", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads"}
@@ -42,9 +40,9 @@ class Family:
     prefix: str = "transformer."
     ignored: tuple[str, ...] = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")  # tied to the embeddings; causal masks
 
-    def holds(self, model: ConfigDict) -> bool:
-        """Whether it is the family of `config.model`."""
-        return model.name == "gpt" and model.norm_position == self.norm_position
+    def holds(self, config: ConfigDict) -> bool:
+        """Whether a run with this config is of the family."""
+        return config.model.name == "gpt" and config.model.norm_position == self.norm_position
 
     def to_ours(self, theirs: dict, folder: pathlib.Path) -> ConfigDict:
         """The config of a run that begins with the folder's weights. Raises UserError for what our model can't compute."""
@@ -94,11 +92,3 @@ FAMILIES = [
             "add_cross_attention": (False,), "tie_word_embeddings": (True,)},
            dict(zip(("wte.weight", "wpe.weight"), _EMBEDDINGS)) | _LAYERS | {"ln_f.weight": ("same", "norm/scale"), "ln_f.bias": ("same", "norm/bias")}),
 ]
-
-
-def tokenizer_files(tokenizer) -> dict[str, bytes]:
-    """What transformers' AutoTokenizer reads, by file; nothing for a kind it doesn't have."""
-    kinds = {ByteBPE: "GPT2Tokenizer", GPT1BPE: "OpenAIGPTTokenizer"}
-    if type(tokenizer) not in kinds:
-        return {}
-    return tokenizer.hf_files() | {"tokenizer_config.json": json.dumps({"tokenizer_class": kinds[type(tokenizer)]}).encode()}

@@ -83,7 +83,7 @@ class Checkpoints:
         Raises UserError where a tensor has another shape there.
         """
         wanted, there = _by_name(abstract_params), _by_name(self._stored(step))
-        for name in wanted.keys() & there.keys():
+        for name in sorted(wanted.keys() & there.keys()):
             if tuple(wanted[name].shape) != tuple(there[name].shape):
                 raise UserError(f"{self.folder}: {name} has shape {tuple(there[name].shape)} there, {tuple(wanted[name].shape)} in this config's model")
         return sorted(wanted.keys() & there.keys()), sorted(wanted.keys() - there.keys()), sorted(there.keys() - wanted.keys())
