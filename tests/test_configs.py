@@ -11,7 +11,8 @@ from transformer_jax.workdir import make_task
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"], "gpt/shakespeare_char.py": ["gpu", "cpu"],
-             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"]}  # made tiny, the other sizes are the same
+             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"], "gpt/imdb.py": ["cpu"], "bert/small.py": ["mini"]}  # made tiny, the other sizes are the same
+BERT = {"model.vocab_size": 96, "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.max_length": 64}
 KEPT = ("model.dropout", "optimizer.warmup_steps")  # the rest of TINY is sizes
 GPT = {"model.vocab_size": 300, "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.head_dim": 8, "model.max_length": 32, "task.length": 16,
        "train.first_batch": 0, "train.ramp_steps": 0, "data.mixture": ()}
@@ -28,7 +29,11 @@ def test_two_steps(case, tmp_path):
     config = configs.load(str(CONFIGS / case))
     text = write_pairs(tmp_path / "text")
     tiny = {k: v for k, v in TINY.items() if k not in KEPT} | {"train.num_steps": 2, "data.cache": str(tmp_path / "cache"), "data.tfds_name": None, "data.corpus": ""}
-    if config.task.name == "causal_lm":
+    if config.task.name == "masked_lm":
+        tiny = {k: v for k, v in tiny.items() if k in configs.schema("bert", "masked_lm")} | BERT | {"data.tokenizer": "wordpiece"}
+        tiny |= {f"data.{split}_files": sentences_of(text[f"data.{split}_source"]) for split in ("train", "valid")}
+        tiny["task.phases"] = tuple((share, 16 * number, 3) for number, (share, _, _) in enumerate(config.task.phases, 1))
+    elif config.task.name == "causal_lm":
         files = text if config.data.marker else {f"data.{split}_files": text[f"data.{split}_source"] for split in ("train", "valid")}
         tiny = {k: v for k, v in tiny.items() if k in configs.schema("gpt", "causal_lm")} | GPT | files | {"data.tokenizer": config.data.tokenizer}
         tiny["task.sample_tokens"] = min(config.task.sample_tokens, 8)
@@ -39,6 +44,23 @@ def test_two_steps(case, tmp_path):
         configs.set_key(config, key, value)
     found = run(config, make_task(config), tmp_path / "run")
     assert 0 < found["valid/loss"] < 10
+
+
+def sentences_of(path):
+    """The file's lines as documents of three sentences."""
+    lines = pathlib.Path(path).read_text().splitlines()
+    found = pathlib.Path(path).with_suffix(".documents")
+    found.write_text("\n\n".join("\n".join(lines[i:i + 3]) for i in range(0, len(lines), 3)))
+    return str(found)
+
+
+def test_berts_published_values():
+    for size, (layers, width, heads) in {"base.py": (12, 768, 12), "large.py": (24, 1024, 16), "small.py:tiny": (2, 128, 2), "small.py:medium": (8, 512, 8)}.items():
+        config = configs.load(str(CONFIGS / "bert" / size))
+        model, train, adam = config.model, config.train, config.optimizer
+        assert (model.num_layers, model.d_model, model.num_heads, model.max_length, model.vocab_size) == (layers, width, heads, 512, 30_522)
+        assert (train.num_steps, train.batch, config.task.phases) == (1_000_000, 256, ((0.9, 128, 20), (0.1, 512, 76)))
+        assert (adam.learning_rate, adam.schedule, adam.warmup_steps, adam.b1, adam.b2, adam.weight_decay) == (1e-4, "linear", 10_000, 0.9, 0.999, 0.01)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.py")), ids=lambda p: p.stem)

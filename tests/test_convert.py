@@ -135,7 +135,7 @@ def refused(folder, tmp_path, message):
 
 
 @pytest.mark.parametrize("architecture, change, message", [
-    (GPT2, {"architectures": ["LlamaForCausalLM"]}, r"config.json: architectures=\['LlamaForCausalLM'\]: only OpenAIGPTLMHeadModel and GPT2LMHeadModel"),
+    (GPT2, {"architectures": ["LlamaForCausalLM"]}, r"config.json: architectures=\['LlamaForCausalLM'\]: only OpenAIGPTLMHeadModel, GPT2LMHeadModel, "),
     (GPT2, {"architectures": None}, "config.json: architectures=None"),
     (GPT2, {"activation_function": "relu"}, "activation_function='relu': only 'gelu_new'"),
     (GPT2, {"scale_attn_weights": False}, "scale_attn_weights=False"),

@@ -1,6 +1,6 @@
 """Converts published checkpoints to workdirs, and runs to what Hugging Face's transformers load; a folder appears whole or not at all.
 
-python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT or GPT-2)
+python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT, GPT-2 or BERT)
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
 """
 import contextlib
@@ -39,15 +39,15 @@ def from_hf(folder, target, overrides=()) -> None:
     import numpy as np
 
     from transformer_jax import workdir
-    from transformer_jax.huggingface import gpt, tensors
+    from transformer_jax.huggingface import bert, gpt, tensors
     from transformer_jax.training import state
 
     folder = pathlib.Path(folder).expanduser()
     theirs = tensors.read_json(folder / "config.json")
-    families = {family.architecture: family for family in gpt.FAMILIES}
+    families = {family.architecture: family for family in (*gpt.FAMILIES, *bert.FAMILIES)}
     named = theirs.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or named[0] not in families:
-        raise UserError(f"{folder / 'config.json'}: architectures={named}: only {' and '.join(families)} can be read")
+        raise UserError(f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read")
     family = families[named[0]]
     with _appearing(target) as half:
         config = family.to_ours(theirs, folder)
@@ -55,7 +55,7 @@ def from_hf(folder, target, overrides=()) -> None:
             configs.set_key(config, key, value)
         configs.validate(config)
         task = workdir.make_task(config)
-        params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state.abstract_params(task))
+        params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))  # what the checkpoint lacks begins as it would anew
         filled = {**params, "token_embed": {"embedding": params["token_embed"]["embedding"][: task.model.vocab_size]}}  # a view: what fills up the vocabulary stays zero
         tensors.read(folder, tensors.views(filled, family.table, task.model.num_layers), family.prefix, family.ignored)
         workdir.create(half, task, params)
@@ -66,10 +66,10 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     import jax
 
     from transformer_jax import workdir
-    from transformer_jax.huggingface import gpt, tensors
+    from transformer_jax.huggingface import bert, gpt, tensors
 
     task, params = workdir.open_run(run, step, overrides)
-    family = next((family for family in gpt.FAMILIES if family.holds(task.config.model)), None)
+    family = next((family for family in (*gpt.FAMILIES, *bert.FAMILIES) if family.holds(task.config)), None)
     if family is None:
         raise UserError(f"--workdir={run}: config.model.name={task.config.model.name!r}: not a model that Hugging Face's transformers has")
     content = family.to_theirs(task.config.model, task.tokenizer.eos_id)
@@ -78,7 +78,7 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     with _appearing(target) as half:
         (half / "config.json").write_text(json.dumps(content, indent=2) + "\n")
         tensors.write(half, tensors.views(params, family.table, task.model.num_layers), family.prefix)
-        files = gpt.tokenizer_files(task.tokenizer)
+        files = task.tokenizer.hf_files() if hasattr(task.tokenizer, "hf_files") else {}
         for name, data in files.items():
             (half / name).write_bytes(data)
     if not files:

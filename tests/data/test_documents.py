@@ -38,7 +38,7 @@ def test_a_bad_json_line_is_named(tmp_path, line):
 
 
 @pytest.mark.parametrize("keys, message", [
-    (dict(), "name one source of text"), (dict(corpus="python", train_files="x"), "now: corpus, train_files"), (dict(corpus="grammar"), "no running text"),
+    (dict(), "name one source of text"), (dict(corpus="python", train_files="x"), "now: corpus, train_files"), (dict(corpus="grammar"), "no running text; there is: python, pydoc"),
     (dict(train_files="nowhere.txt"), "config.data.train_files=nowhere.txt: no such file"), (dict(train_files="nowhere*"), "no such file"),
 ])
 def test_bad_sources_are_refused(keys, message):
@@ -64,6 +64,67 @@ def test_the_standard_library_is_split_by_file():
     assert any("def " in text for text in texts["valid"])
     prints = [source.fingerprint() for source in splits.values()]
     assert prints[0] == splits["train"].fingerprint() and len({json.dumps(p) for p in prints}) == 3
+
+
+def test_the_documentation_of_the_standard_library_is_split_by_file():
+    splits = {split: documents.documents(data(corpus="pydoc"), split) for split in ("train", "valid", "test")}
+    texts = {split: list(source) for split, source in splits.items()}
+    words = {split: sum(len(text.split()) for text in found) for split, found in texts.items()}
+    assert words["train"] > 250_000 and words["valid"] > 5_000 and words["test"] > 5_000
+    assert all(text.count("\n") >= 1 and all(map(str.strip, text.split("\n"))) for found in texts.values() for text in found)
+    assert not set(texts["train"]) & {*texts["valid"], *texts["test"]}
+    assert any("Everything in Python is an object." in text or "Python’s abstraction for data." in text for text in texts["train"])  # help("objects")
+    assert len({json.dumps(source.fingerprint()) for source in splits.values()} | {json.dumps(documents.PythonSources("valid").fingerprint())}) == 4
+
+
+MODULE = '''#!/usr/bin/python
+# A comment of
+# two lines.  And more.
+"""First line.
+
+A paragraph that goes on
+over lines.  Its code::
+
+    x = 1  # Not this.
+
+    y = 2.
+
+Options
+-------
+- The first
+  of them.
+* The second.
+a table, no sentence
+
+    >>> print("no.")
+    no.
+Code: x = "\\d"
+"""
+class A:
+    def f(self):
+        # Between docstrings.
+        x = 1  # Behind code.
+        def g():
+            """Deep (inside)?"""
+    async def h():
+        "Last!"
+'''
+
+
+def test_documentation_is_running_text(tmp_path, monkeypatch):
+    files = {**{f"module{i}.py": MODULE for i in range(100)}, "broken.py": "# A comment. Two.\n(", "one.py": '"""One sentence."""', "pydoc_data/topics.py":
+             "topics = {'a': 'Title\\n***\\n\\nOf a.  More.\\n\\n   code()\\n', 'b': 'Of b. More.', 'c': 'Short.'}", "test/module.py": MODULE}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(documents.sysconfig, "get_path", lambda _: str(tmp_path))
+    documents._documentation.cache_clear()
+    found = {split: list(documents.PythonDocstrings(split)) for split in ("train", "valid", "test")}
+    documents._documentation.cache_clear()
+    module = ["A comment of two lines.", "And more.", "First line.", "A paragraph that goes on over lines.", "The first of them.", "Between docstrings.",
+              "Deep (inside)?", "Last!"]
+    assert found["valid"] and found["test"] and sum(map(len, found.values())) == 102
+    assert set().union(*found.values()) == {"\n".join(module), "Of a.\nMore.", "Of b.\nMore."}
 
 
 def test_a_mixture_names_files_and_weights(tmp_path):

@@ -1,14 +1,19 @@
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import types
 
+import numpy as np
 import pytest
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import sources, tokenizers
 from transformer_jax.data.tokenizer_kinds import ByteBPE, GPT1BPE
+from transformer_jax.data.wordpiece import WordPiece
 from transformer_jax.tasks.translation import Translation
 
 ENGLISH = ["The dog runs.", "A cat sleeps in the house.", "We see two women.", "The child reads a book to the cat.", "How are you, my friend?"]
@@ -175,7 +180,7 @@ def test_byte_bpe_gives_back_any_text():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_come_back(kind):
-    tokenizer = tokenizers.train(iter(TEXTS), kind, 150 if kind != "byte_bpe" else 300)
+    tokenizer = tokenizers.train(TEXTS, kind, 150 if kind != "byte_bpe" else 300)
     ids = tokenizer.encode(TEXTS)
     assert tokenizer.decode(ids) == TEXTS
     assert all(tokenizer.eos_id != i < tokenizer.vocab_size for each in ids for i in each)
@@ -184,15 +189,15 @@ def test_documents_come_back(kind):
     assert len(tokenizer.pieces([tokenizer.eos_id, 10**6])) == len(tokenizer.decode([[tokenizer.vocab_size], [10**6]])) == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
 def test_a_special_piece_in_the_text_is_text(kind):
     tokenizer = tokenizers.train([*TEXTS, "<>/|_[]"], kind, 300)
-    for special in ("<|endoftext|>", "</s>", "<s>", "<unk>", "<pad>", "<end>"):
+    for special in ("<|endoftext|>", "</s>", "<s>", "<unk>", "<pad>", "<end>", "[SEP]"):
         ids, = tokenizer.encode([special])
         assert tokenizer.eos_id not in ids and len(ids) > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
 def test_a_kind_is_told_by_its_file(tmp_path, kind):
     tokenizer = tokenizers.train(TEXTS, kind, 300)
     tokenizer.save(tmp_path / "run" / "tokenizer")
@@ -260,10 +265,77 @@ def test_characters():
     assert tokenizer.pieces([0, 1, 2, 3, 4]) == ["<end>", "<unk>", "↵", "▁", "a"]
 
 
+BERT = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "!", "[", "]", "mask", "un", "##aff", "##able", "##a", "cafe", "café", "Un", "中", "文", "i", "##i"]
+
+
+def bert(folder, pieces=BERT, **config):
+    return write(folder, vocab__txt="".join(f"{piece}\n" for piece in pieces), **{"tokenizer_config__json": config} if config else {})
+
+
+@pytest.mark.parametrize("lowers, text, pieces", [
+    (True, "unaffable UNAFFABLE!", ["un", "##aff", "##able"] * 2 + ["!"]),
+    (True, "Caf\u00e9 cafe\u0301", ["cafe", "cafe"]),
+    (True, "un中文un", ["un", "中", "文", "un"]),
+    (True, "u\0n\u200b\ufffda\tun\u00a0\u2028i", ["un", "##a", "un", "i"]),
+    (True, "\u0130i", ["i", "##i"]),
+    (True, "unable unaffablex " + "ii" * 51, ["un", "##able", "[UNK]", "[UNK]"]),
+    (True, "[MASK] [unused0]", ["[", "mask", "]", "[", "[UNK]", "]"]),
+    (False, "Unaffable un CAFE café", ["Un", "##aff", "##able", "un", "[UNK]", "café"]),
+])
+def test_wordpiece_splits_as_bert_does(tmp_path, lowers, text, pieces):
+    tokenizer = tokenizers.read(bert(tmp_path, do_lower_case=lowers))
+    assert type(tokenizer) is WordPiece and tokenizer.cased is not lowers
+    assert tokenizer.encode([text]) == [[BERT.index(piece) for piece in pieces]]
+    assert tokenizer.pieces(tokenizer.encode([text])[0]) == pieces
+
+
+def test_wordpiece_has_berts_special_pieces(tmp_path):
+    tokenizer = tokenizers.read(bert(tmp_path, do_lower_case=True))
+    assert [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.eos_id] == [0, 2, 3, 4, 5, 4]
+    assert np.flatnonzero(tokenizer.special).tolist() == [0, 1, 2, 3, 4, 5]
+    assert [BERT[i] for i in np.flatnonzero(tokenizer.continues)] == ["##aff", "##able", "##a", "##i"]
+    ids = tokenizer.encode(["unaffable mask!"])[0]
+    assert tokenizer.decode([[3, *ids, 4, 0, 0], [99]]) == ["unaffable mask!", ""] and tokenizer.pieces([99]) == ["[UNK]"]
+    un, mask = BERT.index("un"), tokenizer.mask_id
+    assert tokenizer.encode_masked("un [MASK] UN[MASK][MASK]un") == [un, mask, un, mask, mask, un]
+    assert tokenizer.encode_masked("") == [] and tokenizer.encode_masked("[mask]") == tokenizer.encode(["[mask]"])[0]
+
+
+def test_wordpiece_is_cased_where_its_vocabulary_is(tmp_path):
+    assert tokenizers.read(bert(tmp_path)).cased
+    assert not tokenizers.read(bert(tmp_path, [piece for piece in BERT if piece != "Un"])).cased
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_wordpiece_is_trained(tmp_path, cased):
+    tokenizer = tokenizers.train(TEXTS, "wordpiece", 120, cased)
+    assert tokenizer.vocab_size == 120 and tokenizer.cased is cased
+    assert [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id] == [0, 1, 2, 3, 4]
+    assert tokenizer.decode(tokenizer.encode(["The Hund läuft."])) == (["The Hund läuft."] if cased else ["the hund lauft."])
+    assert not any(tokenizer.special[i] for ids in tokenizer.encode(TEXTS) for i in ids)
+    for name, content in tokenizer.hf_files().items():
+        (tmp_path / name).write_bytes(content)
+    assert tokenizers.read(tmp_path).fingerprint() == tokenizer.fingerprint()
+    assert 120 < tokenizers.train(TEXTS, "wordpiece", 10_000, cased).vocab_size < 300
+
+
+def test_wordpiece_is_trained_alike_in_every_process():
+    code = f"from transformer_jax.data import tokenizers; print(tokenizers.train({TEXTS!r}, 'wordpiece', 200).fingerprint())"
+    prints = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=os.environ).stdout for _ in range(3)}
+    assert prints == {f"{tokenizers.train(TEXTS, 'wordpiece', 200).fingerprint()}\n".encode()}
+
+
+def test_rare_characters_are_unknown_to_wordpiece():
+    common, rare = "".join(map(chr, range(0xAC00, 0xAC00 + 1000))), "\ud7a3"
+    tokenizer = tokenizers.train([common, common, rare], "wordpiece", 2005, cased=True)
+    assert tokenizer.vocab_size == 2005 and tokenizer.encode([common[7], rare]) == [[12], [tokenizer.unk_id]]
+
+
 @pytest.mark.parametrize("kind, texts, size, message", [
-    *[(kind, ["", ""], 300, "no training text, or all of it is empty") for kind in KINDS],
+    *[(kind, ["", ""], 300, "no training text, or all of it is empty") for kind in [*KINDS, "wordpiece"]],
     ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
     ("characters", ["abc"], 4, "has 3 characters, .* 5: more than config.model.vocab_size=4"),
+    ("wordpiece", ["abC"], 10, "config.model.vocab_size=10: .* at least 11 for the 3 characters"),
 ])
 def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, message):
     with pytest.raises(UserError, match=message):
@@ -271,13 +343,15 @@ def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, mes
 
 
 @pytest.mark.parametrize("files, message", [
-    ({}, "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, characters.json; it holds none"),
+    ({}, "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, characters.json, wordpiece.json; it holds none"),
     ({"byte_bpe__json": "", "characters__json": ""}, "it holds byte_bpe.json and characters.json"),
     ({"sentencepiece__model": "no model"}, ""),
     ({"byte_bpe__json": '{"pieces": ["a"'}, ""),
     ({"byte_bpe__json": {"pieces": ["a"], "merges": []}}, r"no piece '<\|endoftext\|>'"),
     ({"characters__json": {"characters": "ba"}}, "not in order"),
     ({"characters__json": {}}, ""),
+    ({"wordpiece__json": {"pieces": ["a"], "cased": False}}, r"no piece '\[PAD\]'"),
+    ({"wordpiece__json": {"pieces": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]}}, "cased"),
 ], ids=lambda value: " ".join(value) if isinstance(value, dict) else "")
 def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
     with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$"):
@@ -285,20 +359,24 @@ def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
 
 
 @pytest.mark.parametrize("files, message", [
-    ({"vocab__json": {}}, "should hold vocab.json and merges.txt, "),
+    ({"vocab__json": {}}, "should hold vocab.txt .BERT., vocab.json and merges.txt, "),
+    ({"vocab__txt": "[PAD]\n[UNK]\n"}, r"no piece '\[CLS\]'"),
+    ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n"}, "1 pieces of the vocabulary are there twice"),
+    ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "tokenizer_config__json": {"strip_accents": False}}, "accents are kept"),
+    ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "tokenizer_config__json": {"tokenize_chinese_chars": False}}, "Chinese characters joined"),
     ({"vocab__json": {"a": 0}, "merges__txt": ""}, "no piece"),
     ({"vocab__json": {"<unk>": 0, "a</w>": 2}, "merges__txt": ""}, "ids of the 2 pieces are not 0 to 1"),
     ({"vocab__json": gpt1_vocab(), "merges__txt": "l o\nlo w\n"}, "3 pieces that no merge makes, 'low</w>' the first"),
     ({"vocab__json": gpt1_vocab(), "merges__txt": "\n".join([*GPT1_MERGES, "q w"])}, "out of vocabulary"),
     ({"tokenizer__json": "{}"}, ""),
-], ids=["one of two files", "no end", "a gap", "merges cut short", "merges of another vocabulary", "no model"])
+], ids=["one of two files", "no special pieces", "twice", "accents", "chinese", "no end", "a gap", "merges cut short", "merges of another vocabulary", "no model"])
 def test_foreign_files_that_do_not_fit_are_refused(tmp_path, files, message):
     with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$"):
         tokenizers.read(write(tmp_path, **files))
 
 
 def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
-    data = types.SimpleNamespace(cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe")
+    data = types.SimpleNamespace(cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe", cased=False)
     first = tokenizers.trained(Documents(TEXTS), data, 300)
     with monkeypatch.context() as patch:
         patch.setattr(ByteBPE, "train", None)

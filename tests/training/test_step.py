@@ -125,3 +125,19 @@ def test_frozen_parameters_and_weight_decay():
 
 
 GOLDEN = [5.07359276748285, 5.057554059709822, 5.004081047018161]
+
+
+def test_lamb_scales_every_layer_of_a_stack_by_itself():
+    """As optax's, whose trees have a leaf for each layer."""
+    import optax
+
+    settings = configs.experiment(model={"name": "bert"}, task={"name": "masked_lm"},
+                                  optimizer=dict(name="lamb", learning_rate=0.1, eps=1e-6, weight_decay=0.01)).optimizer
+    random = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
+    stacked = lambda seed: {"layers": {"kernel": random(seed, 3, 4, 5) * jnp.array([1.0, 5.0, 0.1])[:, None, None]}, "embedding": random(seed + 1, 6, 4)}
+    apart = lambda tree: {**{f"layer_{i}": {"kernel": tree["layers"]["kernel"][i]} for i in range(3)}, "embedding": tree["embedding"]}
+    params, grads = stacked(0), stacked(10)
+    ours, theirs = optimizer.make(settings, 10, lambda path: True), optax.lamb(0.1, eps=1e-6, weight_decay=0.01)
+    found, _ = ours.update(grads, ours.init(params), params)
+    expected, _ = theirs.update(apart(grads), theirs.init(apart(params)), apart(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), apart(found), expected)

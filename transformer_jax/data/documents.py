@@ -1,16 +1,20 @@
 """Where running text comes from: text files, JSON lines, TFDS directories, the Python that runs. Each split is a re-iterable of documents."""
+import ast
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
 import json
 import pathlib
+import re
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from typing import Literal
 
 from transformer_jax.config import UserError
-from transformer_jax.data import recipes, sources
+from transformer_jax.data import recipes, sentences, sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,20 +86,73 @@ class PythonSources:
         return {"python": digest.hexdigest(), "split": self.split}
 
     def __iter__(self) -> Iterator[str]:
-        root = pathlib.Path(sysconfig.get_path("stdlib"))
-        for path in sorted(root.rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            # tests and tables of characters would be half of it, and of another kind
-            if {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"} & set(name.split("/")):
+        return (text for name, text in _standard_library(self.split) if text and not name.startswith("pydoc_data/"))
+
+
+class PythonDocstrings(PythonSources):
+    """What those sources say in words, a sentence a line: docstrings and comments, a file a document, and what `help()` knows, a topic a document."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_documentation(self.split))
+
+
+def _standard_library(split: str) -> Iterator[tuple[str, str]]:
+    """Each file's name and content."""
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        # tests and tables of characters would be half of it, and of another kind
+        if {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"} & set(name.split("/")):
+            continue
+        number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20
+        if {0: "valid", 1: "test"}.get(number, "train") == split:
+            try:
+                yield name, path.read_text("utf-8")
+            except (UnicodeDecodeError, OSError):
                 continue
-            number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20
-            if {0: "valid", 1: "test"}.get(number, "train") == self.split:
-                try:
-                    text = path.read_text("utf-8")
-                except (UnicodeDecodeError, OSError):
-                    continue
-                if text:
-                    yield text
+
+
+@functools.cache  # parsing takes seconds
+def _documentation(split: str) -> list[str]:
+    found = []
+    for name, source in _standard_library(split):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of invalid escapes
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            continue
+        if name == "pydoc_data/topics.py":
+            texts = [[node.value] for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        else:
+            texts = [[text for _, text in sorted([*_docstrings(tree), *_comments(source)])]]
+        parts = [[sentence for text in document for sentence in _prose(text)] for document in texts]
+        found += ["\n".join(part) for part in parts if len(part) > 1]
+    return found
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Each with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, text
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Those that have lines of their own; neighbouring lines are one."""
+    for hit in re.finditer(r"(?m)(?:^[ \t]*#(?!!).*\n)+", source):
+        yield source.count("\n", 0, hit.start()) + 1, re.sub(r"(?m)^[ \t]*#+:? ?", "", hit[0])
+
+
+def _prose(text: str) -> Iterator[str]:
+    """The sentences of its paragraphs and items of lists, what does not end as one left out: titles, tables, signatures. No doctests and code behind "::"."""
+    text = re.sub(r"(?m)^[ \t]*[-=~^*#+]{3,}[ \t]*$", "", text)  # what underlines a title
+    code = None  # the indent of the text whose code this would be
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+[.)])\s)", text):
+        indent = len(paragraph) - len(paragraph.lstrip())
+        if code is None or indent <= code:
+            code = indent if paragraph.endswith("::") else None
+            words = re.sub(r"^\s*[-*+]\s", "", paragraph.partition(">>>")[0])
+            yield from (sentence for sentence in sentences.split(words, "punctuation") if re.search(r"\w.*[.!?][\"'”’)\]]*$", sentence))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +185,10 @@ def documents(data, split: str):
         raise UserError("name one source of text: config.data.train_files, config.data.mixture, config.data.tfds_name and tfds_dir, "
                         f"or config.data.corpus; now: {', '.join(named) or 'none'}" + (" (sentence pairs become text by config.data.marker)" if data.train_source else ""))
     if data.corpus:
-        if data.corpus != "python":
-            raise UserError(f"config.data.corpus={data.corpus}: no running text; there is: python")
-        return PythonSources(split)
+        corpora = {"python": PythonSources, "pydoc": PythonDocstrings}
+        if data.corpus not in corpora:
+            raise UserError(f"config.data.corpus={data.corpus}: no running text; there is: {', '.join(corpora)}")
+        return corpora[data.corpus](split)
     if data.tfds_name:
         folder = sources.tfds_folder(data, split)
         return folder and TfdsText(*folder, data.text_field)

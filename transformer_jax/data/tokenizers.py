@@ -9,8 +9,9 @@ import sentencepiece
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data import store, tokenizer_kinds
+from transformer_jax.data import sources, store, tokenizer_kinds, wordpiece
 from transformer_jax.data.tokenizer_kinds import ByteBPE, Characters, GPT1BPE, SentencePiece, Tokenizer
+from transformer_jax.data.wordpiece import WordPiece
 
 
 class Pair:
@@ -49,16 +50,19 @@ def load(folder: pathlib.Path) -> Tokenizer:
 
 def _of(files: dict[str, bytes]) -> Tokenizer:
     """The kind is told by the name of its file."""
-    kinds = {kind.file: kind for kind in (SentencePiece, ByteBPE, GPT1BPE, Characters)}
+    kinds = {kind.file: kind for kind in (SentencePiece, ByteBPE, GPT1BPE, Characters, WordPiece)}
     found = [name for name in kinds if name in files]
     if len(found) != 1:
         raise ValueError(f"it should hold one of {', '.join(kinds)}; it holds {' and '.join(found) or 'none'}")
     return kinds[found[0]](files[found[0]])
 
 
-def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE:
-    """The tokenizer of a published GPT or GPT-2, from OpenAI's files or Hugging Face's."""
+def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
+    """The tokenizer of a published GPT, GPT-2 or BERT, from OpenAI's files, Google's or Hugging Face's."""
     with _readable(folder):
+        if (folder / "vocab.txt").exists():
+            config = folder / "tokenizer_config.json"
+            return wordpiece.of_vocabulary(list(sources.text_lines(str(folder / "vocab.txt"))), json.loads(config.read_bytes()) if config.exists() else {})
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).exists() and (folder / merges).exists():
                 lines = (folder / merges).read_bytes().decode().split("\n")  # some merges hold characters that also end lines
@@ -66,7 +70,7 @@ def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE:
                 return tokenizer_kinds.bpe(json.loads((folder / vocab).read_bytes()), lines)
         if (folder / "tokenizer.json").exists():
             return tokenizer_kinds.bpe_of_library((folder / "tokenizer.json").read_bytes().decode())
-        raise ValueError("it should hold vocab.json and merges.txt, encoder.json and vocab.bpe, or tokenizer.json")
+        raise ValueError("it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and vocab.bpe, or tokenizer.json")
 
 
 @contextlib.contextmanager
@@ -77,26 +81,25 @@ def _readable(folder):
         raise UserError(f"{folder}: no tokenizer that can be read here ({str(error).partition(chr(10))[0]})") from None
 
 
-def train(texts: Iterable[str], kind: str, vocab_size: int) -> Tokenizer:
-    """Trains on documents; `kind` as in `config.data.tokenizer`. Raises UserError where the text doesn't suffice."""
-    texts = (text for text in texts if text)
-    first = next(texts, None)
-    if first is None:
+def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False) -> Tokenizer:
+    """Trains on documents, which are read more than once; `kind` and `cased` as in `config.data`. Raises UserError where the text doesn't suffice."""
+    if not any(texts):
         raise UserError("the tokenizer can't be trained: there is no training text, or all of it is empty")
-    texts = itertools.chain([first], texts)
     match kind:
         case "byte_bpe":
             return ByteBPE.train(texts, vocab_size)
         case "characters":
             return Characters.train(texts, vocab_size)
+        case "wordpiece":
+            return WordPiece.train(texts, vocab_size, cased)
     return SentencePiece.train_documents(texts, vocab_size, kind)
 
 
 def trained(documents, data, vocab_size: int) -> Tokenizer:
     """The tokenizer trained on the documents as `config.data.tokenizer` says. Kept in `config.data.cache`."""
-    key = {"text": documents.fingerprint(), "type": data.tokenizer, "size": vocab_size,
+    key = {"text": documents.fingerprint(), "type": data.tokenizer, "cased": data.cased, "size": vocab_size,
            "sentencepiece": sentencepiece.__version__, "tokenizers": huggingface.__version__}
-    return _kept(data, key, lambda: train(documents, data.tokenizer, vocab_size), _of)
+    return _kept(data, key, lambda: train(documents, data.tokenizer, vocab_size, data.cased), _of)
 
 
 def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> Pair:

@@ -14,6 +14,8 @@ from transformer_jax.config import UserError
 LAYOUTS = {
     "same": lambda x: x,
     "vector": lambda x: x.reshape(-1),  # bias (H, D) -> (H * D,)
+    "linear": lambda x: x.reshape(len(x), -1).T,  # kernel (M, ...) -> (outputs, M), as torch keeps it
+    "linear_merge": lambda x: x.reshape(-1, x.shape[-1]).T,  # kernel (H, D, M) -> (M, H * D)
     "conv1d": lambda x: x.reshape(len(x), -1),  # kernel (M, H, D) -> (M, H * D): OpenAI's Conv1D is (inputs, outputs), as ours
     "conv1d_merge": lambda x: x.reshape(-1, x.shape[-1]),  # kernel (H, D, M) -> (H * D, M)
 }

@@ -31,11 +31,13 @@ def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> Train
     specs = nn.get_partition_spec(boxed)  # logical axes, as PartitionSpecs of names
 
     def place(path, leaf, axes):
+        if isinstance(leaf, optax.MaskedNode):  # the optimizer keeps nothing of a frozen parameter
+            return leaf
         where = NamedSharding(mesh, sharding.spec(axes, table) if axes is not None else PartitionSpec())
         sharding.check(leaf.shape, where, "parameter " + "/".join(optimizer.names(path)))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
-    return jax.tree_util.tree_map_with_path(place, nn.unbox(boxed), specs, is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    return jax.tree_util.tree_map_with_path(place, nn.unbox(boxed), specs, is_leaf=lambda x: isinstance(x, (jax.ShapeDtypeStruct, optax.MaskedNode)))
 
 
 def abstract_params(task) -> Any:
@@ -43,6 +45,11 @@ def abstract_params(task) -> Any:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+
+
+def init_params(task) -> Any:
+    """Initial parameters alone."""
+    return jax.jit(lambda: nn.unbox(task.init(jax.random.key(task.config.train.seed))))()
 
 
 def zeros(abstract_metrics) -> metrics.Metrics:

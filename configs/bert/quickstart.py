@@ -1,0 +1,17 @@
+"""A small BERT on the documentation strings of the Python standard library: minutes on a laptop, nothing to download.
+
+python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=runs/bert
+python -m transformer_jax.fill_mask --workdir=runs/bert --text="Return the [MASK] of the list."
+"""
+from transformer_jax.config import experiment
+
+
+def get_config():
+    return experiment(
+        model=dict(name="bert", vocab_size=4096, d_model=192, num_layers=3, num_heads=6, max_length=128, dropout=0.0, attention_dropout=0.0, unroll=3),
+        task=dict(name="masked_lm", phases=((1.0, 64, 10),)),
+        data=dict(corpus="pydoc", tokenizer="wordpiece"),
+        train=dict(num_steps=1500, batch=48, log_every=50, eval_every=500),
+        optimizer=dict(name="adamw", learning_rate=2e-3, schedule="linear", warmup_steps=150, eps=1e-6, b2=0.98, weight_decay=0.01, clip_norm=1.0),
+        checkpoint=dict(every=500),
+    )

@@ -1,0 +1,136 @@
+"""BERT's rows: what is drawn, and how often (Devlin et al. 2018, section 3.1 and appendix A)."""
+import types
+
+import numpy as np
+import pytest
+
+from transformer_jax.config import UserError
+from transformer_jax.data import masking, sentence_pairs
+
+V, PAD, UNK, CLS, SEP, MASK = 1000, 0, 1, 2, 3, 4
+SPECIAL = np.arange(V) < 5
+CONTINUES = (np.arange(V) >= 5) & (np.arange(V) % 4 == 0)
+DOCUMENTS = 60
+
+
+def mask(most=20, **options):
+    return masking.Masking(MASK, SPECIAL, CONTINUES, most, **options)
+
+
+def fake():
+    """A store of documents whose tokens tell the document: number d has tokens 10 d + 5 ... 10 d + 14."""
+    random = np.random.default_rng(0)
+    counts = random.integers(1, 20, DOCUMENTS)
+    lengths = random.integers(1, 40, counts.sum())
+    owner = np.repeat(np.repeat(np.arange(DOCUMENTS), counts), lengths)
+    tokens = (10 * owner + 5 + random.integers(10, size=len(owner))).astype(np.uint16)
+    arrays = {"sentences": lengths, "documents": counts}
+    return types.SimpleNamespace(meta={"cls_id": CLS, "sep_id": SEP}, array=arrays.get, read=lambda spans: [tokens[a:b] for a, b in spans])
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """100,000 rows of 128, as arrays."""
+    source = sentence_pairs.SentencePairs(fake(), 128, mask(), (0, 0, 0))
+    epochs = 100_000 // len(source) + 1
+    numbers = [(number, epoch) for epoch in range(epochs) for number in range(len(source))][:100_000]
+    rows = source.rows(numbers)
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def restored(rows):
+    """The tokens as they were before they were masked."""
+    tokens = rows["tokens"].copy()
+    for row, (places, labels, weights) in enumerate(zip(rows["masked_positions"], rows["masked_labels"], rows["masked_weights"])):
+        tokens[row, places[weights > 0]] = labels[weights > 0]
+    return tokens
+
+
+def test_masks_come_in_the_published_shares(drawn):
+    asked, filled = drawn["masked_weights"] > 0, drawn["segment_ids"] > 0
+    seen = np.take_along_axis(drawn["tokens"], drawn["masked_positions"], axis=1)[asked]
+    labels = drawn["masked_labels"][asked]
+    assert asked.sum() / filled.sum() == pytest.approx(0.15, abs=0.002)
+    masks, same = (seen == MASK).mean(), (seen == labels).mean()
+    assert masks == pytest.approx(0.8, abs=0.003) and same == pytest.approx(0.1, abs=0.003) and 1 - masks - same == pytest.approx(0.1, abs=0.003)
+    assert not SPECIAL[labels].any() and not SPECIAL[seen[seen != MASK]].any()
+    assert asked.sum(axis=1).max() == 19 and asked.sum(axis=1).min() >= 1
+    for places, weights in zip(drawn["masked_positions"][:1000], drawn["masked_weights"][:1000]):
+        assert len(set(places[weights > 0])) == weights.sum()
+
+
+def test_half_of_the_second_texts_follow_and_the_others_are_from_another_document(drawn):
+    tokens, types_, filled = restored(drawn), drawn["token_types"], drawn["segment_ids"] > 0
+    assert drawn["follows"].mean() == pytest.approx(0.5, abs=0.005)
+    ordinary = tokens >= 5
+    document = (tokens - 5) // 10
+    first = np.where(ordinary & (types_ == 0), document, -1).max(axis=1)
+    second = np.where(ordinary & (types_ == 1), document, -1).max(axis=1)
+    assert (first >= 0).all() and (second >= 0).all()
+    assert (np.where(ordinary & (types_ == 0), document, first[:, None]) == first[:, None]).all()
+    assert (np.where(ordinary & (types_ == 1), document, second[:, None]) == second[:, None]).all()
+    np.testing.assert_array_equal(first == second, drawn["follows"] == 1)
+    assert (tokens[:, 0] == CLS).all() and ((tokens == SEP).sum(axis=1) == 2).all()
+    ends = filled.sum(axis=1)
+    assert (tokens[np.arange(len(tokens)), ends - 1] == SEP).all() and (tokens[~filled] == PAD).all()
+
+
+def test_rows_are_full_but_for_one_in_ten(drawn):
+    lengths = (drawn["segment_ids"] > 0).sum(axis=1)
+    assert lengths.max() == 128 and lengths.min() >= 5
+    assert np.quantile(lengths, 0.05) < 80  # the short ones are of any length
+
+
+def test_rows_are_a_function_of_number_and_epoch():
+    source = sentence_pairs.SentencePairs(fake(), 64, mask(10), (0, 0, 0))
+    (one,), (other,) = source.rows([(3, 1)]), source.rows([(3, 2)])
+    for name, values in source.rows([(7, 0), (3, 1)])[1].items():
+        np.testing.assert_array_equal(values, one[name])
+    assert (one["tokens"] != other["tokens"]).any()
+    (elsewhere,) = sentence_pairs.SentencePairs(fake(), 64, mask(10), (0, 1, 0)).rows([(3, 1)])
+    assert (one["tokens"] != elsewhere["tokens"]).any()
+
+
+def test_spans_tile_every_document_of_two_sentences_or_more():
+    stored = fake()
+    source = sentence_pairs.SentencePairs(stored, 64, mask(), (0, 0, 0))
+    bounds = np.concatenate([[0], np.cumsum(stored.array("documents"))])
+    for document in range(DOCUMENTS):
+        own = [span for span in source._spans.tolist() if span[2] == document]
+        if bounds[document + 1] - bounds[document] == 1:
+            assert not own
+            continue
+        assert own[0][0] == bounds[document] and own[-1][1] == bounds[document + 1]
+        assert all(a[1] == b[0] for a, b in zip(own, own[1:])) and all(span[1] - span[0] >= 2 for span in own)
+
+
+def test_what_is_cut_leaves_the_longer_text_no_shorter_than_the_other():
+    random = np.random.default_rng(0)
+    fronts = []
+    for first, second, most in random.integers(1, 60, (3000, 3)) + [0, 0, 1]:
+        a, b = masking.cut(first, second, most, random)
+        kept = len(range(first)[a]), len(range(second)[b])
+        assert sum(kept) == min(first + second, most) and min(kept) >= 1
+        assert kept[0] == first or kept[1] == second or abs(kept[0] - kept[1]) <= 1
+        if first - kept[0] >= 10:
+            fronts.append(a.start / (first - kept[0]))
+    assert np.mean(fronts) == pytest.approx(0.5, abs=0.05)
+
+
+def test_whole_words_are_masked_whole():
+    random, masked = np.random.default_rng(0), []
+    for _ in range(500):
+        tokens = np.concatenate([[CLS], random.integers(5, V, 60), [SEP]])
+        found = mask(whole_words=True)(tokens, random)
+        chosen = set(found["masked_positions"][found["masked_weights"] > 0].tolist())
+        masked.append(len(chosen))
+        for place in range(2, 61):
+            if CONTINUES[tokens[place]]:
+                assert (place in chosen) == (place - 1 in chosen)
+    assert max(masked) <= 9 and np.mean(masked) > 8
+
+
+def test_too_little_text_is_refused():
+    stored = types.SimpleNamespace(meta={}, array={"sentences": np.array([5, 5]), "documents": np.array([2])}.get)
+    with pytest.raises(UserError, match="two documents"):
+        sentence_pairs.SentencePairs(stored, 64, mask(), (0, 0, 0))

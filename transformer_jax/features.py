@@ -1,0 +1,49 @@
+"""Hidden states of texts, one a line of stdin, as arrays: python -m transformer_jax.features --workdir=DIR --output=FILE.npz < texts
+
+--output=FILE.safetensors writes that format. Text n (from 0) is the array text_n (layers, tokens, d_model), [CLS] and [SEP] among its tokens, which
+stdout gives: one JSON array a text.
+"""
+import json
+import os
+import pathlib
+
+from absl import flags
+
+from transformer_jax import cli
+from transformer_jax.config import UserError
+
+cli.define_workdir()
+cli.define_step()
+flags.DEFINE_string("output", None, "File to write, *.npz or *.safetensors.")
+flags.DEFINE_list("layers", ["-1"], "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's.")
+
+
+def main() -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from transformer_jax import workdir
+    from transformer_jax.data.sources import text_lines
+
+    options = cli.FLAGS
+    path = pathlib.Path(options.output or "")
+    if path.suffix not in (".npz", ".safetensors"):
+        raise UserError(f"--output={options.output or ''}: must be a file *.npz or *.safetensors")
+    try:
+        layers = tuple(int(layer) for layer in options.layers)
+    except ValueError:
+        raise UserError(f"--layers={','.join(options.layers)}: must be whole numbers") from None
+    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
+    if not hasattr(task, "features"):
+        raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features")
+    found = {}
+    for number, (pieces, states) in enumerate(task.features(params, text_lines("/dev/stdin"), layers)):
+        found[f"text_{number}"] = np.ascontiguousarray(states)
+        print(json.dumps(pieces, ensure_ascii=False))
+    half = path.with_name(f".{path.stem}.half{path.suffix}")
+    np.savez(half, **found) if path.suffix == ".npz" else save_file(found, half)
+    os.replace(half, path)
+
+
+if __name__ == "__main__":
+    cli.run(main)

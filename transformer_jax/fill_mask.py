@@ -1,0 +1,37 @@
+"""Fills the masks of a text: python -m transformer_jax.fill_mask --workdir=DIR --text="the [MASK] statement"
+
+Without --text the texts come from stdin, one a line. Each mask gives a line of words with their probabilities; --json gives objects instead.
+"""
+import json
+
+from absl import flags
+
+from transformer_jax import cli
+from transformer_jax.config import UserError
+
+cli.define_workdir()
+cli.define_step()
+flags.DEFINE_multi_string("text", [], "A text with one [MASK] or several; may be given several times.")
+flags.DEFINE_integer("top_k", 5, "Words of each mask.", lower_bound=1)
+flags.DEFINE_bool("json", False, "One JSON object a text.")
+
+
+def main() -> None:
+    from transformer_jax import workdir
+    from transformer_jax.data.sources import text_lines
+
+    options = cli.FLAGS
+    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
+    if not hasattr(task, "fill"):
+        raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that fills masks")
+    if options.top_k > task.tokenizer.vocab_size:
+        raise UserError(f"--top_k={options.top_k}: the vocabulary has {task.tokenizer.vocab_size} tokens")
+    for masks in task.fill(params, options.text or text_lines("/dev/stdin"), options.top_k):
+        if options.json:
+            print(json.dumps([[{"word": word, "probability": round(p, 6)} for word, p in mask] for mask in masks], ensure_ascii=False), flush=True)
+        else:
+            print("\n".join("  ".join(f"{word} {p:.3f}" for word, p in mask) for mask in masks), flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)

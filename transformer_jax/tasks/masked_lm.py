@@ -1,0 +1,227 @@
+"""BERT's pre-training: masked tokens and, unless rows are single texts, whether the second text follows the first; and filling masks."""
+import dataclasses
+import itertools
+import math
+import types
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import metrics
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import documents, masking, rows, sentence_pairs, tokenizers, windows
+from transformer_jax.losses import cross_entropy
+from transformer_jax.progress import track
+
+_BUCKET = 32  # lengths are padded to multiples of it, so that few shapes are compiled
+
+
+@dataclasses.dataclass
+class MaskedLM:
+    """The objectives of Devlin et al. 2018, section 3.1. See tasks/task.py for the methods' contracts.
+
+    `tokenizer_folder`: where a run has left its tokenizer; None: read or train what `config.data` says.
+    """
+
+    config: ConfigDict
+    tokenizer_folder: Path | None
+    phases: tuple = ((1.0, 128, 20),)  # (share of the updates, tokens of a row, most predictions of a row), one after the other
+    next_sentence: bool = True  # pairs of texts; False: rows are windows of the text, without the second task (Liu et al. 2019)
+    whole_words: bool = False  # mask all pieces of a word or none
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"mlm": 1.0, "nsp": 1.0} if self.next_sentence else {"mlm": 1.0}
+        for phase in self.phases or [()]:
+            if len(phase) != 3 or not 0 < phase[0] <= 1 or not 8 <= phase[1] <= self.model.max_length or not 1 <= phase[2] <= phase[1]:
+                raise UserError(f"config.task.phases: {phase} is not (share of the updates, length from 8 to config.model.max_length={self.model.max_length}, most predictions)")
+        if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
+            raise UserError(f"config.task.phases={self.phases}: the shares of the updates must add up to 1")
+        self.num_phases = len(self.phases)
+
+    # data
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.WordPiece:
+        data = self.config.data
+        if self.tokenizer_folder:
+            found = tokenizers.load(self.tokenizer_folder)
+        elif data.tokenizer_files:
+            found = tokenizers.read(Path(data.tokenizer_files).expanduser())
+        else:
+            found = tokenizers.trained(self._text("train"), data, self.model.vocab_size)
+        if not isinstance(found, tokenizers.WordPiece):
+            raise UserError(f"config.data.tokenizer={data.tokenizer}: masked language modelling needs wordpiece")
+        if found.vocab_size > self.model.vocab_size:
+            raise UserError(f"the tokenizer has {found.vocab_size:,} tokens: more than config.model.vocab_size={self.model.vocab_size:,}")
+        return found
+
+    def _text(self, split: str):
+        found = documents.documents(self.config.data, split)
+        if found is None and split == "train":
+            raise UserError("config.data names no training text")
+        return found
+
+    def _component(self, split: str, phase: int):
+        """The rows of a split as a phase has them; the randomness of the others' is apart from that of training."""
+        _, length, most = self.phases[phase]
+        tokenizer, seed = self.tokenizer, self.config.data.seed
+        mask = masking.Masking(tokenizer.mask_id, tokenizer.special, tokenizer.continues, most, self.whole_words)
+        key = (seed, phase, ("train", "valid", "test").index(split))
+        if self.next_sentence:
+            return sentence_pairs.SentencePairs(sentence_pairs.tokenised(self._text(split), self.config.data, tokenizer, split), length, mask, key)
+        stored = windows.tokenised(self._text(split), self.config.data, tokenizer, split)
+        return sentence_pairs.MaskedWindows(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        train, last = self.config.train, self.num_phases - 1
+        ends = [round(share * train.num_steps) for share in itertools.accumulate(share for share, _, _ in self.phases)]
+        steps = [end - begin for begin, end in zip([0, *ends], ends)]
+        phases = [rows.Phase([self._component("train", phase)], train.batch, None if phase == last else count) for phase, count in enumerate(steps)]
+        valid = {"valid": rows.EvalRows(self._component("valid", last))} if self._text("valid") else {}
+        return types.SimpleNamespace(train=rows.TrainRows(phases, self.config.data.seed), eval=valid)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        """What the run's data and tokenizer are, by content."""
+        return {"train": self._text("train").fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
+
+    # training
+
+    def batch_spec(self, phase: int):
+        _, length, most = self.phases[phase]
+        shapes = {name: (length,) for name in ("tokens", "token_types", "segment_ids")} | {f"masked_{what}": (most,) for what in ("positions", "labels", "weights")}
+        shapes |= {"follows": ()} if self.next_sentence else {}
+        return {name: jax.ShapeDtypeStruct((self.config.train.batch, *shape), jnp.int32) for name, shape in shapes.items()}
+
+    def init(self, rng):
+        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32))["params"]
+
+    def weights(self, batch):
+        examples = batch["segment_ids"].max(axis=-1).sum()  # rows that are no padding
+        return {"mlm": batch["masked_weights"].sum().astype(jnp.float32)} | ({"nsp": examples.astype(jnp.float32)} if self.next_sentence else {})
+
+    def loss(self, params, batch, rng, *, train):
+        apply = partial(self.model.apply, {"params": params})
+        hidden = apply(batch["tokens"], batch["token_types"], None, batch["segment_ids"], train=train, method="hidden", rngs={"dropout": rng} if train else None)
+        asked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)  # they alone meet the vocabulary
+        weights, filled = batch["masked_weights"], batch["segment_ids"] > 0
+        mlm, _, right = cross_entropy(apply(asked, method="transformed"), *apply(method="output"), batch["masked_labels"], weights.astype(jnp.float32))
+        count = weights.sum(dtype=jnp.int32)
+        found = {"loss": (mlm, count), "accuracy": (right, count), "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size))}
+        if not self.next_sentence:
+            return {"mlm": mlm}, found
+        logits, there, label = apply(hidden, method="next_logits"), filled[:, 0], 1 - batch["follows"]
+        nll = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0]
+        nsp, examples = jnp.sum(nll * there), there.sum(dtype=jnp.int32)
+        right = jnp.sum((logits.argmax(axis=-1) == label) & there, dtype=jnp.float32)
+        return {"mlm": mlm, "nsp": nsp}, found | {"nsp_loss": (nsp, examples), "nsp_accuracy": (right, examples)}
+
+    def trainable(self, path) -> bool:
+        return self.next_sentence or path[0] not in ("pooler", "nsp")
+
+    def derived(self, name, means):
+        return {"perplexity": math.exp(min(means["loss"], 700.0))}
+
+    def evaluations(self):
+        return {}
+
+    def flops(self, phase: int = 0) -> float:
+        _, length, most = self.phases[phase]
+        return 3 * self.model.flops(length, most)  # a backward pass costs two forward ones
+
+    def positions(self, phase: int = 0) -> int:
+        return self.phases[phase][1]
+
+    # use
+
+    def evaluate(self, params, split: str) -> dict:
+        """Loss and accuracy of masked tokens and of following texts over a whole split, as its rows are in the last phase, and the accuracy of always
+        naming the most frequent label.
+
+        Raises UserError where the run's data has no such split.
+        """
+        if self._text(split) is None:
+            raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
+        found, batch = rows.EvalRows(self._component(split, self.num_phases - 1)), self.config.train.batch
+        step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
+        sums, labels = [], np.zeros(self.model.vocab_size, np.int64)
+        for number in track(range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch)):
+            read = found.batch(number, range(batch), batch)
+            labels += np.bincount(read["masked_labels"][read["masked_weights"] > 0], minlength=len(labels))
+            sums.append(jax.device_get(step(params, read)))
+        means = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
+        means.pop("filled")
+        return {**means, **self.derived(split, means), "most_frequent": float(labels.max() / labels.sum()), "rows": len(found.component), "masked": int(labels.sum())}
+
+    def fill(self, params, texts: Iterable[str], top_k: int = 5) -> Iterator[list[list["Filling"]]]:
+        """The `top_k` likeliest words for each [MASK] of each text, in order.
+
+        Raises UserError for a text without [MASK], or one longer than `config.model.max_length`.
+        """
+        numbered = enumerate(texts, 1)
+        while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
+            encoded = [[self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id] for _, text in chunk]
+            for (number, _), ids in zip(chunk, encoded):
+                if self.tokenizer.mask_id not in ids:
+                    raise UserError(f"text {number}: no [MASK] in it")
+            tokens, segments = self._padded(encoded, chunk[0][0])
+            log_probs, found = jax.device_get(self._fill(params, tokens, segments, top_k))
+            for row, ids in enumerate(encoded):
+                places = [place for place, token in enumerate(ids) if token == self.tokenizer.mask_id]
+                yield [[Filling(*pair) for pair in zip(self.tokenizer.pieces(found[row, place].tolist()), np.exp(log_probs[row, place]).tolist())] for place in places]
+
+    def features(self, params, texts: Iterable[str], layers: tuple[int, ...] = (-1,)) -> Iterator[tuple[list[str], np.ndarray]]:
+        """The pieces of each text, [CLS] and [SEP] among them, and their hidden states (layers, N, M) float32; layer 0 is the embeddings, -1 the last.
+
+        Raises UserError for a text longer than `config.model.max_length`, or a layer that there is not.
+        """
+        depth = self.model.num_layers + 1
+        if wrong := [layer for layer in layers if not -depth <= layer < depth]:
+            raise UserError(f"layer {wrong[0]}: there are 0 (the embeddings) to {depth - 1}")
+        numbered = enumerate(texts, 1)
+        while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
+            encoded = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in self.tokenizer.encode([text for _, text in chunk])]
+            states = self._states(params, *self._padded(encoded, chunk[0][0]))
+            chosen = np.asarray(states[np.array(layers) % depth], np.float32)
+            yield from ((self.tokenizer.pieces(ids), chosen[:, row, : len(ids)]) for row, ids in enumerate(encoded))
+
+    def _padded(self, encoded, first):
+        """Tokens and segment ids (B, L) of a chunk whose first text has the number `first`."""
+        for number, ids in enumerate(encoded, first):
+            if len(ids) > self.model.max_length:
+                raise UserError(f"text {number}: {len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
+        length = min(-(-max(map(len, encoded)) // _BUCKET) * _BUCKET, self.model.max_length)
+        tokens, segments = np.zeros((2, len(encoded), length), np.int32)
+        for row, ids in enumerate(encoded):
+            tokens[row, : len(ids)], segments[row, : len(ids)] = ids, 1
+        return tokens, segments
+
+    @cached_property
+    def _fill(self):
+        """Compiled: params, tokens, segment ids (B, L), k -> log-probabilities and ids (B, L, k) of the likeliest tokens."""
+        @partial(jax.jit, static_argnums=3)
+        def fill(params, tokens, segments, top_k):
+            _, logits, _ = self.model.apply({"params": params}, tokens, None, None, segments)
+            return jax.lax.top_k(jax.nn.log_softmax(logits[..., : self.tokenizer.vocab_size]), top_k)
+
+        return fill
+
+    @cached_property
+    def _states(self):
+        """Compiled: params, tokens, segment ids (B, L) -> hidden states (layers + 1, B, L, M)."""
+        return jax.jit(lambda params, tokens, segments: self.model.apply({"params": params}, tokens, None, None, segments, method="layers"))
+
+
+class Filling(NamedTuple):
+    word: str
+    probability: float
