@@ -4,6 +4,9 @@ awk 'BEGIN { RS = ""; ORS = "\\n\\n" } { print > (NR % 50 ? "train.txt" : "valid
 python -m transformer_jax.train_gpt --config=configs/gpt/imdb.py:cpu --workdir=DIR \\
     --config.data.train_files=train.txt --config.data.valid_files=valid.txt
 python -m transformer_jax.evaluate --workdir=DIR
+
+`cpu`, on the held-out reviews after 1,000 updates (4.1 million tokens, a quarter of the text, on two busy CPU cores): perplexity 143 a token of 3.9 bytes, 1.84 bits a byte (windows that do not overlap).
+Training loss by update: 50 7.3, 100 6.1, 200 5.7, 300 5.5, 400 5.4, 500 5.3, 600 5.2, 800 5.1, 1000 5.0. `gpu` has not been trained here.
 """
 from transformer_jax.config import choice, experiment
 
