@@ -57,6 +57,22 @@ def _of(files: dict[str, bytes]) -> Tokenizer:
     return kinds[found[0]](files[found[0]])
 
 
+def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -> Tokenizer:
+    """What a run has left in `folder`; else what `config.data.tokenizer_files` holds, else what is trained on the documents `text()`.
+
+    Raises UserError where it has more tokens than the model.
+    """
+    if folder:
+        found = load(folder)
+    elif data.tokenizer_files:
+        found = read(pathlib.Path(data.tokenizer_files).expanduser())
+    else:
+        found = trained(text(), data, vocab_size)
+    if found.vocab_size > vocab_size:
+        raise UserError(f"the tokenizer has {found.vocab_size:,} tokens: more than config.model.vocab_size={vocab_size:,}")
+    return found
+
+
 def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
     """The tokenizer of a published GPT, GPT-2 or BERT, from OpenAI's files, Google's or Hugging Face's."""
     with _readable(folder):

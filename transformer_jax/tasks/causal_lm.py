@@ -53,16 +53,8 @@ class CausalLM:
 
     @cached_property
     def tokenizer(self):
-        data = self.config.data
-        if self.tokenizer_folder:
-            found = tokenizers.load(self.tokenizer_folder)
-        elif data.tokenizer_files:
-            found = tokenizers.read(Path(data.tokenizer_files).expanduser())
-        else:
-            found = tokenizers.trained(documents.Together(tuple(text for text, _ in self._parts)), data, self.model.vocab_size)
-        if found.vocab_size > self.model.vocab_size:
-            raise UserError(f"the tokenizer has {found.vocab_size:,} tokens: more than config.model.vocab_size={self.model.vocab_size:,}")
-        return found
+        text = lambda: documents.Together(tuple(text for text, _ in self._parts))
+        return tokenizers.of_run(self.tokenizer_folder, self.config.data, text, self.model.vocab_size)
 
     @cached_property
     def _parts(self):

@@ -49,17 +49,9 @@ class MaskedLM:
 
     @cached_property
     def tokenizer(self) -> tokenizers.WordPiece:
-        data = self.config.data
-        if self.tokenizer_folder:
-            found = tokenizers.load(self.tokenizer_folder)
-        elif data.tokenizer_files:
-            found = tokenizers.read(Path(data.tokenizer_files).expanduser())
-        else:
-            found = tokenizers.trained(self._text("train"), data, self.model.vocab_size)
+        found = tokenizers.of_run(self.tokenizer_folder, self.config.data, lambda: self._text("train"), self.model.vocab_size)
         if not isinstance(found, tokenizers.WordPiece):
-            raise UserError(f"config.data.tokenizer={data.tokenizer}: masked language modelling needs wordpiece")
-        if found.vocab_size > self.model.vocab_size:
-            raise UserError(f"the tokenizer has {found.vocab_size:,} tokens: more than config.model.vocab_size={self.model.vocab_size:,}")
+            raise UserError(f"config.data.tokenizer={self.config.data.tokenizer}: masked language modelling needs wordpiece")
         return found
 
     def _text(self, split: str):
