@@ -62,7 +62,7 @@ class Data:
     target_language: str = "de"
     tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"  # what is trained on the text; the first two are SentencePiece
     cased: bool = False  # wordpiece: keep case and accents
-    tokenizer_files: str | None = None  # instead of training: a folder with encoder.json and vocab.bpe (GPT-2), or vocab.json and merges.txt
+    tokenizer_files: str | None = None  # instead of training: a folder with encoder.json and vocab.bpe, vocab.json and merges.txt, or vocab.txt (BERT)
 
 
 @dataclasses.dataclass

@@ -46,7 +46,7 @@ def train(config, workdir) -> dict[str, float]:
     """The config's run, started or gone on with in `workdir`; returns its last evaluation."""
     task = make_task(config, workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
-    if config.init_from:
+    if config.init_from and not (pathlib.Path(workdir).expanduser() / "config.json").exists():  # once begun, a run needs the other no more
         loop.initial_checkpoint(config, program)
     with held(workdir):
         record(config, task, workdir)

@@ -1,6 +1,7 @@
 """Training, writing and scoring text with a tiny language model."""
 import itertools
 import math
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from transformer_jax.decoding.sampling import Sampling
 from tests.training.test_step import losses as first_losses
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, open_run, record
+from transformer_jax.workdir import make_task, open_run, record, train
 
 GREEDY = Sampling(temperature=0)
 GOLDEN = [5.729919, 5.611233, 5.428472]
@@ -199,6 +200,16 @@ def test_a_run_begins_from_another_and_says_what_it_took(trained, tmp_path, caps
         with pytest.raises(UserError, match=message):
             config = build(tmp_path / "other", **{"init_from": str(workdir), **overrides})
             run(config, make_task(config), tmp_path / "refused")
+
+
+def test_once_begun_a_run_needs_the_other_no_more(trained, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(trained[0], other)
+    config = build(tmp_path, init_from=str(other), train__num_steps=2)
+    train(config, tmp_path / "run")
+    shutil.rmtree(other)
+    config.train.num_steps = 3
+    assert train(config, tmp_path / "run")["valid/loss"] > 0
 
 
 def test_what_a_larger_model_adds_is_named_as_new(trained, tmp_path, capsys):

@@ -127,24 +127,26 @@ def _start(task, program, checkpoints):
     return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
 
-def initial_checkpoint(config, program) -> tuple[Checkpoints, int]:
-    """The best checkpoint of the run `config.init_from`. Raises UserError where its tensors do not fit this model's."""
+def initial_checkpoint(config, program):
+    """The best checkpoint of the run `config.init_from`: (checkpoints, step, tensors new in this model, tensors it lacks).
+
+    Raises UserError where its tensors do not fit this model's.
+    """
     folder = pathlib.Path(config.init_from).expanduser()
     its_own = ConfigDict(json.loads((folder / "config.json").read_text())["config"]["checkpoint"])
     there = Checkpoints(folder / "checkpoints", its_own, read_only=True)
     step = there.pick("best")
-    shared, _, dropped = there.compare(program.state.params, step)
+    shared, new, dropped = there.compare(program.state.params, step)
     if not shared:
         raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
-    return there, step
+    return there, step, new, dropped
 
 
 def _initial_params(config, program, params):
     """`params` with those of the run `config.init_from` in their place, and a word on what was found there."""
-    there, step = initial_checkpoint(config, program)
-    shared, new, dropped = there.compare(program.state.params, step)
+    there, step, new, dropped = initial_checkpoint(config, program)
     found = there.restore_some(program.state.params, step)
-    say(f"from {there.folder / str(step)}: {len(shared)} tensors restored")
+    say(f"from {there.folder / str(step)}: {len(found)} tensors restored")
     for names, what in ((new, "new, as initialised"), (dropped, "dropped, not in this model")):
         if names:
             say(f"  {len(names)} {what}: {', '.join(names)}")
