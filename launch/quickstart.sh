@@ -3,8 +3,9 @@
 #
 #   launch/quickstart.sh            # translation, on the built-in English-German grammar
 #   launch/quickstart.sh gpt        # a language model of Python, on the standard library's sources
+#   launch/quickstart.sh bert       # an encoder of English, on the standard library's documentation strings
 #
-# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart and runs/quickstart_gpt (or in $2).
+# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart and runs/quickstart_gpt, runs/quickstart_bert (or in $2).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,7 +13,8 @@ family=${1:-wmt}
 case $family in
   wmt) run=${2:-runs/quickstart} ;;
   gpt) run=${2:-runs/quickstart_gpt} ;;
-  *) echo "quickstart.sh: no family $family; there are: wmt, gpt" >&2; exit 2 ;;
+  bert) run=${2:-runs/quickstart_bert} ;;
+  *) echo "quickstart.sh: no family $family; there are: wmt, gpt, bert" >&2; exit 2 ;;
 esac
 python=$(bash "$root/launch/setup_venv.sh")
 cd "$root"
@@ -87,6 +89,40 @@ What to try next
   $python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=runs/mine --config.data.corpus= \\
       --config.data.train_files='FILE,FILE' --config.data.valid_files=FILE
   $python -m transformer_jax.dry_run --config=configs/gpt/gpt3.py:175b --devices=8 --config.mesh.tensor=8
+  launch/quickstart.sh bert
+MESSAGE
+}
+
+show_bert() {
+  echo "evaluating on held-out documents" >&2
+  scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
+import json, sys
+found = json.load(sys.stdin)
+print("{accuracy:.1%} of {masked:,} masked tokens are found (always the most frequent one: {most_frequent:.1%});\n"
+      "                        of {rows:,} pairs, {nsp_accuracy:.1%} are rightly said to follow one another or not".format(**found))')
+
+  texts=("Return the [MASK] of the list." "If the file does not [MASK], an error is raised." "The [MASK] argument is optional and defaults to [MASK].")
+  printf '%s\n' "${texts[@]}" | tool fill_mask 2> /dev/null > "$run/filled.txt"
+  exec 3< "$run/filled.txt"
+  for text in "${texts[@]}"; do
+    printf '\n  %s\n' "$text"
+    for _ in $(grep -o '\[MASK\]' <<< "$text"); do
+      IFS= read -r filled <&3
+      echo "    $filled"
+    done
+  done
+
+  cat <<MESSAGE
+
+Test set:               $scores
+Learning curves:        $run/curves.png
+
+What to try next
+  $python -m transformer_jax.fill_mask --workdir=$run --text="Raise an [MASK] if the argument is not a [MASK]."
+  echo "Open the file." | $python -m transformer_jax.features --workdir=$run --output=states.npz
+  $python -m transformer_jax.train_bert --config=configs/bert/small.py:tiny --workdir=runs/mine \
+      --config.data.train_files='FILE,FILE' --config.data.valid_files=FILE
+  $python -m transformer_jax.dry_run --config=configs/bert/large.py --devices=8
   launch/quickstart.sh
 MESSAGE
 }

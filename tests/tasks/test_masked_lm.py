@@ -52,7 +52,7 @@ def test_it_learns_and_measures(trained):
     scores = task.evaluate(params, "valid")
     for name in ("loss", "accuracy", "nsp_loss", "nsp_accuracy", "perplexity"):
         assert scores[name] == pytest.approx(found[f"valid/{name}"], rel=1e-5)
-    assert 0 < scores["most_frequent"] < 0.5 and scores["rows"] == len(task.rows().eval["valid"].component)
+    assert 0 < scores["most_frequent"] < 0.5 and scores["rows"] == len(task.rows().eval["valid"]) >= 2000
 
 
 def test_phases_have_their_shapes_and_one_state(trained):
@@ -129,7 +129,7 @@ def cut_off(read, stop):
 
 
 def test_whole_rows_without_pairs(tmp_path):
-    config = build(tmp_path, task__next_sentence=False, task__whole_words=True, train__num_steps=2)
+    config = build(tmp_path, task__next_sentence=0.0, task__whole_words=True, train__num_steps=2)
     task = make_task(config)
     found = run(config, task, tmp_path / "run")
     assert "valid/nsp_loss" not in found and found["valid/loss"] > 0

@@ -117,17 +117,21 @@ def train_rows(components: Sequence[Component], config, weights: Sequence[int] =
 
 @dataclasses.dataclass(frozen=True)
 class EvalRows:
-    """Every row once, in order; places beyond the last are rows of zeros (weight 0)."""
+    """Every row once an epoch, in order; places beyond the last are rows of zeros (weight 0)."""
 
     component: Component
+    epochs: int = 1  # more where rows are drawn anew in each
+
+    def __len__(self) -> int:
+        return self.epochs * len(self.component)
 
     def num_batches(self, batch: int) -> int:
-        return -(-len(self.component) // batch)
+        return -(-len(self) // batch)
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> Row:
         numbers = [step * batch + int(place) for place in places]
-        there = [number < len(self.component) for number in numbers]
-        rows = self.component.rows([(number if inside else 0, 0) for number, inside in zip(numbers, there)])
+        there = [number < len(self) for number in numbers]
+        rows = self.component.rows([divmod(number if inside else 0, len(self.component))[::-1] for number, inside in zip(numbers, there)])
         return {name: np.stack([row[name] if inside else np.zeros_like(row[name]) for row, inside in zip(rows, there)]) for name in rows[0]}
 
 

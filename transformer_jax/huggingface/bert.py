@@ -10,7 +10,7 @@ from transformer_jax.config import UserError
 _SIZES = {"vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
           "intermediate_size": "d_ff", "max_position_embeddings": "max_length"}
 _OTHERS = {"type_vocab_size": ("num_token_types", 2), "layer_norm_eps": ("norm_epsilon", 1e-12), "hidden_dropout_prob": ("dropout", 0.1),
-           "attention_probs_dropout_prob": ("attention_dropout", 0.1)}  # with their defaults
+           "attention_probs_dropout_prob": ("attention_dropout", 0.1), "initializer_range": ("init_std", 0.02)}  # with their defaults
 _ONLY = {"hidden_act": ("gelu",), "position_embedding_type": ("absolute", None), "is_decoder": (False,), "add_cross_attention": (False,),
          "tie_word_embeddings": (True,)}  # the values of its config's keys that our model computes, the default first
 
@@ -48,7 +48,7 @@ class Family:
 
     def holds(self, config: ConfigDict) -> bool:
         """Whether a run with this config is of the family."""
-        return config.model.name == "bert" and config.task.get("next_sentence") == self.next_sentence
+        return config.task.name == "masked_lm" and bool(config.task.next_sentence) == self.next_sentence
 
     def to_ours(self, theirs: dict, folder: pathlib.Path) -> ConfigDict:
         """The config of a run that begins with the folder's weights. Raises UserError for what our model can't compute."""
@@ -63,7 +63,7 @@ class Family:
         try:
             config = configs.experiment(
                 model=dict(name="bert", **model),
-                task=dict(name="masked_lm", next_sentence=self.next_sentence, phases=((1.0, length, max(int(0.15 * length), 1)),)),
+                task=dict(name="masked_lm", next_sentence=float(self.next_sentence), phases=((1.0, length, max(int(0.15 * length), 1)),)),
                 data=dict(tokenizer="wordpiece", tokenizer_files=str(folder)), decode=dict(batch=8))
             configs.validate(config)
         except UserError as error:

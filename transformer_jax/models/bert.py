@@ -31,6 +31,7 @@ class BERT(nn.Module):
     max_length: int = 512  # learned positions
     num_token_types: int = 2
     norm_epsilon: float = 1e-12
+    init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.1
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
@@ -41,7 +42,7 @@ class BERT(nn.Module):
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
-        init = nn.initializers.truncated_normal(0.02)
+        init = nn.initializers.truncated_normal(self.init_std)
         embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
         self.token_embed = embed(self.vocab_size)
         self.position_embed = embed(self.max_length, axes=(None, "embed"))

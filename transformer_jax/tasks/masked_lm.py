@@ -19,6 +19,7 @@ from transformer_jax.data import documents, masking, rows, sentence_pairs, token
 from transformer_jax.losses import cross_entropy
 from transformer_jax.progress import track
 
+_EVALUATED = 2_000  # rows of an evaluation at least: a small text is gone through several times, with other pairs and masks
 _BUCKET = 32  # lengths are padded to multiples of it, so that few shapes are compiled
 
 
@@ -31,13 +32,15 @@ class MaskedLM:
 
     config: ConfigDict
     tokenizer_folder: Path | None
-    phases: tuple = ((1.0, 128, 20),)  # (share of the updates, tokens of a row, most predictions of a row), one after the other
-    next_sentence: bool = True  # pairs of texts; False: rows are windows of the text, without the second task (Liu et al. 2019)
+    phases: tuple = ((1.0, 128, 20),)  # (share of config.train.num_steps, tokens of a row, most predictions of a row), one after the other
+    next_sentence: float = 1.0  # weight of the second task; 0: there is none, and rows are windows of the text, not pairs (Liu et al. 2019)
     whole_words: bool = False  # mask all pieces of a word or none
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.coefficients = {"mlm": 1.0, "nsp": 1.0} if self.next_sentence else {"mlm": 1.0}
+        self.coefficients = {"mlm": 1.0, "nsp": self.next_sentence} if self.next_sentence else {"mlm": 1.0}
+        if not 0 <= self.next_sentence:
+            raise UserError(f"config.task.next_sentence={self.next_sentence}: a weight is at least 0")
         for phase in self.phases or [()]:
             if len(phase) != 3 or not 0 < phase[0] <= 1 or not 8 <= phase[1] <= self.model.max_length or not 1 <= phase[2] <= phase[1]:
                 raise UserError(f"config.task.phases: {phase} is not (share of the updates, length from 8 to config.model.max_length={self.model.max_length}, most predictions)")
@@ -77,8 +80,12 @@ class MaskedLM:
         ends = [round(share * train.num_steps) for share in itertools.accumulate(share for share, _, _ in self.phases)]
         steps = [end - begin for begin, end in zip([0, *ends], ends)]
         phases = [rows.Phase([self._component("train", phase)], train.batch, None if phase == last else count) for phase, count in enumerate(steps)]
-        valid = {"valid": rows.EvalRows(self._component("valid", last))} if self._text("valid") else {}
+        valid = {"valid": self._evaluated("valid")} if self._text("valid") else {}
         return types.SimpleNamespace(train=rows.TrainRows(phases, self.config.data.seed), eval=valid)
+
+    def _evaluated(self, split: str) -> rows.EvalRows:
+        component = self._component(split, self.num_phases - 1)
+        return rows.EvalRows(component, math.ceil(_EVALUATED / len(component)))
 
     def rows(self):
         return self._rows
@@ -119,7 +126,7 @@ class MaskedLM:
         return {"mlm": mlm, "nsp": nsp}, found | {"nsp_loss": (nsp, examples), "nsp_accuracy": (right, examples)}
 
     def trainable(self, path) -> bool:
-        return self.next_sentence or path[0] not in ("pooler", "nsp")
+        return self.next_sentence > 0 or path[0] not in ("pooler", "nsp")
 
     def derived(self, name, means):
         return {"perplexity": math.exp(min(means["loss"], 700.0))}
@@ -138,13 +145,13 @@ class MaskedLM:
 
     def evaluate(self, params, split: str) -> dict:
         """Loss and accuracy of masked tokens and of following texts over a whole split, as its rows are in the last phase, and the accuracy of always
-        naming the most frequent label.
+        naming the most frequent label. A split of fewer than 2,000 rows is gone through several times, with other pairs and masks.
 
         Raises UserError where the run's data has no such split.
         """
         if self._text(split) is None:
             raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
-        found, batch = rows.EvalRows(self._component(split, self.num_phases - 1)), self.config.train.batch
+        found, batch = self._evaluated(split), self.config.train.batch
         step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
         sums, labels = [], np.zeros(self.model.vocab_size, np.int64)
         for number in track(range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch)):
@@ -153,7 +160,7 @@ class MaskedLM:
             sums.append(jax.device_get(step(params, read)))
         means = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
         means.pop("filled")
-        return {**means, **self.derived(split, means), "most_frequent": float(labels.max() / labels.sum()), "rows": len(found.component), "masked": int(labels.sum())}
+        return {**means, **self.derived(split, means), "most_frequent": float(labels.max() / labels.sum()), "rows": len(found), "masked": int(labels.sum())}
 
     def fill(self, params, texts: Iterable[str], top_k: int = 5) -> Iterator[list[list["Filling"]]]:
         """The `top_k` likeliest words for each [MASK] of each text, in order.
