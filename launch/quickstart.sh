@@ -101,7 +101,7 @@ found = json.load(sys.stdin)
 print("{accuracy:.1%} of {masked:,} masked tokens are found (always the most frequent one: {most_frequent:.1%});\n"
       "                        of {rows:,} pairs, {nsp_accuracy:.1%} are rightly said to follow one another or not".format(**found))')
 
-  texts=("Return the [MASK] of the list." "If the file does not [MASK], an error is raised." "The [MASK] argument is optional and defaults to [MASK].")
+  texts=("Return the [MASK] of the list." "The [MASK] argument is optional and [MASK] to None." "See the [MASK] for more [MASK].")
   printf '%s\n' "${texts[@]}" | tool fill_mask 2> /dev/null > "$run/filled.txt"
   exec 3< "$run/filled.txt"
   for text in "${texts[@]}"; do

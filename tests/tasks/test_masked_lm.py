@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     workdir.mkdir()
     record(config, task, workdir)
     found = run(config, task, workdir, Program.of(config, task, jax.devices()[:1]))
-    return workdir, found, *open_run(workdir)
+    return workdir, found, *open_run(workdir, "60")
 
 
 def test_it_learns_and_measures(trained):
