@@ -12,7 +12,8 @@ BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
     "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
-    "tasks": BASE | {"layers", "models", "data", "decoding", "tasks"},
+    "finetuning": BASE | {"layers", "models", "data", "finetuning"},
+    "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
     "training": BASE | {"training", "tasks.task"} - {"losses"},
     "workdir": BASE | {"training", "tasks"}, "prompting": BASE | {"decoding"},
     "huggingface": LOW | {"data"},

@@ -37,11 +37,13 @@ def overrides(allowed: tuple[str, ...]) -> list[tuple[str, str]]:
     return _overrides
 
 
-def load_config():
-    """The config that --config and its overrides name, validated."""
+def load_config(without: str = ""):
+    """The config that --config and its overrides name, validated; with `without`, (that, overrides of keys that begin so, which are left out)."""
     from transformer_jax import config
 
-    return config.load(FLAGS.config, _overrides)
+    apart = [(key, value) for key, value in _overrides if without and key.startswith(without)]
+    found = config.load(FLAGS.config, [override for override in _overrides if override not in apart])
+    return (found, apart) if without else found
 
 
 _overrides: list[tuple[str, str]] = []

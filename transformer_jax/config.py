@@ -75,6 +75,7 @@ class Train:
     seed: int = 0  # initial parameters and dropout
     log_every: int = 50  # updates between progress lines; but for these, evaluations and checkpoints the host never waits for the devices
     eval_every: int = 500  # updates between evaluations (there is always one at the end)
+    pretrained: bool = True  # begin with the parameters of config.init_from; false: with its tokenizer alone (and, fine-tuning, its model's shape)
     nonfinite: Literal["stop", "skip"] = "stop"  # a non-finite loss or gradient: stop the run, or skip the update
 
 

@@ -42,11 +42,43 @@ def _begun_from(config) -> pathlib.Path:
     return folder
 
 
-def train(config, workdir) -> dict[str, float]:
-    """The config's run, started or gone on with in `workdir`; returns its last evaluation."""
+def fine_tunes(config) -> bool:
+    """Whether the config's task puts a head of its own on another run's model."""
+    return hasattr(configs.named_class("task", config.task.name), "head")
+
+
+def settled(config, workdir, of_model=()):
+    """A fine-tuning config with the model of the run it begins with, changed by the overrides `of_model`, and its labels by name.
+
+    A run that goes on in `workdir` needs the other no more.
+    """
+    workdir = pathlib.Path(workdir).expanduser()
+    goes_on = (workdir / "config.json").exists()
+    if not goes_on and not config.init_from:
+        raise UserError("config.init_from is missing: the run (or converted checkpoint) to fine-tune")
+    origin = workdir if goes_on else pathlib.Path(config.init_from).expanduser()
+    if not (origin / "config.json").is_file():
+        raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
+    before = read_config(origin)[0]
+    with config.ignore_type():
+        config.model = before.model
+    if config.model.name == "gpt" and not fine_tunes(before):
+        configs.set_key(config, "model.vocab_size", config.model.vocab_size + 3)  # start, delimiter, extract
+    for key, value in of_model:
+        configs.set_key(config, key, value)
+    configs.validate(config)
+    if "labels" in config.task and not config.task.labels:
+        configs.set_key(config, "task.labels", tuple(before.task.labels if goes_on else make_task(config).names))
+    return config
+
+
+def train(config, workdir, of_model=()) -> dict[str, float]:
+    """The config's run, started or gone on with in `workdir`; returns its last evaluation. `of_model`: overrides of a fine-tuned model's keys."""
+    if fine_tunes(config):
+        config = settled(config, workdir, of_model)
     task = make_task(config, workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
-    if config.init_from and not (pathlib.Path(workdir).expanduser() / "config.json").exists():  # once begun, a run needs the other no more
+    if config.init_from and config.train.pretrained and not (pathlib.Path(workdir).expanduser() / "config.json").exists():  # once begun, a run needs the other no more
         loop.initial_checkpoint(config, program)
     with held(workdir):
         record(config, task, workdir)

@@ -196,9 +196,12 @@ def documents(data, split: str):
 
 
 def files(data, key: str, names: str | None) -> TextFiles | None:
-    """The text files that `names` lists: paths and glob patterns, separated by commas. `key` is who names them, for messages."""
-    if not names:
-        return None
+    """The text files that `names` lists. `key` is who names them, for messages."""
+    return TextFiles(tuple(paths(key, names)), data.split_on, data.text_field) if names else None
+
+
+def paths(key: str, names: str) -> list[str]:
+    """The files that `names` lists: paths and glob patterns, separated by commas. Raises UserError where one is missing or empty."""
     found = []
     for name in names.split(","):
         pattern = str(pathlib.Path(name.strip()).expanduser())
@@ -208,7 +211,7 @@ def files(data, key: str, names: str | None) -> TextFiles | None:
         found += matches
     if empty := next((file for file in found if pathlib.Path(file).stat().st_size == 0), None):
         raise UserError(f"{key}={empty}: the file is empty")
-    return TextFiles(tuple(found), data.split_on, data.text_field)
+    return found
 
 
 def mixture(data) -> list[tuple[TextFiles, int]]:

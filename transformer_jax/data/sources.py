@@ -143,6 +143,13 @@ def tfds_examples(folder: str, split: str) -> Iterator[dict]:
     yield from tfds.builder_from_directory(folder).as_data_source(split=split)
 
 
+def tfds_class_names(folder: str, feature: str) -> list[str] | None:
+    """The names of a class label's values; None where the feature is none."""
+    import tensorflow_datasets as tfds
+
+    return getattr(tfds.builder_from_directory(folder).info.features.get(feature), "names", None)
+
+
 def decoded(text: bytes | str, where: str) -> str:
     if isinstance(text, str):
         return text

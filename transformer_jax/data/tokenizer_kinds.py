@@ -33,6 +33,10 @@ class Tokenizer:
     def encode(self, texts: list[str]) -> list[list[int]]:
         raise NotImplementedError
 
+    def encode_spans(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """As `encode`, with the characters of its text that each id stands for."""
+        return [(found.ids, found.offsets) for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Text of the ids; `eos_id` is none. A model's vocabulary may be larger: ids beyond this one's are nothing, or unknown."""
         raise NotImplementedError

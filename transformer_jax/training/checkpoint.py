@@ -80,18 +80,23 @@ class Checkpoints:
     def compare(self, abstract_params, step: int) -> tuple[list[str], list[str], list[str]]:
         """Names of the parameters that a step and `abstract_params` share, that the latter alone has, and that it lacks.
 
-        Raises UserError where a tensor has another shape there.
+        Raises UserError where a tensor has another shape there; only the vocabulary may have grown.
         """
         wanted, there = _by_name(abstract_params), _by_name(self._stored(step))
         for name in sorted(wanted.keys() & there.keys()):
-            if tuple(wanted[name].shape) != tuple(there[name].shape):
+            if tuple(wanted[name].shape) != tuple(there[name].shape) and not _grown(name, there[name].shape, wanted[name].shape):
                 raise UserError(f"{self.folder}: {name} has shape {tuple(there[name].shape)} there, {tuple(wanted[name].shape)} in this config's model")
         return sorted(wanted.keys() & there.keys()), sorted(wanted.keys() - there.keys()), sorted(there.keys() - wanted.keys())
 
     def restore_some(self, abstract_params, step: int) -> dict:
-        """{name: array} of the parameters of a step that `abstract_params` has too, laid out as it says."""
+        """{name: array} of the parameters of a step that `abstract_params` has too, laid out as it says; a smaller vocabulary on one device."""
         wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        place = lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(_name(path)), "sharding", here))
+
+        def place(path, leaf):
+            like = wanted.get(_name(path))
+            same = like is not None and tuple(like.shape) == tuple(leaf.shape)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=like.sharding if same else here)
+
         found = _by_name(self.restore_params(jax.tree_util.tree_map_with_path(place, self._stored(step), is_leaf=_is_leaf), step))
         return {name: found[name] for name in wanted.keys() & found.keys()}
 
@@ -131,6 +136,10 @@ def _rest(state) -> dict:
 
 def _name(path) -> str:
     return "/".join(optimizer.names(path))
+
+
+def _grown(name: str, before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    return name == "token_embed/embedding" and before[0] < now[0] and tuple(before[1:]) == tuple(now[1:])
 
 
 def _is_leaf(x) -> bool:

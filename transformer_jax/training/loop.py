@@ -122,7 +122,7 @@ def _start(task, program, checkpoints):
     if unreadable:
         raise RunError(f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir")
     state = states.init(task, program.tx, program.state)
-    if task.config.init_from:
+    if task.config.init_from and task.config.train.pretrained:
         state = state.replace(params=_initial_params(task.config, program, state.params))
     return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
@@ -150,7 +150,13 @@ def _initial_params(config, program, params):
     for names, what in ((new, "new, as initialised"), (dropped, "dropped, not in this model")):
         if names:
             say(f"  {len(names)} {what}: {', '.join(names)}")
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: found.get("/".join(optimizer.names(path)), leaf), params)
+
+
+    def begun(path, leaf):
+        value = found.get("/".join(optimizer.names(path)), leaf)
+        return value if value.shape == leaf.shape else leaf.at[: len(value)].set(value)  # a vocabulary that has grown
+
+    return jax.tree_util.tree_map_with_path(begun, params)
 
 
 def _batches(task, rows, program, train, start):

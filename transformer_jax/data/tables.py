@@ -1,0 +1,171 @@
+"""Labelled examples in files and TFDS sets: tables, CoNLL columns, SQuAD's JSON. Each says where it stands, for messages."""
+import csv
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from transformer_jax.config import UserError
+from transformer_jax.data import documents, sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    where: str  # file and line
+    values: tuple  # of the columns asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The rows of files *.tsv (or any other text: tab-separated, no quotes), *.csv and *.jsonl.
+
+    `columns` are names in the header (keys of the JSON objects), or numbers from 1 of tables without a header.
+    """
+
+    paths: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return {"files": [sources.sha256(path) for path in self.paths], "columns": list(self.columns)}
+
+    def __iter__(self) -> Iterator[Record]:
+        for path in self.paths:
+            if path.endswith(".jsonl"):
+                yield from self._objects(path)
+            else:
+                yield from self._lines(path)
+
+    def _lines(self, path: str) -> Iterator[Record]:
+        lines = sources.text_lines(path)
+        rows = csv.reader(lines) if path.endswith(".csv") else (line.split("\t") for line in lines)
+        places, first = self._places([], path), 1
+        if places is None:
+            places, first = self._places(next(rows, []), path), 2
+        for number, row in enumerate(rows, first):
+            if row in ([], [""]):  # a last empty line is no row
+                continue
+            if max(places) >= len(row):
+                raise UserError(f"{path}:{number}: {len(row)} column{'s' * (len(row) > 1)}, column {max(places) + 1} is asked for")
+            yield Record(f"{path}:{number}", tuple(row[place] for place in places))
+
+    def _places(self, header: list[str], path: str) -> list[int] | None:
+        """Where the columns stand; None where names need a header that has not been read."""
+        if all(column.isdecimal() for column in self.columns):
+            return [int(column) - 1 for column in self.columns]
+        if header:
+            for column in self.columns:
+                if column not in header:
+                    raise UserError(f"{path}:1: no column {column!r} in the header: {', '.join(header[:12])} (tables without one: numbers from 1)")
+            return [header.index(column) for column in self.columns]
+        return None
+
+    def _objects(self, path: str) -> Iterator[Record]:
+        for number, line in enumerate(sources.text_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: not JSON ({error})") from None
+            if not isinstance(found, dict) or any(column not in found for column in self.columns):
+                missing = [column for column in self.columns if not isinstance(found, dict) or column not in found]
+                raise UserError(f"{path}:{number}: no key {missing[0]!r}")
+            yield Record(f"{path}:{number}", tuple(str(found[column]) for column in self.columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsTable:
+    """A split of a set that TFDS has prepared; class labels come as their names."""
+
+    folder: str
+    split: str
+    columns: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return {"tfds": sources.sha256(f"{self.folder}/dataset_info.json"), "split": self.split, "columns": list(self.columns)}
+
+    def __iter__(self) -> Iterator[Record]:
+        names = {column: sources.tfds_class_names(self.folder, column) for column in self.columns}
+        for number, example in enumerate(sources.tfds_examples(self.folder, self.split)):
+            where = f"{self.folder} {self.split} example {number}"
+            for column in self.columns:
+                if column not in example:
+                    raise UserError(f"{self.folder}: no feature {column!r}, only {', '.join(example)}")
+            yield Record(where, tuple(_shown(example[column], names[column], where) for column in self.columns))
+
+
+def _shown(value, names: Sequence[str] | None, where: str) -> str:
+    if names is not None and 0 <= int(value) < len(names):
+        return names[int(value)]
+    return sources.decoded(value, where) if isinstance(value, (bytes, str)) else str(value)
+
+
+def table(data, split: str, columns: Sequence[str]) -> Table | TfdsTable | None:
+    """The examples of a split that `config.data` names; None if it names none. Raises UserError where files are not there."""
+    key = f"{split}_files"
+    if data.tfds_name and not data[key]:
+        folder = sources.tfds_folder(data, split)
+        return folder and TfdsTable(*folder, tuple(columns))
+    if not data[key]:
+        if split == "train":
+            raise UserError("config.data names no training examples: give config.data.train_files, or config.data.tfds_name and tfds_dir")
+        return None
+    if mixed := [column for column in columns if column.isdecimal() != columns[0].isdecimal()]:
+        raise UserError(f"columns {columns[0]!r} and {mixed[0]!r}: either all are names in a header, or all are numbers from 1")
+    return Table(tuple(documents.paths(f"config.data.{key}", data[key])), tuple(columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class Conll:
+    """Sentences as lines of a word and, in the last column, its tag; a blank line ends a sentence. `prefix` is taken off each word."""
+
+    paths: tuple[str, ...]
+    prefix: str = ""
+
+    def fingerprint(self) -> dict:
+        return {"files": [sources.sha256(path) for path in self.paths], "prefix": self.prefix}
+
+    def __iter__(self) -> Iterator[Record]:
+        """`values` are (words, tags)."""
+        for path in self.paths:
+            words, tags, first = [], [], 1
+            for number, line in enumerate(sources.text_lines(path), 1):
+                line = line.strip("\ufeff")  # also inside some published files
+                if not line.strip() or line.startswith("-DOCSTART-"):
+                    if words:
+                        yield Record(f"{path}:{first}", (tuple(words), tuple(tags)))
+                    words, tags, first = [], [], number + 1
+                    continue
+                columns = line.split("\t") if "\t" in line else line.split(" ")
+                if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
+                    raise UserError(f"{path}:{number}: a word and its tag are asked for, in columns")
+                words.append(columns[0].removeprefix(self.prefix))
+                tags.append(columns[-1].strip())
+            if words:
+                yield Record(f"{path}:{first}", (tuple(words), tuple(tags)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Squad:
+    """Questions on paragraphs in the JSON form of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
+
+    paths: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return {"files": [sources.sha256(path) for path in self.paths]}
+
+    def __iter__(self) -> Iterator[Record]:
+        """`values` are (id, question, context, ((text, first character), ...)); no answers: there is none in the context."""
+        for path in self.paths:
+            try:
+                articles = json.loads(pathlib.Path(path).read_text("utf-8"))["data"]
+                found = [(paragraph["context"], qa) for article in articles for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
+                found = [(qa["id"], qa["question"], context, () if qa.get("is_impossible") else tuple((a["text"], a["answer_start"]) for a in qa["answers"]))
+                         for context, qa in found]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}: not in SQuAD's form ({type(error).__name__}: {error})") from None
+            for number, question, context, answers in found:
+                for text, start in answers:
+                    if context[start:start + len(text)] != text:
+                        raise UserError(f"{path}: question {number}: the answer {text[:40]!r} is not at character {start} of its context")
+                yield Record(f"{path}: question {number}", (number, question, context, answers))

@@ -1,0 +1,46 @@
+"""Fine-tunes a pre-trained run: python -m transformer_jax.finetune --config=configs/finetune/sst2.py --config.init_from=DIR --workdir=DIR2
+
+The model is that of the run (or converted checkpoint) in init_from; --config.model.dropout=0.2 and the like change it. With --seeds=3 there are three
+runs, in DIR2/seed-0 and so on, and the mean and deviation of their last scores are printed as one JSON object.
+"""
+import json
+import pathlib
+import statistics
+
+from absl import flags
+
+from transformer_jax import cli
+from transformer_jax.config import UserError
+
+cli.define_config()
+cli.define_workdir()
+flags.DEFINE_integer("seeds", 0, "Runs that differ in config.train.seed and config.data.seed alone: 0, 1, ... ; 0: one run, with the config's.", lower_bound=0)
+
+
+def main() -> None:
+    from transformer_jax import config as configs, workdir
+    from transformer_jax.progress import say
+
+    options, folder = cli.FLAGS, pathlib.Path(cli.FLAGS.workdir)
+    config, of_model = cli.load_config(without="model.")
+    if not workdir.fine_tunes(config):
+        raise UserError(f"--config={options.config}: config.task.name={config.task.name!r} is no task of fine-tuning")
+    if not options.seeds:
+        workdir.train(config, folder, of_model)
+        return
+    found = []
+    for seed in range(options.seeds):
+        say(f"seed {seed}")
+        for key in ("train.seed", "data.seed"):
+            configs.set_key(config, key, seed)
+        found.append(workdir.train(config.copy_and_resolve_references(), folder / f"seed-{seed}", of_model))
+    print(json.dumps({"workdir": str(folder), "seeds": options.seeds, **{name: spread([scores[name] for scores in found]) for name in found[0]}}))
+
+
+def spread(values: list[float]) -> dict:
+    """Mean and standard deviation (of the sample) of several seeds' scores."""
+    return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values) if len(values) > 1 else 0.0, "values": values}
+
+
+if __name__ == "__main__":
+    cli.run(main)

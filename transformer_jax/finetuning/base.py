@@ -1,0 +1,221 @@
+"""What the fine-tuning tasks share: an encoder under a head of its own, labelled examples, and going over them for scores and predictions."""
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import rows, tokenizers
+from transformer_jax.finetuning.encoder import Encoder
+from transformer_jax.layers.heads import Head
+from transformer_jax.progress import say, track
+
+ROW = ("tokens", "token_types", "segment_ids")
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A component whose rows are made from examples as they are asked for."""
+
+    examples: Sequence[Any]
+    make: Callable[[Any], rows.Row]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def rows(self, numbers):
+        return [self.make(self.examples[number]) for number, _ in numbers]
+
+
+@dataclasses.dataclass
+class FineTuning:
+    """See tasks/task.py for the methods' contracts. A subclass says what its examples, rows, head, objective and scores are.
+
+    `tokenizer_folder`: where the run, or the one it begins with, has left its tokenizer.
+    """
+
+    config: ConfigDict
+    tokenizer_folder: Path | None
+    length: int = 128  # tokens of a row
+    head_dropout: float = 0.1  # before the head
+    lm_weight: float = 0.0  # GPT: of the language model's objective beside the task's (Radford et al. 2018, equation 5: 0.5)
+    frozen: bool = False  # train the head alone
+
+    num_phases = 1
+    summarises = True  # whether the head reads one vector a row; else one a token
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        if not hasattr(self.model, "hidden"):
+            raise UserError(f"config.model.name={self.config.model.name!r}: fine-tuning is for bert and gpt")
+        self.encoder = Encoder(self.model)
+        if self.lm_weight and self.encoder.bidirectional:
+            raise UserError(f"config.task.lm_weight={self.lm_weight}: {self.config.model.name} is no language model")
+        if not 8 <= self.length <= self.model.max_length:
+            raise UserError(f"config.task.length={self.length}: must be from 8 to config.model.max_length={self.model.max_length}")
+        self._known = {}
+        self.coefficients = {"task": 1.0} | ({"lm": self.lm_weight} if self.lm_weight else {})
+
+    # what a subclass says
+
+    def read(self, split: str):
+        """The split's records, re-iterable, with a fingerprint(); None if there is no such split."""
+        raise NotImplementedError
+
+    def examples(self, records) -> list:
+        """What rows are made from: texts encoded, labels as numbers. Raises UserError with file and line."""
+        raise NotImplementedError
+
+    def row(self, example) -> rows.Row:
+        raise NotImplementedError
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of a row's arrays."""
+        raise NotImplementedError
+
+    def head(self):
+        """The Linen module on the encoder."""
+        raise NotImplementedError
+
+    def objective(self, outputs, batch) -> tuple[jax.Array, jax.Array, dict]:
+        """(summed loss, its count as int32, metrics beside the loss)."""
+        raise NotImplementedError
+
+    def scores(self, examples, outputs) -> dict[str, float]:
+        """Of a split's examples, from the head's outputs, arrays (examples, ...)."""
+        raise NotImplementedError
+
+    def shown(self, example, outputs) -> tuple[str, dict]:
+        """A prediction as a line of text and as an object for JSON."""
+        raise NotImplementedError
+
+    def asked(self, lines: Iterable[str]) -> Iterator[Any]:
+        """Examples without labels, from lines of text."""
+        raise NotImplementedError
+
+    # data
+
+    @cached_property
+    def tokenizer(self):
+        if self.tokenizer_folder is None and not self.config.data.tokenizer_files:
+            raise UserError("config.init_from is missing: the run (or converted checkpoint) to fine-tune; with --config.train.pretrained=false its tokenizer and shape alone are used")
+        return tokenizers.of_run(self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size)
+
+    def _examples(self, split: str) -> list | None:
+        if split not in self._known:
+            records = self.read(split)
+            self._known[split] = found = None if records is None else self.examples(records)
+            if found is not None:
+                if not found:
+                    raise UserError(f"config.data.{split}_files: no example in it")
+                say(f"{split}: {len(found):,} examples")
+        return self._known[split]
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        self._examples("valid")  # what is wrong with them is said before training
+        return types.SimpleNamespace(train=rows.train_rows([Made(self._examples("train"), self.row)], self.config), eval={})
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        """What the run's data and tokenizer are, by content."""
+        return {"train": self.read("train").fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
+
+    # training
+
+    def batch_spec(self, phase: int):
+        return {name: jax.ShapeDtypeStruct((self.config.train.batch, *shape), jnp.float32 if name == "value" else jnp.int32) for name, shape in self.shapes().items()}
+
+    def init(self, rng):
+        ours, theirs = jax.random.split(rng)
+        vector = jnp.zeros((1, 8, self.model.d_model))
+        return {**self.encoder.init(theirs, self.summarises), "head": self.head().init(ours, vector)["params"]}
+
+    def weights(self, batch):
+        count = lambda x: x.sum().astype(jnp.float32)
+        return {"task": count(self.counted(batch))} | ({"lm": count(batch["segment_ids"][..., 1:] > 0)} if self.lm_weight else {})
+
+    def counted(self, batch) -> jax.Array:
+        """Non-zero where the task's loss has a term: by default once an example, from its first row."""
+        return batch["segment_ids"][..., 0] > 0
+
+    def outputs(self, params, batch, rng, train: bool):
+        """(the head's outputs (rows, ...), hidden states (rows, L, M)) of arrays (..., L), all leading axes being rows."""
+        batch = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ROW}
+        ours, theirs = jax.random.split(rng) if train else (None, None)
+        hidden = self.encoder.hidden(params, batch, theirs, train)
+        hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
+        vector = self.encoder.summary(params, hidden, batch) if self.summarises else hidden
+        return self.head().apply({"params": params["head"]}, vector, train=train, rngs={"dropout": ours} if train else None), hidden
+
+    def loss(self, params, batch, rng, *, train):
+        found, hidden = self.outputs(params, batch, rng, train)
+        total, count, measured = self.objective(found, batch)
+        filled = batch["segment_ids"] > 0
+        sums = {"task": total}
+        if self.lm_weight:
+            sums["lm"] = self.encoder.next_tokens(params, hidden, {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ROW})
+            measured |= {"lm_loss": (sums["lm"], filled[..., 1:].sum(dtype=jnp.int32))}
+        return sums, {"loss": (total, count), **measured, "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size))}
+
+    def trainable(self, path) -> bool:
+        return path[0] == "head" or not self.frozen
+
+    def derived(self, name, means):
+        return {}
+
+    def evaluations(self):
+        return {} if self._examples("valid") is None else {"valid": lambda params: self._measured(params, "valid")}
+
+    def flops(self, phase: int = 0) -> float:
+        return 3 * self.encoder.flops(self.length) * self.rows_of_example
+
+    rows_of_example = 1
+
+    def positions(self, phase: int = 0) -> int:
+        return self.length * self.rows_of_example
+
+    # use
+
+    def evaluate(self, params, split: str) -> dict:
+        """Loss and scores over a whole split. Raises UserError where the run's data has no such split."""
+        if self.read(split) is None:
+            raise UserError(f"--set={split}: this run names no such examples; give --config.data.{split}_files")
+        return {**self._measured(params, split), "examples": len(self._examples(split))}
+
+    def _measured(self, params, split: str) -> dict[str, float]:
+        examples, outputs, loss, count = self._examples(split), [], 0.0, 0
+        for found, total, counted in self._over(params, examples, f"evaluating {split} (batches)"):
+            outputs.append(found)
+            loss, count = loss + float(total), count + int(counted)
+        return {"loss": loss / max(count, 1), **self.scores(examples, np.concatenate(outputs)[: len(examples)])}
+
+    def predict(self, params, lines: Iterable[str]) -> Iterator[tuple[str, dict]]:
+        """For each line what `shown` makes of it; see `asked` for what a line holds."""
+        examples = list(self.asked(lines))
+        outputs = (output for found, _, _ in self._over(params, examples, "predicting (batches)") for output in found)
+        return (self.shown(example, output) for example, output in zip(examples, outputs))
+
+    def _over(self, params, examples, label):
+        """(the head's outputs, summed loss, count) batch by batch."""
+        batch, source = self.config.decode.batch, rows.EvalRows(Made(examples, self.row))
+        for number in track(range(source.num_batches(batch)), label, source.num_batches(batch)):
+            yield jax.device_get(self._scored(params, source.batch(number, range(batch), batch)))
+
+    @cached_property
+    def _scored(self):
+        def scored(params, batch):
+            found, _ = self.outputs(params, batch, None, train=False)
+            total, count, _ = self.objective(found, batch)
+            return found.reshape(len(batch["segment_ids"]), -1, *found.shape[1:]), total, count  # (examples, rows of each, ...)
+
+        return jax.jit(scored)

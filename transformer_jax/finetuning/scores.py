@@ -1,0 +1,77 @@
+"""The measures of the fine-tuning tasks, by their published definitions. Pure Python and NumPy."""
+import collections
+import re
+import string
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def accuracy(labels: np.ndarray, found: np.ndarray) -> float:
+    return float(np.mean(np.asarray(labels) == np.asarray(found)))
+
+
+def f1(labels: np.ndarray, found: np.ndarray, num_labels: int) -> float:
+    """Of label 1 where there are two; else the mean over all labels (macro). 0 where a label is neither there nor found."""
+    labels, found = np.asarray(labels), np.asarray(found)
+    scores = []
+    for label in [1] if num_labels == 2 else range(num_labels):
+        right = np.sum((labels == label) & (found == label))
+        total = np.sum(labels == label) + np.sum(found == label)
+        scores.append(2 * right / total if total else 0.0)
+    return float(np.mean(scores))
+
+
+def matthews(labels: np.ndarray, found: np.ndarray) -> float:
+    """The correlation of two labellings (Matthews 1975; for several labels Gorodkin 2004); 0 where one of them is constant."""
+    classes, index = np.unique(np.concatenate([labels, found]), return_inverse=True)
+    one_hot = np.eye(len(classes))[index]
+    x, y = (part - part.mean(axis=0) for part in np.split(one_hot, 2))
+    spread = np.sum(x * x) * np.sum(y * y)
+    return float(np.sum(x * y) / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(type, first word, behind the last) of the entities, in any of IOB1, IOB2 and BIOES, as conlleval finds them."""
+    found, start, before = [], None, ("O", "")
+    for place, tag in enumerate([*tags, "O"]):
+        mark, _, kind = tag.partition("-") if tag != "O" else ("O", "", "")
+        continues = mark in ("I", "E") and before[0] in ("B", "I") and kind == before[1]
+        if start is not None and not continues:
+            found.append((before[1], start, place))
+            start = None
+        if mark != "O" and start is None:
+            start = place
+        before = (mark, kind)
+    return found
+
+
+def entity_f1(labels: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Precision, recall and F1 over all entities; one is right if its type and both its ends are (Tjong Kim Sang & De Meulder 2003)."""
+    gold, guess = ({(number, *entity) for number, tags in enumerate(side) for entity in entities(tags)} for side in (labels, found))
+    right = len(gold & guess)
+    precision, recall = right / len(guess) if guess else 0.0, right / len(gold) if gold else 0.0
+    return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall) if right else 0.0}
+
+
+def normalised(answer: str) -> str:
+    """As SQuAD's script compares answers: lower case, without punctuation, articles and extra spaces."""
+    answer = "".join(character for character in answer.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
+
+
+def exact_match(answers: Sequence[str], found: str) -> float:
+    """1 if the answer is one of the given ones; no answers: if nothing is found."""
+    return float(any(normalised(answer) == normalised(found) for answer in answers or [""]))
+
+
+def overlap_f1(answers: Sequence[str], found: str) -> float:
+    """F1 of the words shared with an answer, of the best one (Rajpurkar et al. 2016, section 6.1); of an empty one: whether both are empty (2018)."""
+    return max(_overlap(normalised(answer).split(), normalised(found).split()) for answer in answers or [""])
+
+
+def _overlap(answer: list[str], found: list[str]) -> float:
+    if not answer or not found:
+        return float(answer == found)
+    shared = sum((collections.Counter(answer) & collections.Counter(found)).values())
+    return 2 * shared / (len(answer) + len(found)) if shared else 0.0

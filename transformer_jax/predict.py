@@ -1,0 +1,32 @@
+"""What a fine-tuned run says of texts, one a line of stdin: python -m transformer_jax.predict --workdir=DIR < texts > labels
+
+Classification takes a text a line, or two separated by a tab; tagging words separated by spaces; span a question, a tab and its context; choice a context
+and its choices, separated by tabs. --json gives an object a line, with probabilities.
+"""
+import json
+
+from absl import flags
+
+from transformer_jax import cli
+from transformer_jax.config import UserError
+
+cli.define_workdir()
+cli.define_step()
+flags.DEFINE_multi_string("text", [], "A line, instead of those of stdin; may be given several times.")
+flags.DEFINE_bool("json", False, "One JSON object a line.")
+
+
+def main() -> None:
+    from transformer_jax import workdir
+    from transformer_jax.data.sources import text_lines
+
+    options = cli.FLAGS
+    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.", "task.null_threshold", "task.n_best", "task.max_answer")))
+    if not hasattr(task, "predict"):
+        raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not a fine-tuned one")
+    for plain, found in task.predict(params, options.text or text_lines("/dev/stdin")):
+        print(json.dumps(found, ensure_ascii=False) if options.json else plain, flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)

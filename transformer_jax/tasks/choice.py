@@ -1,0 +1,88 @@
+"""Choosing one of several continuations (Devlin et al. 2018, section 4.4; Radford et al. 2018, figure 1)."""
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.data import tables
+from transformer_jax.finetuning import scores
+from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.encoder import fitted
+from transformer_jax.layers.heads import Head
+
+
+@dataclasses.dataclass
+class Choice(FineTuning):
+    """Each row holds an example's context with each of its choices; the head gives each a number, softmax makes them probabilities."""
+
+    context: tuple = ("1",)  # columns that are joined to the context
+    beginning: str = ""  # column each choice begins with (SWAG), if there is one
+    choices: tuple = ("2", "3", "4", "5")  # columns
+    label: str = "6"  # column of the right choice's number
+    first: int = 0  # the number of the first choice
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.choices) < 2:
+            raise UserError(f"config.task.choices={self.choices}: at least two columns")
+        self.rows_of_example = len(self.choices)
+
+    def read(self, split):
+        between = [self.beginning] if self.beginning else []
+        return tables.table(self.config.data, split, [*self.context, *between, *self.choices, self.label])
+
+    def examples(self, records):
+        texts, labels, count = [], [], len(self.choices)
+        for record in records:
+            *parts, label = record.values
+            if not label.strip().isdecimal() or not 0 <= int(label) - self.first < count:
+                raise UserError(f"{record.where}: label {label!r}: a number from {self.first} to {self.first + count - 1} is asked for")
+            if not all(choice.strip() for choice in parts[-count:]):
+                raise UserError(f"{record.where}: an empty choice")
+            beginning = f"{parts[len(self.context)]} " if self.beginning else ""
+            texts.append((" ".join(parts[: len(self.context)]), *(beginning + choice for choice in parts[-count:])))
+            labels.append(int(label) - self.first)
+        return self._encoded(texts, labels)
+
+    def _encoded(self, texts, labels):
+        sides = [self.tokenizer.encode(list(side)) for side in zip(*texts)]
+        return [([fitted(context, choice, self.length - 3) for choice in choices], label) for context, *choices, label in zip(*sides, labels)]
+
+    def row(self, example):
+        pairs, label = example
+        made = [self.encoder.row(self.tokenizer, *pair, self.length) for pair in pairs]
+        return {name: np.stack([row[name] for row in made]) for name in ROW} | {"label": np.int32(label)}
+
+    def shapes(self):
+        return {name: (len(self.choices), self.length) for name in ROW} | {"label": ()}
+
+    def head(self):
+        return Head(1, self.head_dropout, self.encoder.bidirectional)
+
+    def counted(self, batch):
+        return super().counted(batch)[..., 0]
+
+    def objective(self, outputs, batch):
+        logits, there = outputs.reshape(-1, len(self.choices)), self.counted(batch)
+        nll, count = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, batch["label"][:, None], axis=-1)[:, 0], there.sum(dtype=jnp.int32)
+        right = jnp.sum((logits.argmax(axis=-1) == batch["label"]) & there, dtype=jnp.float32)
+        return jnp.sum(nll * there), count, {"accuracy": (right, count)}
+
+    def scores(self, examples, outputs):
+        return {"accuracy": scores.accuracy([label for _, label in examples], outputs[..., 0].argmax(axis=-1))}
+
+    def shown(self, example, outputs):
+        logits = outputs[:, 0]
+        probabilities = np.exp(logits - np.logaddexp.reduce(logits))
+        number = int(logits.argmax()) + self.first
+        return str(number), {"choice": number, "probabilities": [float(p) for p in probabilities]}
+
+    def asked(self, lines):
+        """A context and its choices, separated by tabs."""
+        texts = [line.split("\t") for line in lines]
+        for number, parts in enumerate(texts, 1):
+            if len(parts) != 1 + len(self.choices) or not all(part.strip() for part in parts):
+                raise UserError(f"line {number}: a context and {len(self.choices)} choices are asked for, separated by tabs")
+        return self._encoded(texts, [0] * len(texts)) if texts else []

@@ -1,0 +1,136 @@
+"""Classifying a text or a pair of texts, and giving them a number (Devlin et al. 2018, figure 4a and b; Radford et al. 2018, figure 1)."""
+import dataclasses
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from transformer_jax.config import UserError
+from transformer_jax.data import tables
+from transformer_jax.finetuning import scores
+from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.encoder import fitted
+from transformer_jax.layers.heads import Head
+
+
+@dataclasses.dataclass
+class Classification(FineTuning):
+    """Columns are names in a table's header, keys of JSON lines or TFDS features; or numbers from 1 in a table without a header."""
+
+    text: str = "1"  # column of the text
+    pair: str = ""  # column of the second text, if there is one
+    label: str = "2"  # column of the label
+    labels: tuple = ()  # all labels, in the head's order; (): those of the training examples, sorted
+    regression: bool = False  # labels are numbers, to be approached by the squared error
+    symmetric: bool = False  # the order of the texts means nothing: both are read and their vectors added (Radford et al. 2018, section 3.3)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.symmetric and not self.pair:
+            raise UserError("config.task.symmetric needs config.task.pair, a second text")
+        self.rows_of_example = 1 + self.symmetric
+
+    def read(self, split):
+        return tables.table(self.config.data, split, [self.text, *([self.pair] if self.pair else []), self.label])
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The labels in the head's order; none where there are numbers."""
+        if self.regression:
+            return []
+        if self.labels:
+            return [str(label) for label in self.labels]
+        return sorted({record.values[-1] for record in self.read("train")})
+
+    def examples(self, records):
+        records = list(records)
+        for record in records:
+            if not all(text.strip() for text in record.values[:-1]):
+                raise UserError(f"{record.where}: an empty text")
+        labels = [self._number(record) for record in records]
+        return list(zip(*self._encoded([record.values[:-1] for record in records]), labels))
+
+    def _number(self, record) -> float | int:
+        label = record.values[-1]
+        if self.regression:
+            try:
+                return float(label)
+            except ValueError:
+                raise UserError(f"{record.where}: the label {label!r} is no number") from None
+        if label not in self._index:
+            raise UserError(f"{record.where}: unknown label {label!r}; there are: {', '.join(self.names[:20])}")
+        return self._index[label]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        if len(self.names) < 2:
+            raise UserError(f"config.task.label={self.label}: only one label, {self.names[0]!r}, in the training examples")
+        return {name: number for number, name in enumerate(self.names)}
+
+    def _encoded(self, texts):
+        """(ids of the first texts, of the second or None), cut to fit."""
+        first, *second = (self.tokenizer.encode(list(side)) for side in zip(*texts))
+        if not second:
+            return [ids[: self.length - 2] for ids in first], [None] * len(first)
+        return zip(*(fitted(*both, self.length - 3) for both in zip(first, second[0])))
+
+    def row(self, example):
+        first, second, label = example
+        orders = [(first, second), (second, first)] if self.symmetric else [(first, second)]
+        made = [self.encoder.row(self.tokenizer, *texts, self.length) for texts in orders]
+        found = {name: np.stack([row[name] for row in made]) for name in ROW} if self.symmetric else made[0]
+        return found | ({"value": np.float32(label)} if self.regression else {"label": np.int32(label)})
+
+    def shapes(self):
+        row = (2, self.length) if self.symmetric else (self.length,)
+        return {name: row for name in ROW} | {"value" if self.regression else "label": ()}
+
+    @cached_property
+    def _num_outputs(self) -> int:
+        return 1 if self.regression else len(self.names)
+
+    def head(self):
+        return Head(self._num_outputs, self.head_dropout, self.encoder.bidirectional)
+
+    def counted(self, batch):
+        filled = super().counted(batch)
+        return filled[..., 0] if self.symmetric else filled
+
+    def objective(self, outputs, batch):
+        outputs, there = self._added(outputs), self.counted(batch)
+        count = there.sum(dtype=jnp.int32)
+        if self.regression:
+            return jnp.sum(jnp.square(outputs[:, 0] - batch["value"]) * there), count, {}
+        nll = jax.nn.logsumexp(outputs, axis=-1) - jnp.take_along_axis(outputs, batch["label"][:, None], axis=-1)[:, 0]
+        right = jnp.sum((outputs.argmax(axis=-1) == batch["label"]) & there, dtype=jnp.float32)
+        return jnp.sum(nll * there), count, {"accuracy": (right, count)}
+
+    def _added(self, outputs):
+        """The head is linear: the outputs of both orders add up as their vectors would."""
+        return outputs.reshape(-1, self.rows_of_example, outputs.shape[-1]).sum(axis=1)
+
+    def scores(self, examples, outputs):
+        outputs, labels = outputs.sum(axis=1), np.array([example[-1] for example in examples])
+        if self.regression:
+            return {"pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]), "spearman": float(scipy.stats.spearmanr(labels, outputs[:, 0])[0])}
+        found = outputs.argmax(axis=-1)
+        return {"accuracy": scores.accuracy(labels, found), "f1": scores.f1(labels, found, len(self.names)), "matthews": scores.matthews(labels, found)}
+
+    def shown(self, example, outputs):
+        outputs = outputs.sum(axis=0)
+        if self.regression:
+            return f"{outputs[0]:.4f}", {"value": float(outputs[0])}
+        probabilities = np.exp(outputs - np.logaddexp.reduce(outputs))
+        label = self.names[int(outputs.argmax())]
+        return label, {"label": label, "probabilities": dict(zip(self.names, map(float, probabilities)))}
+
+    def asked(self, lines):
+        """A text a line; pairs are separated by a tab."""
+        texts = [tuple(line.split("\t")) for line in lines]
+        wanted = 2 if self.pair else 1
+        for number, parts in enumerate(texts, 1):
+            if len(parts) != wanted or not all(part.strip() for part in parts):
+                raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if all(parts) else 'an empty one'}")
+        return [(*both, 0) for both in zip(*self._encoded(texts))] if texts else []

@@ -1,0 +1,124 @@
+"""A tag for each word: named entities and the like (Devlin et al. 2018, figure 4d and section 5.3)."""
+import dataclasses
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.data import documents, tables
+from transformer_jax.data.rows import padded
+from transformer_jax.finetuning import scores
+from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.layers.heads import Head
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """As much of a sentence as fits a row; the words are numbered from 0 in the split or input."""
+
+    sentence: int
+    ids: list[int]
+    places: list[int]  # of each word's first piece in the row
+    words: list[str]
+    tags: list[int]
+
+
+@dataclasses.dataclass
+class Tagging(FineTuning):
+    """Words are read and tagged where their first piece stands; sentences longer than a row are taken apart between words.
+
+    Files are in CoNLL's form: a word and, in the last column, its tag; a blank line ends a sentence.
+    """
+
+    prefix: str = ""  # taken off each word, such as "en:"
+    labels: tuple = ()  # all tags; (): those of the training examples, sorted
+
+    summarises = False
+
+    def read(self, split):
+        named = self.config.data[f"{split}_files"]
+        if not named and split == "train":
+            raise UserError("config.data names no training examples: give config.data.train_files")
+        return tables.Conll(tuple(documents.paths(f"config.data.{split}_files", named)), self.prefix) if named else None
+
+    @cached_property
+    def names(self) -> list[str]:
+        return list(self.labels) or sorted({tag for record in self.read("train") for tag in record.values[1]})
+
+    def examples(self, records):
+        index, found = {name: number for number, name in enumerate(self.names)}, []
+        for record in records:
+            words, tags = record.values
+            if unknown := [tag for tag in tags if tag not in index]:
+                raise UserError(f"{record.where}: unknown tag {unknown[0]!r}; there are: {', '.join(self.names[:20])}")
+            found.append((words, [index[tag] for tag in tags]))
+        return self._parts(found)
+
+    def _parts(self, sentences) -> list[_Part]:
+        pieces = iter(self.tokenizer.encode([word for words, _ in sentences for word in words]))
+        found = []
+        for number, (words, tags) in enumerate(sentences):
+            ids, places, start = [], [], 0
+            for place, word in enumerate(words):
+                these = next(pieces)[: self.length - 2] or [self._unknown]  # a word the tokenizer makes nothing of
+                if len(ids) + len(these) > self.length - 2:
+                    found.append(_Part(number, ids, places, words[start:place], tags[start:place]))
+                    ids, places, start = [], [], place
+                places.append(1 + len(ids))
+                ids = ids + these
+            found.append(_Part(number, ids, places, words[start:], tags[start:]))
+        return found
+
+    @property
+    def _unknown(self) -> int:
+        return getattr(self.tokenizer, "unk_id", self.tokenizer.eos_id)
+
+    def row(self, example):
+        labels, asked = np.zeros((2, self.length), np.int32)
+        labels[example.places], asked[example.places] = example.tags, 1
+        return self.encoder.row(self.tokenizer, example.ids, None, self.length) | {"labels": labels, "asked": asked}
+
+    def shapes(self):
+        return {name: (self.length,) for name in (*ROW, "labels", "asked")}
+
+    def head(self):
+        return Head(len(self.names), self.head_dropout, True)
+
+    def counted(self, batch):
+        return batch["asked"]
+
+    def objective(self, outputs, batch):
+        asked, count = batch["asked"], batch["asked"].sum(dtype=jnp.int32)
+        nll = jax.nn.logsumexp(outputs, axis=-1) - jnp.take_along_axis(outputs, batch["labels"][..., None], axis=-1)[..., 0]
+        right = jnp.sum((outputs.argmax(axis=-1) == batch["labels"]) * asked, dtype=jnp.float32)
+        return jnp.sum(nll * asked), count, {"accuracy": (right, count)}
+
+    def _found(self, example, outputs) -> list[str]:
+        return [self.names[tag] for tag in outputs[0][example.places].argmax(axis=-1)]
+
+    def scores(self, examples, outputs):
+        gold, found = {}, {}
+        for example, output in zip(examples, outputs):
+            gold.setdefault(example.sentence, []).extend(self.names[tag] for tag in example.tags)
+            found.setdefault(example.sentence, []).extend(self._found(example, output))
+        words = [(a, b) for number in gold for a, b in zip(gold[number], found[number])]
+        return scores.entity_f1(list(gold.values()), list(found.values())) | {"accuracy": sum(a == b for a, b in words) / len(words)}
+
+    def shown(self, example, outputs):
+        tags, logits = self._found(example, outputs), outputs[0][example.places]
+        probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)).max(axis=-1)
+        return " ".join(tags), {"words": list(example.words), "tags": tags, "probabilities": [float(p) for p in probabilities]}
+
+    def asked(self, lines):
+        """A sentence a line, its words separated by spaces; one that does not fit a row is refused."""
+        sentences = [line.split() for line in lines]
+        for number, words in enumerate(sentences, 1):
+            if not words:
+                raise UserError(f"line {number}: no words")
+        parts = self._parts([(words, [0] * len(words)) for words in sentences])
+        for before, part in zip(parts, parts[1:]):
+            if part.sentence == before.sentence:
+                raise UserError(f"line {part.sentence + 1}: longer than config.task.length={self.length} tokens")
+        return parts
