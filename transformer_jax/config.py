@@ -91,6 +91,7 @@ class Optimizer:
     b2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0  # on kernels and embeddings; not with adam
+    layer_decay: float = 1.0  # each layer learns so much less than the one above it, the embeddings least (Howard & Ruder 2018, section 3.2)
     clip_norm: float = 0.0  # global gradient norm; 0: no clipping
 
 

@@ -2,6 +2,9 @@
 
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT, GPT-2 or BERT)
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
+
+Fine-tuned heads, too. What config.json does not say of their task is set beside --from_hf: --config.task.pair=2 (there are two texts),
+--config.task.choices='("2", "3", "4", "5")' (four choices).
 """
 import contextlib
 import json
@@ -28,23 +31,23 @@ def main() -> None:
     if options.from_hf and options["step"].present:
         raise UserError("--step goes with --to_hf")
     if options.from_hf:
-        from_hf(options.from_hf, options.workdir, cli.overrides(allowed=("model.vocab_multiple",)))
+        from_hf(options.from_hf, options.workdir, cli.overrides(allowed=("model.vocab_multiple", "task.")))
     else:
         to_hf(options.workdir, options.to_hf, options.step, cli.overrides(allowed=("decode.average",)))
 
 
 def from_hf(folder, target, overrides=()) -> None:
-    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0. `overrides` may set config.model.vocab_multiple."""
+    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0. `overrides` may set config.model.vocab_multiple and config.task's keys."""
     import jax
     import numpy as np
 
     from transformer_jax import workdir
-    from transformer_jax.huggingface import bert, gpt, tensors
+    from transformer_jax.huggingface import tensors
     from transformer_jax.training import state
 
     folder = pathlib.Path(folder).expanduser()
     theirs = tensors.read_json(folder / "config.json")
-    families = {family.architecture: family for family in (*gpt.FAMILIES, *bert.FAMILIES)}
+    families = {family.architecture: family for family in _families()}
     named = theirs.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or named[0] not in families:
         raise UserError(f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read")
@@ -54,9 +57,14 @@ def from_hf(folder, target, overrides=()) -> None:
         for key, value in overrides:
             configs.set_key(config, key, value)
         configs.validate(config)
+        if not family.holds(config):
+            raise UserError(f"{folder}: with these overrides of config.task it is no {family.architecture}")
         task = workdir.make_task(config)
+        if task.tokenizer.vocab_size > theirs["vocab_size"]:  # ids added for fine-tuning are no text's
+            raise UserError(f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: more than vocab_size={theirs['vocab_size']:,} of config.json")
         params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))  # what the checkpoint lacks begins as it would anew
-        filled = {**params, "token_embed": {"embedding": params["token_embed"]["embedding"][: task.model.vocab_size]}}  # a view: what fills up the vocabulary stays zero
+        vectors = params["token_embed"]["embedding"][: theirs["vocab_size"]]  # a view: zeros that fill up the vocabulary, and tokens it has grown by, stay
+        filled = {**params, "token_embed": {"embedding": vectors}}
         tensors.read(folder, tensors.views(filled, family.table, task.model.num_layers), family.prefix, family.ignored)
         workdir.create(half, task, params)
 
@@ -66,23 +74,30 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     import jax
 
     from transformer_jax import workdir
-    from transformer_jax.huggingface import bert, gpt, tensors
+    from transformer_jax.huggingface import tensors
 
     task, params = workdir.open_run(run, step, overrides)
-    family = next((family for family in (*gpt.FAMILIES, *bert.FAMILIES) if family.holds(task.config)), None)
+    family = next((family for family in _families() if family.holds(task.config)), None)
     if family is None:
-        raise UserError(f"--workdir={run}: config.model.name={task.config.model.name!r}: not a model that Hugging Face's transformers has")
-    content = family.to_theirs(task.config.model, task.tokenizer.eos_id)
+        raise UserError(f"--workdir={run}: config.model.name={task.config.model.name!r} with config.task.name={task.config.task.name!r}: "
+                        f"only {', '.join(family.architecture for family in _families())} can be written")
+    content = family.to_theirs(task.config, task.tokenizer.eos_id)
     params = jax.device_get(params)
     params["token_embed"]["embedding"] = params["token_embed"]["embedding"][: task.model.vocab_size]  # without config.model.vocab_multiple's rows
     with _appearing(target) as half:
         (half / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-        tensors.write(half, tensors.views(params, family.table, task.model.num_layers), family.prefix)
+        tensors.write(half, tensors.views(params, family.table, task.model.num_layers))
         files = task.tokenizer.hf_files() if hasattr(task.tokenizer, "hf_files") else {}
         for name, data in files.items():
             (half / name).write_bytes(data)
     if not files:
         say(f"{target}: no tokenizer written, for transformers has none like {type(task.tokenizer).__name__}; {run}/tokenizer holds it")
+
+
+def _families() -> list:
+    from transformer_jax.huggingface import bert, gpt
+
+    return [*gpt.FAMILIES, *bert.FAMILIES]
 
 
 @contextlib.contextmanager

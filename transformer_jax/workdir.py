@@ -62,7 +62,7 @@ def settled(config, workdir, of_model=()):
     before = read_config(origin)[0]
     with config.ignore_type():
         config.model = before.model
-    if config.model.name == "gpt" and not fine_tunes(before):
+    if not hasattr(configs.named_class("model", config.model.name), "pooled") and not fine_tunes(before):
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + 3)  # start, delimiter, extract
     for key, value in of_model:
         configs.set_key(config, key, value)

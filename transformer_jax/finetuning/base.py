@@ -1,5 +1,6 @@
 """What the fine-tuning tasks share: an encoder under a head of its own, labelled examples, and going over them for scores and predictions."""
 import dataclasses
+import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,7 +15,6 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, tokenizers
 from transformer_jax.finetuning.encoder import Encoder
-from transformer_jax.layers.heads import Head
 from transformer_jax.progress import say, track
 
 ROW = ("tokens", "token_types", "segment_ids")
@@ -53,7 +53,7 @@ class FineTuning:
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        if not hasattr(self.model, "hidden"):
+        if "tokens" not in inspect.signature(type(self.model).hidden).parameters:
             raise UserError(f"config.model.name={self.config.model.name!r}: fine-tuning is for bert and gpt")
         self.encoder = Encoder(self.model)
         if self.lm_weight and self.encoder.bidirectional:

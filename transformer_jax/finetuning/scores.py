@@ -62,12 +62,17 @@ def normalised(answer: str) -> str:
 
 def exact_match(answers: Sequence[str], found: str) -> float:
     """1 if the answer is one of the given ones; no answers: if nothing is found."""
-    return float(any(normalised(answer) == normalised(found) for answer in answers or [""]))
+    return float(normalised(found) in _asked(answers))
 
 
 def overlap_f1(answers: Sequence[str], found: str) -> float:
     """F1 of the words shared with an answer, of the best one (Rajpurkar et al. 2016, section 6.1); of an empty one: whether both are empty (2018)."""
-    return max(_overlap(normalised(answer).split(), normalised(found).split()) for answer in answers or [""])
+    return max(_overlap(answer.split(), normalised(found).split()) for answer in _asked(answers))
+
+
+def _asked(answers: Sequence[str]) -> list[str]:
+    """What is left of the given answers; nothing, if nothing is."""
+    return [answer for answer in map(normalised, answers) if answer] or [""]
 
 
 def _overlap(answer: list[str], found: list[str]) -> float:

@@ -8,7 +8,6 @@ import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data import documents, tables
-from transformer_jax.data.rows import padded
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.layers.heads import Head

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -154,7 +155,10 @@ def _initial_params(config, program, params):
 
     def begun(path, leaf):
         value = found.get("/".join(optimizer.names(path)), leaf)
-        return value if value.shape == leaf.shape else leaf.at[: len(value)].set(value)  # a vocabulary that has grown
+        if value.shape == leaf.shape:
+            return value
+        value = np.asarray(value)  # of a vocabulary that has grown; each device takes its part
+        return jax.jit(lambda leaf: leaf.at[: len(value)].set(value), out_shardings=leaf.sharding)(leaf)
 
     return jax.tree_util.tree_map_with_path(begun, params)
 

@@ -45,6 +45,8 @@ def make(config, num_steps: int, trainable: Callable[[tuple[str, ...]], bool]) -
         chain.append(optax.add_decayed_weights(config.weight_decay, mask=by_path(decays)))
     if config.name == "lamb":
         chain.append(optax.stateless(_trust))
+    if config.layer_decay != 1:
+        chain.append(optax.stateless(lambda updates, _: _by_depth(updates, config.layer_decay)))
     chain.append(optax.scale_by_learning_rate(schedule(config, num_steps)))
     labels = lambda params: jax.tree.map(lambda keep: "trained" if keep else "frozen", by_path(trainable)(params))
     return optax.multi_transform({"trained": optax.chain(*chain), "frozen": optax.set_to_zero()}, labels)
@@ -59,6 +61,19 @@ def _trust(updates, params):
         return update * jnp.where((length > 0) & (change > 0), length / jnp.where(change > 0, change, 1), 1)
 
     return jax.tree_util.tree_map_with_path(scaled, updates, params)
+
+
+def _by_depth(updates, decay: float):
+    """Layer i of N, from 1 at the bottom, by decay^(N + 1 - i), embeddings by decay^(N + 1), what is above the layers as it is."""
+    paths = jax.tree_util.tree_leaves_with_path(updates)
+    depth = max((len(leaf) for path, leaf in paths if "layers" in names(path)), default=0)
+
+    def scaled(path, update):
+        if "layers" in names(path):
+            return update * (decay ** (len(update) - jnp.arange(len(update)))).reshape(-1, *[1] * (update.ndim - 1))
+        return update * (decay ** (depth + 1) if "embed" in names(path)[0] else 1)
+
+    return jax.tree_util.tree_map_with_path(scaled, updates)
 
 
 def by_path(choose: Callable[[tuple[str, ...]], bool]) -> Callable:

@@ -1,0 +1,63 @@
+"""Tiny pre-trained runs, and examples of every fine-tuning task that a tiny model can learn."""
+import json
+
+from tests.conftest import build_gpt
+from tests.tasks.test_masked_lm import build as build_bert
+from transformer_jax import config as configs
+from transformer_jax.workdir import create, make_task
+from transformer_jax.training.state import init_params
+
+ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
+
+
+def pretrained(folder, family):
+    """The workdir of a run at step 0: what is pre-trained does not matter to most tests."""
+    build = {"bert": build_bert, "gpt": build_gpt}[family]
+    config = build(folder / family, model__dropout=0.0, model__attention_dropout=0.0)
+    task = make_task(config)
+    workdir = folder / f"{family}_run"
+    workdir.mkdir()
+    create(workdir, task, init_params(task))
+    return workdir
+
+
+def _sentence(i):
+    return f"the {ANIMALS[i % 2]} {VERBS[i // 2 % 2]} on the mat"
+
+
+def _tagged(i):
+    return "\n".join(f"{word}\t{'B-PET' if word in ANIMALS else 'O'}" for word in _sentence(i).split())
+
+
+def _question(i):
+    context = f"{_sentence(i)}. a {ANIMALS[(i + 1) % 2]} ran to it."
+    return {"context": context, "qas": [{"id": str(i), "question": "who ran to it?", "answers": [{"text": ANIMALS[(i + 1) % 2], "answer_start": context.rindex("a ") + 2}]}]}
+
+
+FILES = {  # task: (its files' ending, what n examples of it look like, its keys)
+    "classification": ("tsv", lambda n: "".join(f"{ANIMALS[i % 2]}\t{_sentence(i)}\n" for i in range(n)), dict(text="2", label="1")),
+    "pairs": ("jsonl", lambda n: "".join(json.dumps({"a": _sentence(i), "b": _sentence(i + i // 4), "same": int(i // 4 % 4 == 0)}) + "\n" for i in range(n)),
+              dict(text="a", pair="b", label="same")),
+    "regression": ("csv", lambda n: "text,score\n" + "".join(f"{_sentence(i)},{i % 2}.5\n" for i in range(n)), dict(text="text", label="score", regression=True)),
+    "tagging": ("conll", lambda n: "\n\n".join(map(_tagged, range(n))) + "\n", {}),
+    "span": ("json", lambda n: json.dumps({"data": [{"paragraphs": [_question(i) for i in range(n)]}]}), dict(stride=8, max_question=8, max_answer=4)),
+    "choice": ("tsv", lambda n: "".join(f"a man ran\tto the {ANIMALS[i % 2]}\tto the {ANIMALS[(i + 1) % 2]}\t{i % 2}\n" for i in range(n)), dict(choices=("2", "3"), label="4")),
+}
+NAMES = {"pairs": "classification", "regression": "classification"}
+
+
+def build(folder, kind, workdir, **overrides):
+    """The config that fine-tunes `workdir` for a kind of task, its files below `folder`."""
+    ending, content, keys = FILES[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", 48), ("valid", 12)):
+        (folder / f"{name}.{ending}").write_text(content(count))
+    config = configs.experiment(
+        model=dict(name="bert"), task=dict(name=NAMES.get(kind, kind), length=32, head_dropout=0.0, **keys), init_from=str(workdir),
+        data=dict(train_files=f"{folder}/train.{ending}", valid_files=f"{folder}/valid.{ending}"),
+        train=dict(num_steps=60, batch=8, log_every=30, eval_every=60), checkpoint=dict(every=60, keep=1, best_metric=""),
+        optimizer=dict(learning_rate=5e-3, schedule="linear", warmup_steps=6), decode=dict(batch=5))
+    for key, value in overrides.items():
+        configs.set_key(config, key.replace("__", "."), value)
+    configs.validate(config)
+    return config

@@ -1,0 +1,114 @@
+"""The measures against scikit-learn, seqeval and the published script's rules, on 1,000 random cases each, and at the edges."""
+import collections
+import random
+import re
+import string
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
+
+from transformer_jax.finetuning import scores
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_labels", [2, 3, 5])
+def test_classification(num_labels):
+    draw = np.random.default_rng(num_labels)
+    for case in range(1000):
+        size = draw.integers(1, 30)
+        labels = draw.integers(0, num_labels, size)
+        found = np.where(draw.random(size) < draw.random(), labels, draw.integers(0, num_labels, size))
+        assert scores.accuracy(labels, found) == pytest.approx(sklearn.metrics.accuracy_score(labels, found))
+        assert scores.matthews(labels, found) == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, found), abs=1e-12)
+        average = dict(average="binary") if num_labels == 2 else dict(average="macro", labels=range(num_labels))
+        assert scores.f1(labels, found, num_labels) == pytest.approx(sklearn.metrics.f1_score(labels, found, zero_division=0, **average))
+
+
+@pytest.mark.parametrize("labels, found, expected", [([1, 1], [1, 1], 0.0), ([0, 1], [1, 1], 0.0), ([0, 1], [0, 1], 1.0), ([0, 1], [1, 0], -1.0)])
+def test_matthews_at_the_edges(labels, found, expected):
+    assert scores.matthews(np.array(labels), np.array(found)) == pytest.approx(expected)
+
+
+def drawn_tags(draw, scheme, length):
+    """A sequence of tags; well-formed in its scheme, or, as a model gives them, with any tag anywhere."""
+    marks = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES"}[scheme]
+    free = [f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC")] + ["O", "O"]
+    if draw.random() < 0.5:
+        return [draw.choice(free) for _ in range(length)]
+    tags, before = [], None
+    while len(tags) < length:
+        kind, size = draw.choice([None, "PER", "LOC"]), draw.randint(1, min(3, length - len(tags)))
+        if kind is None:
+            tags += ["O"] * size
+        elif scheme == "BIOES":
+            tags += [f"S-{kind}"] if size == 1 else [f"B-{kind}", *[f"I-{kind}"] * (size - 2), f"E-{kind}"]
+        else:
+            first = "B" if scheme == "IOB2" or before == kind else "I"
+            tags += [f"{first}-{kind}", *[f"I-{kind}"] * (size - 1)]
+        before = kind
+    return tags
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
+def test_entities(scheme):
+    draw = random.Random(scheme)
+    for case in range(1000):
+        lengths = [draw.randint(1, 12) for _ in range(draw.randint(1, 4))]
+        labels = [drawn_tags(draw, scheme, length) for length in lengths]
+        found = [tags if draw.random() < 0.3 else drawn_tags(draw, scheme, len(tags)) for tags in labels]
+        for tags in labels:
+            assert scores.entities(tags) == [(kind, first, last + 1) for kind, first, last in get_entities(tags)]
+        ours = scores.entity_f1(labels, found)
+        theirs = dict(precision=precision_score(labels, found, zero_division=0), recall=recall_score(labels, found, zero_division=0), f1=f1_score(labels, found, zero_division=0))
+        assert ours == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("tags, expected", [
+    ([], []), (["O", "O"], []), (["I-X"], [("X", 0, 1)]), (["B-X", "B-X"], [("X", 0, 1), ("X", 1, 2)]), (["B-X", "I-Y"], [("X", 0, 1), ("Y", 1, 2)]),
+    (["S-X", "S-X"], [("X", 0, 1), ("X", 1, 2)]), (["B-X", "E-X", "I-X"], [("X", 0, 2), ("X", 2, 3)]), (["B-A-B", "I-A-B"], [("A-B", 0, 2)]),
+])
+def test_entities_at_the_edges(tags, expected):
+    assert scores.entities(tags) == expected
+
+
+def squad_script(answers, found):
+    """The rules of the published script for SQuAD 2.0, step by step."""
+    def normalize(text):
+        text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+        return " ".join(re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", text).split())
+
+    def f1(gold, guess):
+        gold, guess = normalize(gold).split(), normalize(guess).split()
+        same = sum((collections.Counter(gold) & collections.Counter(guess)).values())
+        if not gold or not guess:
+            return int(gold == guess)
+        if same == 0:
+            return 0
+        precision, recall = same / len(guess), same / len(gold)
+        return 2 * precision * recall / (precision + recall)
+
+    gold = [answer for answer in answers if normalize(answer)] or [""]
+    return max(int(normalize(answer) == normalize(found)) for answer in gold), max(f1(answer, found) for answer in gold)
+
+
+def test_answers():
+    draw = random.Random(0)
+    words = ["the", "The", "a", "an", "Denver", "Broncos", "broncos", "2,000", "2000", "--", "U.S.", "anthem", "é", "", "won't", "wont", "\u2013"]
+    drawn = lambda: " ".join(draw.choice(words) for _ in range(draw.randint(0, 4)))
+    for case in range(1000):
+        answers, found = [drawn() for _ in range(draw.randint(0, 3))], drawn()
+        if answers and draw.random() < 0.3:
+            found = answers[0]
+        exact, f1 = squad_script(answers, found)
+        assert scores.exact_match(answers, found) == exact and scores.overlap_f1(answers, found) == pytest.approx(f1), (answers, found)
+
+
+@pytest.mark.parametrize("answers, found, exact, f1", [
+    ([], "", 1, 1), ([], "x", 0, 0), (["x"], "", 0, 0), (["the"], "", 1, 1), (["the", "x"], "", 0, 0), (["The Denver Broncos"], "denver broncos.", 1, 1), (["a b", "c"], "b c", 0, 2 / 3),
+])
+def test_answers_at_the_edges(answers, found, exact, f1):
+    assert (scores.exact_match(answers, found), scores.overlap_f1(answers, found)) == (exact, pytest.approx(f1)) and squad_script(answers, found) == (exact, pytest.approx(f1))
