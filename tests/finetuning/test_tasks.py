@@ -98,6 +98,20 @@ def test_a_frozen_encoder_stays_as_it_was(runs, tmp_path):
     np.testing.assert_array_equal(after["encoder"]["layers"]["mlp"]["wi"]["kernel"], before["encoder"]["layers"]["mlp"]["wi"]["kernel"])
 
 
+@pytest.mark.parametrize("features", ["embeddings", "second-to-last", "last", "sum-all"])
+def test_an_lstm_learns_from_a_frozen_encoders_states(features, runs, tmp_path):
+    config = build(tmp_path, "tagging", runs["bert"], task__features=features, task__lstm_width=16, optimizer__learning_rate=2e-2)
+    assert workdir.train(config, tmp_path / "run")["valid/f1"] > 0.85
+    after, before = workdir.open_run(tmp_path / "run")[1], workdir.open_run(runs["bert"])[1]
+    np.testing.assert_array_equal(after["token_embed"]["embedding"], before["token_embed"]["embedding"])
+
+
+def test_features_that_the_model_lacks(runs, tmp_path):
+    for family, features, message in (("gpt", "last", "for bert"), ("bert", "concat-last-four", "has 2 layers")):
+        with pytest.raises(UserError, match=message):
+            workdir.train(build(tmp_path, "tagging", runs[family], task__features=features), tmp_path / "run")
+
+
 def test_the_order_of_a_symmetric_pair_means_nothing(runs, tmp_path):
     workdir.train(build(tmp_path, "pairs", runs["gpt"], train__num_steps=2, task__symmetric=True), tmp_path / "run")
     task, params = workdir.open_run(tmp_path / "run")

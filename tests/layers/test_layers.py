@@ -8,6 +8,7 @@ import pytest
 from transformer_jax.layers.attention import Attention, causal_blocks, dot_product
 from transformer_jax.layers.embeddings import sinusoids
 from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.lstm import LSTM
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.norms import LayerNorm
 
@@ -103,3 +104,21 @@ def test_causal_blocks_equal_the_whole_and_so_do_their_gradients(length, segment
     mask = Mask(causal=True, window=window and jnp.int32(window), query_segments=ids, key_segments=ids)
     for ours, whole in zip(*(jax.tree.leaves(jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())((q, k, v))) for kernel in (causal_blocks, dot_product))):
         np.testing.assert_allclose(ours, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
+    x, lengths = np.asarray(jax.random.normal(KEY, (3, 6, 4))), (6, 3, 1)
+    filled = np.arange(6) < np.array(lengths)[:, None]
+    lstm = LSTM(5, reverse)
+    variables = nn.unbox(lstm.init(KEY, x, filled))
+    variables = jax.tree.map(lambda p: p + 0.1, variables)  # a bias of zeros would hide the bias
+    found, p = np.asarray(lstm.apply(variables, x, filled)), jax.tree.map(np.asarray, variables["params"])
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+    for row, length in enumerate(lengths):
+        h, c = np.zeros(5), np.zeros(5)
+        for t in reversed(range(length)) if reverse else range(length):
+            z = np.einsum("m,mgf->gf", x[row, t], p["input"]["kernel"]) + p["input"]["bias"] + (h @ p["recurrent"]).reshape(4, 5)
+            c = sigmoid(z[1] + 1) * c + sigmoid(z[0]) * np.tanh(z[2])
+            h = sigmoid(z[3]) * np.tanh(c)
+            np.testing.assert_allclose(found[row, t], h, rtol=1e-4, atol=1e-5)

@@ -177,7 +177,7 @@ class FineTuning:
         return {} if self._examples("valid") is None else {"valid": lambda params: self._measured(params, "valid")}
 
     def flops(self, phase: int = 0) -> float:
-        return 3 * self.encoder.flops(self.length) * self.rows_of_example
+        return (1 if self.frozen else 3) * self.encoder.flops(self.length) * self.rows_of_example  # nothing is back-propagated to a frozen encoder
 
     rows_of_example = 1
 

@@ -1,6 +1,7 @@
 """A tag for each word: named entities and the like (Devlin et al. 2018, figure 4d and section 5.3)."""
 import dataclasses
 from functools import cached_property
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,12 @@ from transformer_jax.config import UserError
 from transformer_jax.data import documents, tables
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
-from transformer_jax.layers.heads import Head
+from transformer_jax.layers.heads import Head, RecurrentHead
+
+_FEATURES = {  # layers, from 0, the embeddings; whether they are concatenated, not summed
+    "embeddings": (slice(0, 1), False), "second-to-last": (slice(-2, -1), False), "last": (slice(-1, None), False), "sum-last-four": (slice(-4, None), False),
+    "concat-last-four": (slice(-4, None), True), "sum-all": (slice(1, None), False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,18 @@ class Tagging(FineTuning):
     prefix: str = ""  # taken off each word, such as "en:"
     labels: tuple = ()  # all tags; (): those of the training examples, sorted
 
+    features: Literal["", "embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all"] = ""  # of a frozen BERT, for an LSTM (table 7)
+    lstm_width: int = 768  # of both directions together, in each of two layers
+
     summarises = False
+
+    def __post_init__(self):
+        self.frozen = self.frozen or bool(self.features)
+        super().__post_init__()
+        if self.features and not self.encoder.bidirectional:
+            raise UserError(f"config.task.features={self.features}: for bert, not {self.config.model.name}")
+        if self.features.endswith("four") and self.model.num_layers < 4:
+            raise UserError(f"config.task.features={self.features}: this model has {self.model.num_layers} layers")
 
     def read(self, split):
         named = self.config.data[f"{split}_files"]
@@ -83,7 +100,23 @@ class Tagging(FineTuning):
         return {name: (self.length,) for name in (*ROW, "labels", "asked")}
 
     def head(self):
+        if self.features:
+            return RecurrentHead(len(self.names), _FEATURES[self.features][1], self.lstm_width, self.head_dropout)
         return Head(len(self.names), self.head_dropout, True)
+
+    def init(self, rng):
+        if not self.features:
+            return super().init(rng)
+        ours, theirs = jax.random.split(rng)
+        states = jnp.zeros((self.model.num_layers + 1, 1, 8, self.model.d_model))[_FEATURES[self.features][0]]
+        return {**self.encoder.init(theirs, False), "head": self.head().init(ours, states, jnp.ones((1, 8), bool))["params"]}
+
+    def outputs(self, params, batch, rng, train):
+        if not self.features:
+            return super().outputs(params, batch, rng, train)
+        states = jax.lax.stop_gradient(self.encoder.layers(params, batch))
+        dropout = {"dropout": rng} if train else None
+        return self.head().apply({"params": params["head"]}, states[_FEATURES[self.features][0]], batch["segment_ids"] > 0, train=train, rngs=dropout), states[-1]
 
     def counted(self, batch):
         return batch["asked"]
