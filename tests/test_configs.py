@@ -4,14 +4,17 @@ import pathlib
 import pytest
 
 from tests.conftest import TINY, write_pairs
+from tests.finetuning.examples import pretrained, written_for
 from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
 from transformer_jax.training.loop import run
-from transformer_jax.workdir import make_task
+from transformer_jax.workdir import fine_tunes, make_task, settled
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"], "gpt/shakespeare_char.py": ["gpu", "cpu"],
-             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"], "gpt/imdb.py": ["cpu"], "bert/small.py": ["mini"]}  # made tiny, the other sizes are the same
+             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"], "gpt/imdb.py": ["cpu"], "bert/small.py": ["mini"],
+             "bert/imdb.py": ["cpu", "gpu"], "finetune/glue.py": ["cola", "mrpc", "mrpc,gpt", "stsb", "mnli"], "finetune/sentiment.py": ["imdb", "olid"],
+             "finetune/squad.py": ["1.1", "2.0"], "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"]}  # made tiny, the other sizes are the same
 BERT = {"model.vocab_size": 96, "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.max_length": 64}
 KEPT = ("model.dropout", "optimizer.warmup_steps")  # the rest of TINY is sizes
 GPT = {"model.vocab_size": 300, "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.head_dim": 8, "model.max_length": 32, "task.length": 16,
@@ -27,6 +30,8 @@ def cases():
 @pytest.mark.parametrize("case", list(cases()))
 def test_two_steps(case, tmp_path):
     config = configs.load(str(CONFIGS / case))
+    if fine_tunes(config):
+        return fine_tuned_two_steps(config, tmp_path)
     text = write_pairs(tmp_path / "text")
     tiny = {k: v for k, v in TINY.items() if k not in KEPT} | {"train.num_steps": 2, "data.cache": str(tmp_path / "cache"), "data.tfds_name": None, "data.corpus": ""}
     if config.task.name == "masked_lm":
@@ -44,6 +49,16 @@ def test_two_steps(case, tmp_path):
         configs.set_key(config, key, value)
     found = run(config, make_task(config), tmp_path / "run")
     assert 0 < found["valid/loss"] < 10
+
+
+def fine_tuned_two_steps(config, tmp_path):
+    tiny = {k: v for k, v in TINY.items() if k.startswith(("train.", "checkpoint."))} | {"train.num_steps": 2, "init_from": str(pretrained(tmp_path, config.model.name)), "task.length": 32}
+    tiny |= {"task.stride": 8, "task.max_question": 8} if config.task.name == "span" else {}
+    for key, value in (tiny | written_for(config, tmp_path / "examples")).items():
+        configs.set_key(config, key, value)
+    config = settled(config, tmp_path / "run")
+    found = run(config, make_task(config), tmp_path / "run")
+    assert 0 < found["valid/loss"] < 20 and config.checkpoint.best_metric in found
 
 
 def sentences_of(path):

@@ -61,3 +61,25 @@ def build(folder, kind, workdir, **overrides):
         configs.set_key(config, key.replace("__", "."), value)
     configs.validate(config)
     return config
+
+
+def written_for(config, folder):
+    """Files of train and valid examples in the form a fine-tuning config's columns and labels ask for; returns the overrides that name them."""
+    task = config.task
+    kind = task.name
+    if kind == "classification" or kind == "choice":
+        columns = [task.text, *([task.pair] if task.pair else [])] if kind == "classification" else [*task.context, task.beginning, *task.choices]
+        labels = (task.labels or ("0.5", "3.0")) if kind == "classification" else ("0", "1")
+        rows = [[*(f"{_sentence(i)} {j}" for j in range(len(columns))), labels[i % len(labels)]] for i in range(16)]
+        columns = [*columns, task.label]
+        if columns[0].isdecimal():
+            order, header = [columns.index(str(n)) if str(n) in columns else 0 for n in range(1, 1 + max(map(int, columns)))], ""
+        else:
+            order, header = range(len(columns)), "\t".join(columns) + "\n"
+        content = header + "".join("\t".join(row[place] for place in order) + "\n" for row in rows)
+    else:
+        content = FILES[kind][1](16)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"examples.{'json' if kind == 'span' else 'tsv'}"
+    path.write_text(content)
+    return {"data.train_files": str(path), "data.valid_files": str(path)}
