@@ -42,7 +42,7 @@ def from_hf(folder, target, overrides=()) -> None:
     import numpy as np
 
     from transformer_jax import workdir
-    from transformer_jax.huggingface import tensors
+    from transformer_jax.huggingface import heads, tensors
     from transformer_jax.training import state
 
     folder = pathlib.Path(folder).expanduser()
@@ -59,6 +59,7 @@ def from_hf(folder, target, overrides=()) -> None:
         configs.validate(config)
         if not family.holds(config):
             raise UserError(f"{folder}: with these overrides of config.task it is no {family.architecture}")
+        heads.check(config.task)
         task = workdir.make_task(config)
         if task.tokenizer.vocab_size > theirs["vocab_size"]:  # ids added for fine-tuning are no text's
             raise UserError(f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: more than vocab_size={theirs['vocab_size']:,} of config.json")

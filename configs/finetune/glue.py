@@ -5,8 +5,8 @@ python -m transformer_jax.finetune --config=configs/finetune/glue.py:sst2 --conf
     --config.data.train_files=train.tsv --config.data.valid_files=dev.tsv
 
 TASK: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte. Files have the headers of GLUE's own, labels as there; instead of files TFDS:
---config.data.tfds_name=glue/sst2 --config.data.tfds_dir=DIR, with --config.task.text=sentence and the other columns as its features are named. MNLI's
-mismatched set: --config.data.valid_files=dev_mismatched.tsv, also when evaluating. Not yet run here from published weights.
+--config.data.tfds_name=glue/sst2 --config.data.tfds_dir=DIR, with --config.task.text=sentence and the other columns as its features are named, and
+--config.task.labels='()', for it names the classes in its own way. MNLI's mismatched set: --config.data.valid_files=dev_mismatched.tsv, also when evaluating. Not yet run here from published weights.
 """
 from transformer_jax.config import choice, experiment
 

@@ -1,4 +1,9 @@
-"""GPT (openai-gpt) and GPT-2 with their language-model heads, to and from `models/gpt.py`."""
+"""GPT (openai-gpt) and GPT-2 with their language-model heads, and GPT-2 that classifies, to and from `models/gpt.py`.
+
+Our rows of texts to classify stand between tokens of their own, the last three ids (see `finetuning/encoder.py`). A published GPT-2 that classifies has never
+seen them: converted, its vocabulary has grown by three vectors as initialised, so it computes what it did of rows without them, but has to be fine-tuned
+further before `predict` is of use. What was exported from here has them, and says so by a key of its own in config.json.
+"""
 import dataclasses
 import pathlib
 from typing import Literal
@@ -7,6 +12,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.huggingface import heads
 from transformer_jax.progress import say
 
 _SIZES = {"vocab_size": "vocab_size", "n_positions": "max_length", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads"}
@@ -26,8 +32,16 @@ _LAYER = {
     "mlp.c_proj.weight": ("same", "mlp/wo/kernel"),
     "mlp.c_proj.bias": ("same", "mlp/wo/bias"),
 }
-_LAYERS = {f"h.{{}}.{name}": (layout, *(f"decoder/layers/{path}" for path in paths)) for name, (layout, *paths) in _LAYER.items()}
+_LAYERS = {f"transformer.h.{{}}.{name}": (layout, *(f"decoder/layers/{path}" for path in paths)) for name, (layout, *paths) in _LAYER.items()}
 _EMBEDDINGS = ("same", "token_embed/embedding"), ("same", "position_embed/embedding")
+_GPT1 = dict(zip(("transformer.tokens_embed.weight", "transformer.positions_embed.weight"), _EMBEDDINGS)) | _LAYERS
+_GPT2 = (dict(zip(("transformer.wte.weight", "transformer.wpe.weight"), _EMBEDDINGS)) | _LAYERS
+         | {"transformer.ln_f.weight": ("same", "norm/scale"), "transformer.ln_f.bias": ("same", "norm/bias")})
+
+_GPT1_ONLY = {"afn": ("gelu",), "tie_word_embeddings": (True,)}  # its "gelu" is the tanh approximation
+_GPT2_ONLY = {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
+              "add_cross_attention": (False,), "tie_word_embeddings": (True,)}
+_MARKS = "transformer_jax_marks"  # key of config.json: the last three ids are those that begin, part and end a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +51,13 @@ class Family:
     norm_position: Literal["pre", "post"]
     only: dict[str, tuple]  # the values of its config's keys that our model computes, the default first
     table: dict[str, tuple[str, ...]]
+    task: str = "causal_lm"
     prefix: str = "transformer."
     ignored: tuple[str, ...] = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")  # tied to the embeddings; causal masks
 
     def holds(self, config: ConfigDict) -> bool:
         """Whether a run with this config is of the family."""
-        return config.model.name == "gpt" and config.model.norm_position == self.norm_position
+        return config.model.name == "gpt" and config.model.norm_position == self.norm_position and config.task.name == self.task
 
     def to_ours(self, theirs: dict, folder: pathlib.Path) -> ConfigDict:
         """The config of a run that begins with the folder's weights. Raises UserError for what our model can't compute."""
@@ -58,17 +73,30 @@ class Family:
         try:
             config = configs.experiment(
                 model=dict(name="gpt", norm_position=self.norm_position, d_ff=theirs.get("n_inner") if self.norm_position == "pre" else None, **model),
-                task=dict(name="causal_lm", length=model["max_length"]),
+                task=dict(name=self.task),
                 data=dict(tokenizer_files=str(folder)),
                 decode=dict(batch=8),
             )
+            for key, value in self._task(config, theirs).items():
+                configs.set_key(config, f"task.{key}", value)
+            if self.task != "causal_lm" and not theirs.get(_MARKS):
+                configs.set_key(config, "model.vocab_size", config.model.vocab_size + 3)
+                say(f"{path}: this model never saw the tokens that begin and end our rows: fine-tune it further before use")
             configs.validate(config)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         return config
 
-    def to_theirs(self, model: ConfigDict, eos_id: int) -> dict:
+    def _task(self, config: ConfigDict, theirs: dict) -> dict:
+        if self.task == "causal_lm":
+            return {"length": config.model.max_length}
+        return heads.to_ours(config, theirs, dropout=0.0)  # there is none before its head
+
+    def to_theirs(self, config: ConfigDict, eos_id: int) -> dict:
         """The content of config.json. Raises UserError for what Hugging Face's model can't compute."""
+        model, head = config.model, {}
+        if self.task != "causal_lm":  # it reads the last token that is no padding: ours ends a row, and 0 fills up rows here, too
+            head = heads.to_theirs(config.task) | {"pad_token_id": 0, _MARKS: True}
         if model.local_window is not None:
             raise UserError(f"config.model.local_window={model.local_window}: {self.architecture} has no local attention")
         if model.head_dim not in (None, model.d_model / model.num_heads):
@@ -80,15 +108,12 @@ class Family:
         return {
             "architectures": [self.architecture], "model_type": self.model_type, "dtype": "float32", "bos_token_id": eos_id, "eos_token_id": eos_id,
             **{key: model[name] for key, name in ours.items()}, "embd_pdrop": model.dropout, **inner,
-            **{key: values[0] for key, values in self.only.items()},
+            **{key: values[0] for key, values in self.only.items()}, **head,
         }
 
 
 FAMILIES = [
-    Family("OpenAIGPTLMHeadModel", "openai-gpt", "post", {"afn": ("gelu",), "tie_word_embeddings": (True,)},  # its "gelu" is the tanh approximation
-           dict(zip(("tokens_embed.weight", "positions_embed.weight"), _EMBEDDINGS)) | _LAYERS),
-    Family("GPT2LMHeadModel", "gpt2", "pre",
-           {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
-            "add_cross_attention": (False,), "tie_word_embeddings": (True,)},
-           dict(zip(("wte.weight", "wpe.weight"), _EMBEDDINGS)) | _LAYERS | {"ln_f.weight": ("same", "norm/scale"), "ln_f.bias": ("same", "norm/bias")}),
+    Family("OpenAIGPTLMHeadModel", "openai-gpt", "post", _GPT1_ONLY, _GPT1),
+    Family("GPT2LMHeadModel", "gpt2", "pre", _GPT2_ONLY, _GPT2),
+    Family("GPT2ForSequenceClassification", "gpt2", "pre", _GPT2_ONLY, _GPT2 | {"score.weight": ("linear", "head/out/kernel")}, "classification"),
 ]

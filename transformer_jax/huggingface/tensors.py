@@ -39,11 +39,11 @@ def views(params, table: dict[str, tuple[str, ...]], num_layers: int) -> dict[st
 
 
 def read(folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str, ignored: tuple[str, ...]) -> None:
-    """Fills the views with the folder's tensors, one in memory at a time. Names may lack `prefix`; those that end in `ignored` may be there.
+    """Fills the views with the folder's tensors, one in memory at a time. Names there may lack `prefix`; those that end in `ignored` may be there.
 
     Raises UserError where tensors are missing, unknown, or of another shape or dtype than floats of 16 or 32 bits.
     """
-    there = {}
+    wanted, there = {name.removeprefix(prefix): parts for name, parts in wanted.items()}, {}
     for path in _files(folder):
         try:
             file = safe_open(path, "np")  # it reads bfloat16 where ml_dtypes, jax's, is imported
@@ -65,9 +65,9 @@ def read(folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str,
             part[...] = piece
 
 
-def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]], prefix: str) -> None:
+def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]]) -> None:
     """The views as model.safetensors."""
-    tensors = {prefix + name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)) for name, parts in found.items()}
+    tensors = {name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)) for name, parts in found.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # without it transformers refuses the file
 
 
