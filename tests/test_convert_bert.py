@@ -45,6 +45,20 @@ def test_a_checkpoint_computes_what_it_is_published_with_and_goes_back(architect
     assert (tmp_path / "back" / "vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
 
 
+def test_names_of_the_first_published_checkpoints(tmp_path):
+    """They call norms' parameters gamma and beta, and the model after its masked-token head alone."""
+    shutil.copytree(hf.HERE / "BertForPreTraining", tmp_path / "old")
+    weights = load_file(tmp_path / "old/model.safetensors")
+    renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in weights.items()}
+    assert renamed.keys() != weights.keys()
+    save_file(renamed, tmp_path / "old/model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "old/config.json").read_text())
+    (tmp_path / "old/config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    convert.from_hf(tmp_path / "old", tmp_path / "run")
+    expected = dict(np.load(hf.HERE / "BertForPreTraining" / "expected.npz"))
+    equal(tmp_path / "run", expected, expected)
+
+
 def test_a_converted_checkpoint_fills_masks(tmp_path):
     convert.from_hf(hf.HERE / "BertForMaskedLM", tmp_path / "run")
     task, params = workdir.open_run(tmp_path / "run")

@@ -51,7 +51,10 @@ def from_hf(folder, target, overrides=()) -> None:
     named = theirs.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or named[0] not in families:
         raise UserError(f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read")
-    family = families[named[0]]
+    family, there = families[named[0]], tensors.stored(folder).keys()
+    for fuller in families.values():  # published BERTs name themselves after one of their two heads
+        if fuller.task == family.task and fuller.table.keys() > family.table.keys() and fuller.table.keys() - family.table.keys() <= there:
+            family = fuller
     with _appearing(target) as half:
         config = family.to_ours(theirs, folder)
         for key, value in overrides:

@@ -68,7 +68,7 @@ def settled(config, workdir, of_model=()):
         configs.set_key(config, key, value)
     configs.validate(config)
     if "labels" in config.task and not config.task.labels:
-        configs.set_key(config, "task.labels", tuple(before.task.labels if goes_on else make_task(config).names))
+        configs.set_key(config, "task.labels", tuple(before.task.labels if before.task.name == config.task.name else make_task(config).names))  # a head keeps its order
     return config
 
 

@@ -3,6 +3,7 @@ import functools
 import json
 import operator
 import pathlib
+import re
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -43,26 +44,33 @@ def read(folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str,
 
     Raises UserError where tensors are missing, unknown, or of another shape or dtype than floats of 16 or 32 bits.
     """
-    wanted, there = {name.removeprefix(prefix): parts for name, parts in wanted.items()}, {}
-    for path in _files(folder):
-        try:
-            file = safe_open(path, "np")  # it reads bfloat16 where ml_dtypes, jax's, is imported
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: can't be read as safetensors ({error})") from None
-        there |= {name.removeprefix(prefix): (file, name) for name in file.keys()}
+    wanted = {name.removeprefix(prefix): parts for name, parts in wanted.items()}
+    there = {name.removeprefix(prefix): found for name, found in stored(folder).items()}
     unknown = sorted(name for name in there.keys() - wanted.keys() if not name.endswith(ignored))
     for names, what in ((sorted(wanted.keys() - there.keys()), "missing from the weights"), (unknown, "in the weights, but not in this architecture")):
         if names:
             raise UserError(f"{folder}: {what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}")
     for name, parts in wanted.items():
-        file, stored = there[name]
-        about, (*lead, last) = file.get_slice(stored), parts[0].shape
+        file, its_name = there[name]
+        about, (*lead, last) = file.get_slice(its_name), parts[0].shape
         if about.get_shape() != [*lead, last * len(parts)]:
-            raise UserError(f"{folder}: {stored} has shape {tuple(about.get_shape())}, config.json makes it {(*lead, last * len(parts))}")
+            raise UserError(f"{folder}: {its_name} has shape {tuple(about.get_shape())}, config.json makes it {(*lead, last * len(parts))}")
         if about.get_dtype() not in _DTYPES:
-            raise UserError(f"{folder}: {stored} is of dtype {about.get_dtype()}, not of {', '.join(_DTYPES)}")
-        for part, piece in zip(parts, np.split(file.get_tensor(stored), len(parts), axis=-1)):
+            raise UserError(f"{folder}: {its_name} is of dtype {about.get_dtype()}, not of {', '.join(_DTYPES)}")
+        for part, piece in zip(parts, np.split(file.get_tensor(its_name), len(parts), axis=-1)):
             part[...] = piece
+
+
+def stored(folder: pathlib.Path) -> dict[str, tuple]:
+    """{tensor: (the open file it is in, its name there)}; names as they are written today."""
+    found = {}
+    for path in _files(folder):
+        try:
+            file = safe_open(path, "np")  # it reads bfloat16 where ml_dtypes, jax's, is imported
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: can't be read as safetensors ({error})") from None
+        found |= {re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)): (file, name) for name in file.keys()}  # of TensorFlow's time
+    return found
 
 
 def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]]) -> None:
