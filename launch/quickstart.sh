@@ -120,7 +120,7 @@ Learning curves:        $run/curves.png
 What to try next
   $python -m transformer_jax.fill_mask --workdir=$run --text="Raise an [MASK] if the argument is not a [MASK]."
   echo "Open the file." | $python -m transformer_jax.features --workdir=$run --output=states.npz
-  $python -m transformer_jax.train_bert --config=configs/bert/small.py:tiny --workdir=runs/mine \
+  $python -m transformer_jax.train_bert --config=configs/bert/small.py:tiny --workdir=runs/mine \\
       --config.data.train_files='FILE,FILE' --config.data.valid_files=FILE
   $python -m transformer_jax.dry_run --config=configs/bert/large.py --devices=8
   launch/quickstart.sh

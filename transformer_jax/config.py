@@ -268,6 +268,8 @@ def validate(config: ConfigDict) -> None:
     for key in (*fractions, "optimizer.b1", "optimizer.b2"):
         if not 0 <= get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
+    if not 0 < config.optimizer.layer_decay <= 1:
+        raise UserError(f"config.optimizer.layer_decay={config.optimizer.layer_decay}: must be above 0 and at most 1")
     if not 0 <= config.optimizer.final_fraction <= 1:
         raise UserError(f"config.optimizer.final_fraction={config.optimizer.final_fraction}: must be from 0 to 1")
     every, evaluated = config.checkpoint.every, train.eval_every

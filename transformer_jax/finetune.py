@@ -1,4 +1,4 @@
-"""Fine-tunes a pre-trained run: python -m transformer_jax.finetune --config=configs/finetune/sst2.py --config.init_from=DIR --workdir=DIR2
+"""Fine-tunes a pre-trained run: python -m transformer_jax.finetune --config=configs/finetune/glue.py:sst2 --config.init_from=DIR --workdir=DIR2
 
 The model is that of the run (or converted checkpoint) in init_from; --config.model.dropout=0.2 and the like change it. With --seeds=3 there are three
 runs, in DIR2/seed-0 and so on, and the mean and deviation of their last scores are printed as one JSON object.

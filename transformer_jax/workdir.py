@@ -68,8 +68,15 @@ def settled(config, workdir, of_model=()):
         configs.set_key(config, key, value)
     configs.validate(config)
     if "labels" in config.task and not config.task.labels:
-        configs.set_key(config, "task.labels", tuple(before.task.labels if before.task.name == config.task.name else make_task(config).names))  # a head keeps its order
+        configs.set_key(config, "task.labels", tuple(before.task.labels if goes_on else _labels(config, before)))
     return config
+
+
+def _labels(config, before) -> list[str]:
+    """Those of the training examples, in the order of the head the run begins with if that knows them all."""
+    names = make_task(config).names
+    known = [str(label) for label in before.task.labels] if before.task.name == config.task.name else []
+    return known if set(names) <= set(known) else names
 
 
 def train(config, workdir, of_model=()) -> dict[str, float]:

@@ -389,3 +389,17 @@ def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
         tokenizers.trained(Documents(TEXTS), data, 300)
     data.rebuild = True
     assert tokenizers.trained(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe", "characters", "wordpiece"])
+def test_spans_are_where_the_pieces_stand(kind):
+    texts = ["the cat sat on the mat, twice", "caf\u00e9  and\ttea"] * 20
+    tokenizer = tokenizers.train(texts, kind, 300)
+    for text, (ids, spans), same in zip(texts[:2], tokenizer.encode_spans(texts[:2]), tokenizer.encode(texts[:2])):
+        assert ids == same and len(spans) == len(ids) and [a for a, _ in spans] == sorted(a for a, _ in spans)
+        covered = set().union(*(range(a, b) for a, b in spans))
+        assert all(place in covered for place, character in enumerate(text) if not character.isspace())
+        if kind != "byte_bpe":  # whose pieces may be parts of a character
+            words = [text[a:b].strip().lower() for a, b in spans]
+            shown = [piece.replace("\u2581", "").removeprefix("##").strip("\u21b5\u21e5") for piece in tokenizer.pieces(ids)]
+            assert [word.replace("\u00e9", "e").strip() for word in words] == [piece.replace("\u00e9", "e") for piece in shown]

@@ -92,6 +92,42 @@ def test_what_is_pretrained_is_used_unless_told_otherwise(runs, tmp_path):
     assert begun()[300:].std() > 0 and not np.array_equal(begun(train__pretrained=False, train__seed=1)[:300], there)
 
 
+def test_a_head_is_for_its_own_task_and_labels(runs, tmp_path):
+    """A fine-tuned run may begin another: a head that means something else stays behind, one with the same labels goes on, in its order."""
+    first = build(tmp_path / "a", "classification", runs["bert"], train__num_steps=3, task__labels=("dog", "cat"))
+    workdir.train(first, tmp_path / "first")
+    head = workdir.open_run(tmp_path / "first")[1]["head"]["out"]["kernel"]
+
+    def begun(kind, **overrides):
+        run = tmp_path / f"{kind}{len(overrides)}"
+        workdir.train(build(tmp_path / f"b{kind}", kind, tmp_path / "first", train__num_steps=1, optimizer__learning_rate=0.0, **overrides), run)
+        return workdir.open_run(run)
+
+    task, params = begun("classification")
+    assert task.names == ["dog", "cat"]
+    np.testing.assert_array_equal(params["head"]["out"]["kernel"], head)
+    for kind, overrides in (("pairs", {}), ("span", {}), ("classification", dict(task__labels=("cat", "dog")))):
+        assert not np.array_equal(begun(kind, **overrides)[1]["head"]["out"]["kernel"], head)
+
+
+def test_new_tokens_begin_as_initialised_in_a_padded_vocabulary(runs, tmp_path):
+    from tests.conftest import build_gpt
+    from transformer_jax.training.state import init_params
+
+    before = workdir.make_task(build_gpt(tmp_path / "gpt", model__vocab_multiple=64))
+    (tmp_path / "padded").mkdir()
+    workdir.create(tmp_path / "padded", before, init_params(before))
+    workdir.train(build(tmp_path, "classification", tmp_path / "padded", train__num_steps=1, optimizer__learning_rate=0.0), tmp_path / "run")
+    table = workdir.open_run(tmp_path / "run")[1]["token_embed"]["embedding"]
+    assert table.shape[0] == 320 and np.abs(table[300:303]).min(axis=-1).all() and not table[303:].any()
+
+
+def test_words_keep_their_spaces_for_a_gpt(runs, tmp_path):
+    task = workdir.make_task(workdir.settled(build(tmp_path, "tagging", runs["gpt"]), tmp_path / "none"))
+    part, = task._parts([(("the", "cat", "sat"), [0, 0, 0])])
+    assert task.tokenizer.decode([part.ids]) == ["the cat sat"]
+
+
 def test_a_frozen_encoder_stays_as_it_was(runs, tmp_path):
     workdir.train(build(tmp_path, "tagging", runs["bert"], train__num_steps=3, task__frozen=True), tmp_path / "run")
     after, before = workdir.open_run(tmp_path / "run")[1], workdir.open_run(runs["bert"])[1]
@@ -164,6 +200,19 @@ WRONG = [  # kind, file, its content, keys, message
     ("classification", "train.tsv", "cat\tthe cat\ncat\tthe dog\n", {}, "only one label, 'cat'"),
     ("classification", "train.tsv", "label\ttext\ncat\tthe cat\n", dict(task__text="words", task__label="label"), "train.tsv:1: no column 'words' in the header: label, text"),
     ("classification", "train.tsv", "", {}, "the file is empty"),
+    ("classification", "train.tsv", "cat\tx\n\ndog\ty\n", {}, "train.tsv:2: an empty line"),
+    ("classification", "train.tsv", "cat\tx\n", dict(task__label="0"), "columns are numbered from 1"),
+    ("regression", "train.csv", "text,score\n", {}, "no example in it"),
+    ("regression", "train.csv", "text,score\na,nan\n", {}, "train.csv:2: the label 'nan'"),
+    ("regression", "train.csv", 'text,score\n"a\nb",1\nc,d,2\n', {}, "train.csv:4: 3 columns, the header has 2"),
+    ("regression", "train.csv", 'text,score\n"a,1\n', {}, "train.csv:2: not CSV"),
+    ("pairs", "train.jsonl", "\n", {}, "no label in the training examples"),
+    ("pairs", "train.jsonl", '{"a": null, "b": "x", "same": 1}\n', {}, "train.jsonl:1: 'a' is null"),
+    ("tagging", "train.conll", "the x O\ncat O\n", {}, "train.conll:2: 2 columns, 3 before"),
+    ("tagging", None, "", dict(task__features="last", task__lstm_width=3), "config.task.lstm_width=3"),
+    ("span", None, "", dict(task__n_best=0), "config.task.n_best=0"),
+    ("classification", None, "", dict(task__head_dropout=1.0), "head_dropout=1.0"),
+    ("span", "train.json", '{"data": [{"paragraphs": [{"context": "the cat", "qas": [{"id": "7", "question": null, "answers": []}]}]}]}', {}, "question 7: question, context"),
     ("classification", "train.tsv", "cat\tx\n", dict(task__text="text"), "either all are names"),
     ("regression", "train.csv", "text,score\nthe cat,high\n", {}, "train.csv:2: the label 'high' is no number"),
     ("pairs", "train.jsonl", '{"a": "x"}\n', {}, "train.jsonl:1: no key 'b'"),

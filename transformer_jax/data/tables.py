@@ -36,28 +36,20 @@ class Table:
                 yield from self._lines(path)
 
     def _lines(self, path: str) -> Iterator[Record]:
-        lines = sources.text_lines(path)
-        rows = csv.reader(lines) if path.endswith(".csv") else (line.split("\t") for line in lines)
-        places, first = self._places([], path), 1
-        if places is None:
-            places, first = self._places(next(rows, []), path), 2
-        for number, row in enumerate(rows, first):
-            if row in ([], [""]):  # a last empty line is no row
+        header, places = None, [int(column) - 1 for column in self.columns if column.isdecimal()]
+        for number, row in _split(path):
+            if row == [""]:
+                raise UserError(f"{path}:{number}: an empty line")
+            if not places:
+                header = row
+                if missing := [column for column in self.columns if column not in header]:
+                    raise UserError(f"{path}:{number}: no column {missing[0]!r} in the header: {', '.join(header[:12])} (tables without one: numbers from 1)")
+                places = [header.index(column) for column in self.columns]
                 continue
-            if max(places) >= len(row):
-                raise UserError(f"{path}:{number}: {len(row)} column{'s' * (len(row) > 1)}, column {max(places) + 1} is asked for")
+            if max(places) >= len(row) or (header and len(row) != len(header)):
+                asked = f"the header has {len(header)}" if header else f"column {max(places) + 1} is asked for"
+                raise UserError(f"{path}:{number}: {len(row)} column{'s' * (len(row) > 1)}, {asked}")
             yield Record(f"{path}:{number}", tuple(row[place] for place in places))
-
-    def _places(self, header: list[str], path: str) -> list[int] | None:
-        """Where the columns stand; None where names need a header that has not been read."""
-        if all(column.isdecimal() for column in self.columns):
-            return [int(column) - 1 for column in self.columns]
-        if header:
-            for column in self.columns:
-                if column not in header:
-                    raise UserError(f"{path}:1: no column {column!r} in the header: {', '.join(header[:12])} (tables without one: numbers from 1)")
-            return [header.index(column) for column in self.columns]
-        return None
 
     def _objects(self, path: str) -> Iterator[Record]:
         for number, line in enumerate(sources.text_lines(path), 1):
@@ -70,7 +62,23 @@ class Table:
             if not isinstance(found, dict) or any(column not in found for column in self.columns):
                 missing = [column for column in self.columns if not isinstance(found, dict) or column not in found]
                 raise UserError(f"{path}:{number}: no key {missing[0]!r}")
+            for column in self.columns:
+                if not isinstance(found[column], (str, int, float)):
+                    raise UserError(f"{path}:{number}: {column!r} is {json.dumps(found[column])[:40]}, neither text nor a number")
             yield Record(f"{path}:{number}", tuple(str(found[column]) for column in self.columns))
+
+
+def _split(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Each row with the number of its last line."""
+    if not path.endswith(".csv"):
+        yield from enumerate((line.split("\t") for line in sources.text_lines(path)), 1)
+        return
+    reader = csv.reader(sources.text_lines(path, keep_ends=True), strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row or [""]
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: not CSV ({error})") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +118,8 @@ def table(data, split: str, columns: Sequence[str]) -> Table | TfdsTable | None:
         if split == "train":
             raise UserError("config.data names no training examples: give config.data.train_files, or config.data.tfds_name and tfds_dir")
         return None
+    if "0" in columns:
+        raise UserError("column '0': columns are numbered from 1")
     if mixed := [column for column in columns if column.isdecimal() != columns[0].isdecimal()]:
         raise UserError(f"columns {columns[0]!r} and {mixed[0]!r}: either all are names in a header, or all are numbers from 1")
     return Table(tuple(documents.paths(f"config.data.{key}", data[key])), tuple(columns))
@@ -128,7 +138,7 @@ class Conll:
     def __iter__(self) -> Iterator[Record]:
         """`values` are (words, tags)."""
         for path in self.paths:
-            words, tags, first = [], [], 1
+            words, tags, first, width = [], [], 1, 0
             for number, line in enumerate(sources.text_lines(path), 1):
                 line = line.strip("\ufeff")  # also inside some published files
                 if not line.strip() or line.startswith("-DOCSTART-"):
@@ -139,6 +149,9 @@ class Conll:
                 columns = line.split("\t") if "\t" in line else line.split(" ")
                 if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
                     raise UserError(f"{path}:{number}: a word and its tag are asked for, in columns")
+                width = width or len(columns)
+                if len(columns) != width:
+                    raise UserError(f"{path}:{number}: {len(columns)} columns, {width} before")
                 words.append(columns[0].removeprefix(self.prefix))
                 tags.append(columns[-1].strip())
             if words:
@@ -165,7 +178,9 @@ class Squad:
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}: not in SQuAD's form ({type(error).__name__}: {error})") from None
             for number, question, context, answers in found:
+                if not all(isinstance(text, str) for text in (question, context, *(text for text, _ in answers))) or not all(isinstance(start, int) for _, start in answers):
+                    raise UserError(f"{path}: question {number}: question, context and answers are texts, answer_start is a whole number")
                 for text, start in answers:
-                    if context[start:start + len(text)] != text:
+                    if not text or context[start:start + len(text)] != text:
                         raise UserError(f"{path}: question {number}: the answer {text[:40]!r} is not at character {start} of its context")
                 yield Record(f"{path}: question {number}", (number, question, context, answers))

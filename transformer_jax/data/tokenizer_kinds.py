@@ -1,6 +1,7 @@
 """Kinds of tokenizers behind one interface: text to ids and back."""
 import hashlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -108,6 +109,10 @@ class SentencePiece(Tokenizer):
 
     def encode(self, texts):
         return self._processor.encode(texts, num_threads=os.cpu_count())
+
+    def encode_spans(self, texts):
+        ends = [itertools.accumulate(map(len, pieces), initial=0) for pieces in self._processor.encode(texts, out_type=str)]  # trained on documents, it changes no character
+        return [(ids, list(itertools.pairwise(each))) for ids, each in zip(self.encode(texts), ends)]
 
     def decode(self, ids):
         return self._processor.decode([_known(self, each) for each in ids])
@@ -264,6 +269,9 @@ class Characters(Tokenizer):
 
     def encode(self, texts):
         return [self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].tolist() for text in texts]
+
+    def encode_spans(self, texts):
+        return [(ids, [(place, place + 1) for place in range(len(ids))]) for ids in self.encode(texts)]
 
     def decode(self, ids):
         return ["".join(self._characters[i] for i in _known(self, each)) for each in ids]

@@ -58,6 +58,10 @@ class FineTuning:
         self.encoder = Encoder(self.model)
         if self.lm_weight and self.encoder.bidirectional:
             raise UserError(f"config.task.lm_weight={self.lm_weight}: {self.config.model.name} is no language model")
+        if self.lm_weight and self.frozen:
+            raise UserError(f"config.task.lm_weight={self.lm_weight}: a frozen model learns nothing by it")
+        if self.lm_weight < 0 or not 0 <= self.head_dropout < 1:
+            raise UserError(f"config.task.lm_weight={self.lm_weight}, head_dropout={self.head_dropout}: at least 0, the latter below 1")
         if not 8 <= self.length <= self.model.max_length:
             raise UserError(f"config.task.length={self.length}: must be from 8 to config.model.max_length={self.model.max_length}")
         self._known = {}
@@ -111,10 +115,10 @@ class FineTuning:
     def _examples(self, split: str) -> list | None:
         if split not in self._known:
             records = self.read(split)
+            if records is not None and next(iter(records), None) is None:
+                raise UserError(f"config.data.{split}_files: no example in it")
             self._known[split] = found = None if records is None else self.examples(records)
             if found is not None:
-                if not found:
-                    raise UserError(f"config.data.{split}_files: no example in it")
                 say(f"{split}: {len(found):,} examples")
         return self._known[split]
 
@@ -152,7 +156,7 @@ class FineTuning:
         """(the head's outputs (rows, ...), hidden states (rows, L, M)) of arrays (..., L), all leading axes being rows."""
         batch = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ROW}
         ours, theirs = jax.random.split(rng) if train else (None, None)
-        hidden = self.encoder.hidden(params, batch, theirs, train)
+        hidden = self.encoder.hidden(params, batch, theirs, train and not self.frozen)
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
         vector = self.encoder.summary(params, hidden, batch) if self.summarises else hidden
         return self.head().apply({"params": params["head"]}, vector, train=train, rngs={"dropout": ours} if train else None), hidden

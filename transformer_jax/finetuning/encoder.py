@@ -25,6 +25,8 @@ class Encoder:
     def marks(self, tokenizer) -> tuple[int, int, int]:
         """The ids that begin a row, stand between its texts, and end it. Raises UserError where the tokenizer has none such."""
         if not self.bidirectional:
+            if tokenizer.vocab_size > self.model.vocab_size - 3:
+                raise UserError(f"config.model.vocab_size={self.model.vocab_size}: no room for start, delimiter and extract behind the tokenizer's {tokenizer.vocab_size} tokens")
             return tuple(range(self.model.vocab_size - 3, self.model.vocab_size))
         if not hasattr(tokenizer, "cls_id"):
             raise UserError(f"config.model.name={self.model.__class__.__name__.lower()!r} needs a WordPiece tokenizer")

@@ -32,10 +32,10 @@ def matthews(labels: np.ndarray, found: np.ndarray) -> float:
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, first word, behind the last) of the entities, in any of IOB1, IOB2 and BIOES, as conlleval finds them."""
+    """(type, first word, behind the last) of the entities, in any of IOB1, IOB2 and BIOES, as conlleval finds them; equal neighbours among other tags are one."""
     found, start, before = [], None, ("O", "")
     for place, tag in enumerate([*tags, "O"]):
-        mark, _, kind = tag.partition("-") if tag != "O" else ("O", "", "")
+        mark, _, kind = tag.partition("-") if re.match(r"[BIES](-|$)", tag) else ("O" if tag == "O" else "I", "", tag)
         continues = mark in ("I", "E") and before[0] in ("B", "I") and kind == before[1]
         if start is not None and not continues:
             found.append((before[1], start, place))

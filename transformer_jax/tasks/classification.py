@@ -1,5 +1,7 @@
 """Classifying a text or a pair of texts, and giving them a number (Devlin et al. 2018, figure 4a and b; Radford et al. 2018, figure 1)."""
+import contextlib
 import dataclasses
+import math
 from functools import cached_property
 
 import jax
@@ -42,7 +44,10 @@ class Classification(FineTuning):
             return []
         if self.labels:
             return [str(label) for label in self.labels]
-        return sorted({record.values[-1] for record in self.read("train")})
+        names = sorted({record.values[-1] for record in self.read("train")})
+        if len(names) < 2:
+            raise UserError(f"config.task.label={self.label}: {f'only one label, {names[0]!r},' if names else 'no label'} in the training examples")
+        return names
 
     def examples(self, records):
         records = list(records)
@@ -55,18 +60,16 @@ class Classification(FineTuning):
     def _number(self, record) -> float | int:
         label = record.values[-1]
         if self.regression:
-            try:
-                return float(label)
-            except ValueError:
-                raise UserError(f"{record.where}: the label {label!r} is no number") from None
+            with contextlib.suppress(ValueError):
+                if math.isfinite(value := float(label)):
+                    return value
+            raise UserError(f"{record.where}: the label {label!r} is no number")
         if label not in self._index:
             raise UserError(f"{record.where}: unknown label {label!r}; there are: {', '.join(self.names[:20])}")
         return self._index[label]
 
     @cached_property
     def _index(self) -> dict[str, int]:
-        if len(self.names) < 2:
-            raise UserError(f"config.task.label={self.label}: only one label, {self.names[0]!r}, in the training examples")
         return {name: number for number, name in enumerate(self.names)}
 
     def _encoded(self, texts):
@@ -114,6 +117,8 @@ class Classification(FineTuning):
     def scores(self, examples, outputs):
         outputs, labels = outputs.sum(axis=1), np.array([example[-1] for example in examples])
         if self.regression:
+            if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:  # nothing varies
+                return {"pearson": 0.0, "spearman": 0.0}
             return {"pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]), "spearman": float(scipy.stats.spearmanr(labels, outputs[:, 0])[0])}
         found = outputs.argmax(axis=-1)
         return {"accuracy": scores.accuracy(labels, found), "f1": scores.f1(labels, found, len(self.names)), "matthews": scores.matthews(labels, found)}

@@ -52,6 +52,8 @@ class Span(FineTuning):
 
     def __post_init__(self):
         super().__post_init__()
+        if min(self.n_best, self.max_answer, self.max_question) < 1:
+            raise UserError(f"config.task.n_best={self.n_best}, max_answer={self.max_answer}, max_question={self.max_question}: each is at least 1")
         if not 1 <= self.stride <= self.length - self.max_question - 3:
             raise UserError(f"config.task.stride={self.stride}: from 1 to config.task.length - max_question - 3 = {self.length - self.max_question - 3}, "
                             "or parts of a context would leave gaps")

@@ -50,6 +50,8 @@ class Tagging(FineTuning):
         super().__post_init__()
         if self.features and not self.encoder.bidirectional:
             raise UserError(f"config.task.features={self.features}: for bert, not {self.config.model.name}")
+        if self.lstm_width < 2 or self.lstm_width % 2:
+            raise UserError(f"config.task.lstm_width={self.lstm_width}: two directions share it evenly")
         if self.features.endswith("four") and self.model.num_layers < 4:
             raise UserError(f"config.task.features={self.features}: this model has {self.model.num_layers} layers")
 
@@ -73,7 +75,8 @@ class Tagging(FineTuning):
         return self._parts(found)
 
     def _parts(self, sentences) -> list[_Part]:
-        pieces = iter(self.tokenizer.encode([word for words, _ in sentences for word in words]))
+        spaced = lambda words: words if self.encoder.bidirectional else [words[0], *(f" {word}" for word in words[1:])]  # WordPiece knows words, others spaces
+        pieces = iter(self.tokenizer.encode([word for words, _ in sentences for word in spaced(words)]))
         found = []
         for number, (words, tags) in enumerate(sentences):
             ids, places, start = [], [], 0

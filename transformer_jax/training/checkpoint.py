@@ -77,19 +77,20 @@ class Checkpoints:
         """The parameters alone, laid out as `abstract_params` says."""
         return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params))).params
 
-    def compare(self, abstract_params, step: int) -> tuple[list[str], list[str], list[str]]:
+    def compare(self, abstract_params, step: int, without: str | None = None) -> tuple[list[str], list[str], list[str]]:
         """Names of the parameters that a step and `abstract_params` share, that the latter alone has, and that it lacks.
 
-        Raises UserError where a tensor has another shape there; only the vocabulary may have grown.
+        Names that begin with `without` count as not shared. Raises UserError where a tensor has another shape there; only the vocabulary may have grown.
         """
         wanted, there = _by_name(abstract_params), _by_name(self._stored(step))
-        for name in sorted(wanted.keys() & there.keys()):
+        shared = {name for name in wanted.keys() & there.keys() if without is None or not name.startswith(without)}
+        for name in sorted(shared):
             if tuple(wanted[name].shape) != tuple(there[name].shape) and not _grown(name, there[name].shape, wanted[name].shape):
                 raise UserError(f"{self.folder}: {name} has shape {tuple(there[name].shape)} there, {tuple(wanted[name].shape)} in this config's model")
-        return sorted(wanted.keys() & there.keys()), sorted(wanted.keys() - there.keys()), sorted(there.keys() - wanted.keys())
+        return sorted(shared), sorted(wanted.keys() - shared), sorted(there.keys() - shared)
 
-    def restore_some(self, abstract_params, step: int) -> dict:
-        """{name: array} of the parameters of a step that `abstract_params` has too, laid out as it says; a smaller vocabulary on one device."""
+    def restore_some(self, abstract_params, step: int, chosen: list[str]) -> dict:
+        """{name: array} of the `chosen` parameters of a step, laid out as `abstract_params` says; a smaller vocabulary on one device."""
         wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
         def place(path, leaf):
@@ -98,7 +99,7 @@ class Checkpoints:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=like.sharding if same else here)
 
         found = _by_name(self.restore_params(jax.tree_util.tree_map_with_path(place, self._stored(step), is_leaf=_is_leaf), step))
-        return {name: found[name] for name in wanted.keys() & found.keys()}
+        return {name: found[name] for name in chosen}
 
     def _stored(self, step: int):
         """The tree of a step's parameters, with shapes and dtypes."""

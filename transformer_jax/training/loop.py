@@ -129,24 +129,25 @@ def _start(task, program, checkpoints):
 
 
 def initial_checkpoint(config, program):
-    """The best checkpoint of the run `config.init_from`: (checkpoints, step, tensors new in this model, tensors it lacks).
+    """The best checkpoint of the run `config.init_from`: (checkpoints, step, tensors to restore, new in this model, that it lacks, tokens it knows).
 
-    Raises UserError where its tensors do not fit this model's.
+    Raises UserError where its tensors do not fit this model's. A head of fine-tuning is restored for its own task and labels only.
     """
     folder = pathlib.Path(config.init_from).expanduser()
-    its_own = ConfigDict(json.loads((folder / "config.json").read_text())["config"]["checkpoint"])
-    there = Checkpoints(folder / "checkpoints", its_own, read_only=True)
-    step = there.pick("best")
-    shared, new, dropped = there.compare(program.state.params, step)
+    before = ConfigDict(json.loads((folder / "config.json").read_text())["config"])
+    there = Checkpoints(folder / "checkpoints", before.checkpoint, read_only=True)
+    step, plain = there.pick("best"), lambda section, key: json.dumps(section.get(key))
+    other_task = any(plain(before.task, key) != plain(config.task, key) for key in ("name", "labels", "regression"))
+    shared, new, dropped = there.compare(program.state.params, step, without="head/" if other_task else None)
     if not shared:
         raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
-    return there, step, new, dropped
+    return there, step, shared, new, dropped, before.model.vocab_size
 
 
 def _initial_params(config, program, params):
     """`params` with those of the run `config.init_from` in their place, and a word on what was found there."""
-    there, step, new, dropped = initial_checkpoint(config, program)
-    found = there.restore_some(program.state.params, step)
+    there, step, shared, new, dropped, known = initial_checkpoint(config, program)
+    found = there.restore_some(program.state.params, step, shared)
     say(f"from {there.folder / str(step)}: {len(found)} tensors restored")
     for names, what in ((new, "new, as initialised"), (dropped, "dropped, not in this model")):
         if names:
@@ -154,11 +155,11 @@ def _initial_params(config, program, params):
 
 
     def begun(path, leaf):
-        value = found.get("/".join(optimizer.names(path)), leaf)
-        if value.shape == leaf.shape:
-            return value
-        value = np.asarray(value)  # of a vocabulary that has grown; each device takes its part
-        return jax.jit(lambda leaf: leaf.at[: len(value)].set(value), out_shardings=leaf.sharding)(leaf)
+        name = "/".join(optimizer.names(path))
+        if name == "token_embed/embedding" and name in found and known < config.model.vocab_size:  # new tokens begin as initialised
+            put = jax.jit(lambda leaf, value: leaf.at[: len(value)].set(value), out_shardings=leaf.sharding)
+            return put(leaf, np.asarray(found[name])[:known])
+        return found.get(name, leaf)
 
     return jax.tree_util.tree_map_with_path(begun, params)
 
