@@ -3,7 +3,7 @@
 python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=runs/bert
 python -m transformer_jax.fill_mask --workdir=runs/bert --text="Return the [MASK] of the list."
 
-Held-out documents after three minutes on two CPU cores: 21 % of masked tokens (always the most frequent one: 5.5 %), 64 % of pairs. Rows are short at first, weights larger
+Held-out documents after three minutes on two CPU cores: 21 % of masked tokens (always the most frequent one: 5.7 %), 66 % of pairs. Rows are short at first, weights larger
 and the second task lighter than published: so a narrow model sooner finds out what neighbours are for (without all three it stays below 16 %).
 """
 from transformer_jax.config import experiment
