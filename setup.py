@@ -22,6 +22,7 @@ BASE = [
     "sacrebleu>=2.4,<3",
     "sacremoses>=0.1.1,<0.2",  # Moses tokenisation, for BLEU as the 2017 paper counted it
     "safetensors>=0.5,<1",
+    "scipy>=1.13,<2",
     "sentencepiece>=0.2.3,<0.3",
     "tensorboardX>=2.6.2.2,<3",
     "tensorflow-datasets>=4.9.10,<5",

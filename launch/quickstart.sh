@@ -5,7 +5,7 @@
 #   launch/quickstart.sh gpt        # a language model of Python, on the standard library's sources
 #   launch/quickstart.sh bert       # an encoder of English, on the standard library's documentation strings
 #
-# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart and runs/quickstart_gpt, runs/quickstart_bert (or in $2).
+# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart, runs/quickstart_gpt or runs/quickstart_bert (or in $2).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

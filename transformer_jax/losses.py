@@ -92,6 +92,11 @@ def _chunk(table, bias, smoothing, want_grads, hidden, labels, weights):
     return sums, d_hidden, (d_table, None if bias is None else d_logits.sum((0, 1), dtype=jnp.float32))
 
 
+def label_nll(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """-log softmax(logits)[label] where classes are few: (..., C) float32, (...) int32 -> (...)."""
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+
+
 def token_log_probs(hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """log softmax(hidden table^T + bias)[label], float32 (B, L), and whether the label is the likeliest, bool (B, L); row by row."""
     def row(inputs):

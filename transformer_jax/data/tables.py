@@ -110,19 +110,27 @@ def _shown(value, names: Sequence[str] | None, where: str) -> str:
 
 def table(data, split: str, columns: Sequence[str]) -> Table | TfdsTable | None:
     """The examples of a split that `config.data` names; None if it names none. Raises UserError where files are not there."""
-    key = f"{split}_files"
-    if data.tfds_name and not data[key]:
+    if data.tfds_name and not data[f"{split}_files"]:
         folder = sources.tfds_folder(data, split)
         return folder and TfdsTable(*folder, tuple(columns))
-    if not data[key]:
-        if split == "train":
-            raise UserError("config.data names no training examples: give config.data.train_files, or config.data.tfds_name and tfds_dir")
+    paths = files(data, split)
+    if paths is None:
         return None
     if "0" in columns:
         raise UserError("column '0': columns are numbered from 1")
     if mixed := [column for column in columns if column.isdecimal() != columns[0].isdecimal()]:
         raise UserError(f"columns {columns[0]!r} and {mixed[0]!r}: either all are names in a header, or all are numbers from 1")
-    return Table(tuple(documents.paths(f"config.data.{key}", data[key])), tuple(columns))
+    return Table(paths, tuple(columns))
+
+
+def files(data, split: str) -> tuple[str, ...] | None:
+    """The files of a split; None if none are named. Raises UserError where they are not there, or there is nothing to train on."""
+    key = f"{split}_files"
+    if data[key]:
+        return tuple(documents.paths(f"config.data.{key}", data[key]))
+    if split == "train":
+        raise UserError("config.data names no training examples: give config.data.train_files")
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Choosing one of several continuations (Devlin et al. 2018, section 4.4; Radford et al. 2018, figure 1)."""
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from transformer_jax.config import UserError
 from transformer_jax.data import tables
@@ -11,6 +11,7 @@ from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.layers.heads import Head
+from transformer_jax.losses import label_nll
 
 
 @dataclasses.dataclass
@@ -66,18 +67,17 @@ class Choice(FineTuning):
 
     def objective(self, outputs, batch):
         logits, there = outputs.reshape(-1, len(self.choices)), self.counted(batch)
-        nll, count = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, batch["label"][:, None], axis=-1)[:, 0], there.sum(dtype=jnp.int32)
+        count = there.sum(dtype=jnp.int32)
         right = jnp.sum((logits.argmax(axis=-1) == batch["label"]) & there, dtype=jnp.float32)
-        return jnp.sum(nll * there), count, {"accuracy": (right, count)}
+        return jnp.sum(label_nll(logits, batch["label"]) * there), count, {"accuracy": (right, count)}
 
     def scores(self, examples, outputs):
         return {"accuracy": scores.accuracy([label for _, label in examples], outputs[..., 0].argmax(axis=-1))}
 
     def shown(self, example, outputs):
         logits = outputs[:, 0]
-        probabilities = np.exp(logits - np.logaddexp.reduce(logits))
         number = int(logits.argmax()) + self.first
-        return str(number), {"choice": number, "probabilities": [float(p) for p in probabilities]}
+        return str(number), {"choice": number, "probabilities": [float(p) for p in scipy.special.softmax(logits)]}
 
     def asked(self, lines):
         """A context and its choices, separated by tabs."""

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from functools import cached_property
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 import scipy.stats
 
 from transformer_jax.config import UserError
@@ -15,6 +15,7 @@ from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.layers.heads import Head
+from transformer_jax.losses import label_nll
 
 
 @dataclasses.dataclass
@@ -106,9 +107,8 @@ class Classification(FineTuning):
         count = there.sum(dtype=jnp.int32)
         if self.regression:
             return jnp.sum(jnp.square(outputs[:, 0] - batch["value"]) * there), count, {}
-        nll = jax.nn.logsumexp(outputs, axis=-1) - jnp.take_along_axis(outputs, batch["label"][:, None], axis=-1)[:, 0]
         right = jnp.sum((outputs.argmax(axis=-1) == batch["label"]) & there, dtype=jnp.float32)
-        return jnp.sum(nll * there), count, {"accuracy": (right, count)}
+        return jnp.sum(label_nll(outputs, batch["label"]) * there), count, {"accuracy": (right, count)}
 
     def _added(self, outputs):
         """The head is linear: the outputs of both orders add up as their vectors would."""
@@ -127,9 +127,8 @@ class Classification(FineTuning):
         outputs = outputs.sum(axis=0)
         if self.regression:
             return f"{outputs[0]:.4f}", {"value": float(outputs[0])}
-        probabilities = np.exp(outputs - np.logaddexp.reduce(outputs))
         label = self.names[int(outputs.argmax())]
-        return label, {"label": label, "probabilities": dict(zip(self.names, map(float, probabilities)))}
+        return label, {"label": label, "probabilities": dict(zip(self.names, map(float, scipy.special.softmax(outputs))))}
 
     def asked(self, lines):
         """A text a line; pairs are separated by a tab."""

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from transformer_jax import metrics
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import documents, masking, rows, sentence_pairs, tokenizers, windows
-from transformer_jax.losses import cross_entropy
+from transformer_jax.losses import cross_entropy, label_nll
 from transformer_jax.progress import track
 
 _EVALUATED = 2_000  # rows of an evaluation at least: a small text is gone through several times, with other pairs and masks
@@ -120,8 +120,7 @@ class MaskedLM:
         if not self.next_sentence:
             return {"mlm": mlm}, found
         logits, there, label = apply(hidden, method="next_logits"), filled[:, 0], 1 - batch["follows"]
-        nll = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0]
-        nsp, examples = jnp.sum(nll * there), there.sum(dtype=jnp.int32)
+        nsp, examples = jnp.sum(label_nll(logits, label) * there), there.sum(dtype=jnp.int32)
         right = jnp.sum((logits.argmax(axis=-1) == label) & there, dtype=jnp.float32)
         return {"mlm": mlm, "nsp": nsp}, found | {"nsp_loss": (nsp, examples), "nsp_accuracy": (right, examples)}
 

@@ -3,15 +3,16 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data import documents, tables
+from transformer_jax.data import tables
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.layers.heads import Head
+from transformer_jax.losses import label_nll
 
 _NEVER = -1e9  # logit of what can't be chosen
 
@@ -59,10 +60,8 @@ class Span(FineTuning):
                             "or parts of a context would leave gaps")
 
     def read(self, split):
-        named = self.config.data[f"{split}_files"]
-        if not named and split == "train":
-            raise UserError("config.data names no training examples: give config.data.train_files")
-        return tables.Squad(tuple(documents.paths(f"config.data.{split}_files", named))) if named else None
+        paths = tables.files(self.config.data, split)
+        return paths and tables.Squad(paths)
 
     def examples(self, records):
         records = list(records)
@@ -113,11 +112,10 @@ class Span(FineTuning):
     def objective(self, outputs, batch):
         there = self.counted(batch)
         logits = jnp.where(batch["segment_ids"][..., None] > 0, outputs, _NEVER)
-        labels = jnp.stack([batch["first"], batch["last"]], axis=-1)[:, None]
-        nll = jax.nn.logsumexp(logits, axis=1) - jnp.take_along_axis(logits, labels, axis=1)[:, 0]
+        logits, labels = jnp.moveaxis(logits, 1, 2), jnp.stack([batch["first"], batch["last"]], axis=-1)  # (rows, first and last, L)
         count = there.sum(dtype=jnp.int32)
-        right = jnp.sum((logits.argmax(axis=1) == labels[:, 0]).all(axis=-1) & there, dtype=jnp.float32)
-        return jnp.sum(nll.mean(axis=-1) * there), count, {"accuracy": (right, count)}
+        right = jnp.sum((logits.argmax(axis=-1) == labels).all(axis=-1) & there, dtype=jnp.float32)
+        return jnp.sum(label_nll(logits, labels).mean(axis=-1) * there), count, {"accuracy": (right, count)}
 
     def scores(self, examples, outputs):
         found = [(parts[0][0].answers, self._answer(parts)[0]) for parts in _by_question(zip(examples, outputs))]
@@ -132,8 +130,7 @@ class Span(FineTuning):
             best.setdefault(text, score)
         null = min(outputs[0][self._null(example)].sum() for example, outputs in parts)
         candidates = [*best.items(), *([("", float(null))] if self.unanswerable or not best else [])]
-        logits = np.array([score for _, score in candidates])
-        probabilities = np.exp(logits - np.logaddexp.reduce(logits))
+        probabilities = scipy.special.softmax([score for _, score in candidates])
         ranked = sorted(zip((text for text, _ in candidates), map(float, probabilities)), key=lambda pair: -pair[1])
         refused = not best or (self.unanswerable and null - spans[0][0] > self.null_threshold)
         return "" if refused else spans[0][1], ranked

@@ -6,12 +6,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data import documents, tables
+from transformer_jax.data import tables
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.layers.heads import Head, RecurrentHead
+from transformer_jax.losses import label_nll
 
 _FEATURES = {  # layers, from 0, the embeddings; whether they are concatenated, not summed
     "embeddings": (slice(0, 1), False), "second-to-last": (slice(-2, -1), False), "last": (slice(-1, None), False), "sum-last-four": (slice(-4, None), False),
@@ -56,10 +58,8 @@ class Tagging(FineTuning):
             raise UserError(f"config.task.features={self.features}: this model has {self.model.num_layers} layers")
 
     def read(self, split):
-        named = self.config.data[f"{split}_files"]
-        if not named and split == "train":
-            raise UserError("config.data names no training examples: give config.data.train_files")
-        return tables.Conll(tuple(documents.paths(f"config.data.{split}_files", named)), self.prefix) if named else None
+        paths = tables.files(self.config.data, split)
+        return paths and tables.Conll(paths, self.prefix)
 
     @cached_property
     def names(self) -> list[str]:
@@ -126,9 +126,8 @@ class Tagging(FineTuning):
 
     def objective(self, outputs, batch):
         asked, count = batch["asked"], batch["asked"].sum(dtype=jnp.int32)
-        nll = jax.nn.logsumexp(outputs, axis=-1) - jnp.take_along_axis(outputs, batch["labels"][..., None], axis=-1)[..., 0]
         right = jnp.sum((outputs.argmax(axis=-1) == batch["labels"]) * asked, dtype=jnp.float32)
-        return jnp.sum(nll * asked), count, {"accuracy": (right, count)}
+        return jnp.sum(label_nll(outputs, batch["labels"]) * asked), count, {"accuracy": (right, count)}
 
     def _found(self, example, outputs) -> list[str]:
         return [self.names[tag] for tag in outputs[0][example.places].argmax(axis=-1)]
@@ -143,7 +142,7 @@ class Tagging(FineTuning):
 
     def shown(self, example, outputs):
         tags, logits = self._found(example, outputs), outputs[0][example.places]
-        probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)).max(axis=-1)
+        probabilities = scipy.special.softmax(logits, axis=-1).max(axis=-1)
         return " ".join(tags), {"words": list(example.words), "tags": tags, "probabilities": [float(p) for p in probabilities]}
 
     def asked(self, lines):
