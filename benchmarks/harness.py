@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 
+from transformer_jax import cli
+
 
 def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str]) -> None:
     """Runs the cases (tiny -> rows) that --case picks. A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better)."""
+    cli.use_huge_pages()  # for the peers, too
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write machine, versions, command and rows to this file")
     parser.add_argument("--case", choices=list(cases), action="append", help="only this case; may be given several times")

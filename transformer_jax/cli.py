@@ -1,5 +1,6 @@
 """The command line: flags, exit codes, and one clear line for every mistake."""
 import os
+import platform
 import sys
 from collections.abc import Callable
 
@@ -51,6 +52,7 @@ _overrides: list[tuple[str, str]] = []
 
 def run(main: Callable[[], None]) -> None:
     """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+    use_huge_pages()
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
@@ -108,6 +110,18 @@ def _take_overrides(argv: list[str]) -> list[str]:
                 raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE")
         _overrides.append((key, value))
     return kept
+
+
+def use_huge_pages() -> None:
+    """Starts this program again under a malloc that asks for huge pages and keeps what it got, where that is to be had (glibc from 2.35).
+
+    XLA on CPU allocates its buffers anew at each step: by pages of 4 kB their faults take a third of the time (fine-tuning a BERT of
+    3 layers of 192 on rows of 256, two cores: 5,800 -> 9,400 tokens/s). The setting is read at a program's start alone.
+    """
+    library, version = platform.libc_ver()
+    if library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35) and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _set_up_jax() -> None:
