@@ -2,6 +2,7 @@
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable
 
 from absl import flags
@@ -53,6 +54,7 @@ _overrides: list[tuple[str, str]] = []
 def run(main: Callable[[], None]) -> None:
     """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
     use_huge_pages()
+    _tell_once()
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
@@ -122,6 +124,14 @@ def use_huge_pages() -> None:
     if library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35) and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _tell_once() -> None:
+    """What goes wrong with a disk is said by the main thread, in one line: not again by every write under way (TensorStore's, TensorBoard's), each with a traceback."""
+    def heard(hook):
+        return lambda args: None if isinstance(args.exc_value, OSError) or str(args.exc_value) == "Event loop is closed" else hook(args)
+
+    sys.unraisablehook, threading.excepthook = heard(sys.unraisablehook), heard(threading.excepthook)
 
 
 def _set_up_jax() -> None:

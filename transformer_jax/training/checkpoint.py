@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 import time
 
 import jax
@@ -22,6 +23,7 @@ FORMAT = 1
 DIGESTS = "digests.json"
 _STAMP = "_CHECKPOINT_METADATA"  # Orbax puts the time of the commit into it; nothing is restored from there
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports every step of its own through it, and every error twice
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and of writes that fail together each but the first through this
 
 
 class Checkpoints:
@@ -216,7 +218,10 @@ def _digests(folder: pathlib.Path, names) -> list[str | None]:
 
 
 def _reason(error) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
+    """What an error says, short; of TensorStore's, which say where at length, what the system said."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    found = re.search(r"([^:]+) \[os_error_code", text)
+    return found[1].strip() if found else text[:200]
 
 
 def _meta(totals, sums):
