@@ -50,16 +50,20 @@ class Checkpoints:
         writing = dict(preservation_policy=policy, create=True, cleanup_tmp_directories=True, async_options=ocp.AsyncOptions(post_finalization_callback=self._seal))
         options = ocp.CheckpointManagerOptions(best_fn=score, **(dict(read_only=True) if read_only else writing))
         self._saving, self._whole = None, set()  # the step being saved; those whose files are known to be what was written
-        with self._writing("can't be opened"):
+        with self._writing():
             self._manager = _Manager(self.folder, options=options)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.wait()
+        self._manager.close()
+
+    def wait(self) -> None:
+        """Until the save under way is committed. Raises RunError where it failed."""
         with self._writing():
             self._manager.wait_until_finished()
-            self._manager.close()
 
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
@@ -80,9 +84,9 @@ class Checkpoints:
         self._save(0, args)
 
     def _save(self, step, args, **scores):
+        self.wait()
+        self._saving = step
         with self._writing():
-            self._manager.wait_until_finished()
-            self._saving = step
             self._manager.save(step, args=args, force=True, **scores)
 
     def _seal(self) -> None:
@@ -95,13 +99,14 @@ class Checkpoints:
             os.fsync(out.fileno())
 
     @contextlib.contextmanager
-    def _writing(self, what="can't be written"):
+    def _writing(self):
         """What goes wrong on a disk, in one line."""
         try:
             yield
         except (ValueError, OSError) as error:  # TensorStore's and the system's
-            where = self.folder if self._saving is None else self.folder / str(self._saving)
-            raise RunError(f"checkpoint {where} {what} ({_reason(error)}); those before it are whole") from None
+            if self._saving is None:
+                raise RunError(f"{self.folder}: can't be opened ({_reason(error)})") from None
+            raise RunError(f"checkpoint {self.folder / str(self._saving)} can't be written ({_reason(error)}); those before it are whole") from None
 
     def restore(self, abstract_state, step: int):
         """(state, totals) of a step, laid out as `abstract_state` says, whatever mesh it was saved from.
