@@ -64,6 +64,20 @@ def build_gpt(folder, **overrides):
     return config
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also what the suite leaves out for its time")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items if not config.getoption("--slow") else ():
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="needs --slow"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: run with --slow")
+
+
 @pytest.fixture
 def tiny(tmp_path):
     """tiny(**overrides) -> config, all its files below tmp_path."""

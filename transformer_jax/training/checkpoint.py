@@ -91,7 +91,7 @@ class Checkpoints:
 
     def restore_some(self, abstract_params, step: int, chosen: list[str]) -> dict:
         """{name: array} of the `chosen` parameters of a step, laid out as `abstract_params` says; a smaller vocabulary on one device."""
-        wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def place(path, leaf):
             like = wanted.get(_name(path))
@@ -114,7 +114,8 @@ class Checkpoints:
 
     def set_aside(self, step: int) -> None:
         """Renames a checkpoint that can't be read, so that its step can be saved again and nothing is lost."""
-        (self.folder / str(step)).rename(self.folder / f"damaged-{step}-{time.time_ns()}")
+        if (there := self.folder / str(step)).exists():  # of several processes the first has renamed it
+            there.rename(self.folder / f"damaged-{step}-{time.time_ns()}")
         self._manager.reload()
 
     def pick(self, which: str | int) -> int:
