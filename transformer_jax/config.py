@@ -58,6 +58,9 @@ class Data:
     test_target: str | None = None
     tfds_name: str | None = None  # a prepared TFDS set, e.g. "wmt14_translate/de-en"
     tfds_dir: str | None = None  # the data_dir it was prepared in
+    train_split: str | None = None  # the TFDS set's names of its splits; None: train, validation, test
+    valid_split: str | None = None
+    test_split: str | None = None
     source_language: str = "en"  # features of the TFDS set
     target_language: str = "de"
     tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"  # what is trained on the text; the first two are SentencePiece
