@@ -9,15 +9,14 @@ import time
 
 import pytest
 
-from tests.conftest import build_config, build_gpt
-from tests.tasks import test_masked_lm
+from tests.conftest import build_bert, build_config, build_gpt
 from tests.test_cli import ENV
 from transformer_jax import workdir as workdirs
 
 SHORT = dict(train__num_steps=6, train__batch=16, train__log_every=1, train__eval_every=6, checkpoint__every=2, model__dropout=0.0)
 FAMILIES = {
     "gpt": (build_gpt, "train_gpt", dict(model__attention_dropout=0.0, model__num_heads=4)),
-    "bert": (test_masked_lm.build, "train_bert", dict(model__attention_dropout=0.0)),
+    "bert": (build_bert, "train_bert", dict(model__attention_dropout=0.0)),
     "translation": (build_config, "train_wmt", dict(train__accumulation=2)),
 }
 
