@@ -36,7 +36,7 @@ EXTRAS = {
     "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],  # the latter: TFDS imports it without declaring it
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
-    "test": ["pytest>=8", "scikit-learn>=1.3", "seqeval>=1.2.2"],  # the last two: what the scores of fine-tuning are compared with
+    "test": ["pytest>=8", "pytest-xdist>=3.5", "scikit-learn>=1.3", "seqeval>=1.2.2"],  # the latter: what the scores of fine-tuning are compared with
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
 

@@ -106,10 +106,10 @@ print("{accuracy:.1%} of {masked:,} masked tokens are found (always the most fre
   exec 3< "$run/filled.txt"
   for text in "${texts[@]}"; do
     printf '\n  %s\n' "$text"
-    for _ in $(grep -o '\[MASK\]' <<< "$text"); do
+    while read -r _; do
       IFS= read -r filled <&3
       echo "    $filled"
-    done
+    done < <(grep -o '\[MASK\]' <<< "$text")
   done
 
   cat <<MESSAGE

@@ -8,6 +8,6 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/launch/setup_venv.sh" test)
 cd "$root"
-[[ $# -gt 0 ]] || set -- tests
+[[ $# -gt 0 ]] || set -- tests -n auto --maxprocesses=8 --dist=loadfile # a file's tests share what is dear to make
 echo "test.sh: $python -m pytest $*" >&2
 JAX_PLATFORMS=cpu exec "$python" -m pytest "$@"

@@ -1,8 +1,10 @@
 """Shared by all tests: 8 virtual CPU devices, the compilation cache, and a tiny translation run."""
+import itertools
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs are small: most of the suite's time is compiling them
 
 import jax
 import pytest
@@ -62,6 +64,40 @@ def build_gpt(folder, **overrides):
         configs.set_key(config, key.replace("__", "."), value)
     configs.validate(config)
     return config
+
+
+SPLIT = list(itertools.chain.from_iterable(text.rstrip(".").split(". ") for text in TEXT))
+
+
+def build_bert(folder, **overrides):
+    """A tiny BERT's config over documents of short sentences."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", 40), ("valid", 12)):
+        documents = ["\n".join(SPLIT[(i * j + j) % len(SPLIT)] for j in range(2 + i % 5)) for i in range(count)]
+        (folder / f"{name}.txt").write_text("\n\n".join(documents))
+    config = configs.experiment(
+        model=dict(name="bert", vocab_size=80, d_model=32, num_layers=2, num_heads=2, max_length=64, dropout=0.1, attention_dropout=0.1),
+        task=dict(name="masked_lm", phases=((0.5, 16, 3), (0.5, 32, 5))),
+        data=dict(tokenizer="wordpiece", train_files=f"{folder}/train.txt", valid_files=f"{folder}/valid.txt", cache=f"{folder}/cache"),
+        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30), optimizer=dict(learning_rate=1e-2, warmup_steps=10), checkpoint=dict(every=30), decode=dict(batch=4))
+    for key, value in overrides.items():
+        configs.set_key(config, key.replace("__", "."), value)
+    configs.validate(config)
+    return config
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also what the suite leaves out for its time")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items if not config.getoption("--slow") else ():
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="needs --slow"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: run with --slow")
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ LOW = {"config", "progress", "bleu", "pictures"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
     "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
+    "hosts": LOW,
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
-    "training": BASE | {"training", "tasks.task"} - {"losses"},
-    "workdir": BASE | {"training", "tasks"}, "prompting": BASE | {"decoding"},
+    "training": BASE | {"hosts", "training", "tasks.task"} - {"losses"},
+    "workdir": BASE | {"hosts", "training", "tasks"}, "prompting": BASE | {"decoding"},
     "huggingface": LOW | {"data"},
 }
 FLAX = {"layers", "models", "training/state.py"}

@@ -3,10 +3,12 @@ import os
 import platform
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 
 from absl import flags
 
+from transformer_jax import hosts
 from transformer_jax.config import Preempted, RunError, UserError
 
 FLAGS = flags.FLAGS
@@ -19,6 +21,14 @@ def define_config() -> None:
 
 def define_workdir() -> None:
     _define("workdir", None, "Folder of the run.")
+
+
+def define_hosts() -> None:
+    """What says where the other processes of a run are, outside Slurm and Cloud TPU, which say it themselves."""
+    _define("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
+    flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
+    flags.DEFINE_integer("process_id", None, "Number of this one, from 0.")
+    flags.DEFINE_integer("patience", 300, "Seconds to wait for the others at the start.", lower_bound=1)
 
 
 def define_step() -> None:
@@ -55,14 +65,18 @@ def run(main: Callable[[], None]) -> None:
     """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
     use_huge_pages()
     _tell_once()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
+        _join_others()
         _set_up_jax()
         main()
+        hosts.leave()
     except UserError as error:
         _end(f"error: {error}", EXIT_USER)
     except Preempted as stopped:
+        hosts.leave()  # all stop together
         _end(str(stopped), EXIT_PREEMPTED)
     except (RunError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `head` does
@@ -70,6 +84,12 @@ def run(main: Callable[[], None]) -> None:
         _end(f"error: {error}", 1)
     except KeyboardInterrupt:
         _end("interrupted", 1)
+    except Exception as error:
+        if hosts.count() > 1:
+            hosts.await_news()
+            traceback.print_exc()
+            hosts.failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", 1)
+        raise
 
 
 def _parse(argv: list[str]) -> None:
@@ -134,9 +154,14 @@ def _tell_once() -> None:
     sys.unraisablehook, threading.excepthook = heard(sys.unraisablehook), heard(threading.excepthook)
 
 
+def _join_others() -> None:
+    if "coordinator" in FLAGS and (found := hosts.several(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)) is not None:
+        hosts.supervise()
+        hosts.connect(found, FLAGS.patience)
+
+
 def _set_up_jax() -> None:
     """The compilation cache, so that the same program is compiled once per machine."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -145,5 +170,7 @@ def _set_up_jax() -> None:
 
 
 def _end(line: str, code: int) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(f"process {hosts.index()}: {line}" if hosts.index() else line, file=sys.stderr, flush=True)
+    if code != EXIT_PREEMPTED:
+        hosts.failed(line, code)
     sys.exit(code)

@@ -58,6 +58,9 @@ class Data:
     test_target: str | None = None
     tfds_name: str | None = None  # a prepared TFDS set, e.g. "wmt14_translate/de-en"
     tfds_dir: str | None = None  # the data_dir it was prepared in
+    train_split: str | None = None  # the TFDS set's names of its splits; None: train, validation, test
+    valid_split: str | None = None
+    test_split: str | None = None
     source_language: str = "en"  # features of the TFDS set
     target_language: str = "de"
     tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"  # what is trained on the text; the first two are SentencePiece
@@ -167,13 +170,13 @@ def build_model(config: ConfigDict):
 
 def schema(model: str, task: str) -> dict[str, tuple[Any, Any]]:
     """{"section.key": (type, default)} for the run of `task` with `model`; `init_from` stands in no section."""
-    flat = {INIT_FROM: (str | None, None)}
+    keys = {INIT_FROM: (str | None, None)}
     for section, name in (("model", model), ("task", task)):
-        flat[f"{section}.name"] = (str, name)
-        flat |= {f"{section}.{k}": v for k, v in class_options(named_class(section, name)).items()}
+        keys[f"{section}.name"] = (str, name)
+        keys |= {f"{section}.{k}": v for k, v in class_options(named_class(section, name)).items()}
     for section, cls in SECTIONS.items():
-        flat |= {f"{section}.{k}": v for k, v in class_options(cls).items()}
-    return flat
+        keys |= {f"{section}.{k}": v for k, v in class_options(cls).items()}
+    return keys
 
 
 def experiment(**delta: Any) -> ConfigDict:
@@ -185,9 +188,8 @@ def experiment(**delta: Any) -> ConfigDict:
     for section in ("model", "task"):
         if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(f"config.{section}.name is missing: it names a file in transformer_jax/{section}s/")
-    flat = schema(delta["model"]["name"], delta["task"]["name"])
     config = ConfigDict()
-    for key, (_, default) in flat.items():
+    for key, (_, default) in schema(delta["model"]["name"], delta["task"]["name"]).items():
         _put(config, key, default)
     for section, value in delta.items():
         if section in (*SECTIONS, "model", "task"):
@@ -204,12 +206,12 @@ def experiment(**delta: Any) -> ConfigDict:
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
     """Sets `section.key`, converting a command-line string to the key's type."""
-    flat = schema(config.model.name, config.task.name)
-    if key not in flat:
-        raise UserError(f"unknown key config.{key}{_suggest(key, flat)}")
-    if key in ("model.name", "task.name") and value != flat[key][1]:
+    keys = schema(config.model.name, config.task.name)
+    if key not in keys:
+        raise UserError(f"unknown key config.{key}{_suggest(key, keys)}")
+    if key in ("model.name", "task.name") and value != keys[key][1]:
         raise UserError(f"config.{key} decides which keys exist: set it in the config file")
-    _put(config, key, _coerce(key, value, flat[key][0]))
+    _put(config, key, _coerce(key, value, keys[key][0]))
 
 
 def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
@@ -304,11 +306,14 @@ def from_record(values: dict, where: str) -> ConfigDict:
         raise UserError(f"{where}: {error}") from None
 
 
+def flat(config: ConfigDict) -> dict[str, Any]:
+    """{"section.key": value}."""
+    return {**{f"{name}.{key}": value for name, section in config.items() if name != INIT_FROM for key, value in section.items()}, INIT_FROM: config[INIT_FROM]}
+
+
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """What a run resumed with `new` changes that it may not, as "key: old -> new"."""
     keys = {*schema(old.model.name, old.task.name), *schema(new.model.name, new.task.name)}
-    flat = lambda config: {**{f"{name}.{key}": value for name, section in config.items() if name != INIT_FROM for key, value in section.items()},
-                           INIT_FROM: config[INIT_FROM]}
     was, now = flat(old), flat(new)
     return [f"{key}: {was.get(key)} -> {now.get(key)}" for key in sorted(keys) if not key.startswith(MAY_CHANGE) and was.get(key) != now.get(key)]
 

@@ -14,6 +14,7 @@ from transformer_jax.config import UserError
 
 cli.define_config()
 cli.define_workdir()
+cli.define_hosts()
 flags.DEFINE_integer("seeds", 0, "Runs that differ in config.train.seed and config.data.seed alone: 0, 1, ... ; 0: one run, with the config's.", lower_bound=0)
 
 

@@ -3,6 +3,7 @@ from transformer_jax import cli
 
 cli.define_config()
 cli.define_workdir()
+cli.define_hosts()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from importlib import metadata
 import jax
 import jax.numpy as jnp
 
-from transformer_jax import config as configs
+from transformer_jax import config as configs, hosts
 from transformer_jax.config import UserError
 from transformer_jax.training import loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
@@ -83,12 +83,18 @@ def train(config, workdir, of_model=()) -> dict[str, float]:
     """The config's run, started or gone on with in `workdir`; returns its last evaluation. `of_model`: overrides of a fine-tuned model's keys."""
     if fine_tunes(config):
         config = settled(config, workdir, of_model)
+    if hosts.index():
+        config.data.rebuild = False  # process 0 does
     task = make_task(config, workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
     if config.init_from and config.train.pretrained and not (pathlib.Path(workdir).expanduser() / "config.json").exists():  # once begun, a run needs the other no more
         loop.initial_checkpoint(config, program)
-    with held(workdir):
-        record(config, task, workdir)
+    with held(workdir) if not hosts.index() else contextlib.nullcontext():
+        own = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))  # places, which may differ from host to host
+        hosts.agree({f"config.{key}": value for key, value in configs.flat(config).items() if not key.startswith(own)} | versions())
+        with hosts.first():
+            record(config, task, workdir)
+        hosts.agree(task.fingerprint())
         return loop.run(config, task, workdir, program)
 
 
@@ -121,6 +127,8 @@ def record(config, task, workdir) -> None:
     Raises UserError where config or data differ from the recorded run in what may not change.
     """
     workdir = pathlib.Path(workdir).expanduser()
+    if hosts.index() and not (workdir / "config.json").exists():
+        raise UserError(f"--workdir={workdir}: not the folder that process 0 has just written to; it must be on storage that all hosts share")
     fingerprint = json.loads(json.dumps(task.fingerprint()))
     if (workdir / "config.json").exists():
         recorded, was = read_config(workdir)
@@ -130,6 +138,9 @@ def record(config, task, workdir) -> None:
             raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
         if changed := [part for part in fingerprint if fingerprint[part] != was.get(part)]:
             raise UserError(f"{workdir}: not the {' and '.join(changed)} this run was trained with")
+    if hosts.index():
+        task.rows()
+        return
     task.rows()  # before anything is written: what is wrong with the data must leave no run behind
     if not (workdir / "config.json").exists():
         shutil.rmtree(workdir / "tokenizer", ignore_errors=True)  # of a run that was killed before it was recorded
@@ -147,11 +158,14 @@ def create(workdir, task, params) -> None:
 
 
 def _write_record(config, fingerprint: dict, workdir: pathlib.Path) -> None:
-    versions = {name: metadata.version(name) for name in LIBRARIES}
-    content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions, "revision": _revision()}
+    content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions(), "revision": _revision()}
     half = workdir / ".config.json.half"
     half.write_text(json.dumps(content, indent=2) + "\n")
     os.replace(half, workdir / "config.json")
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in LIBRARIES}
 
 
 def read_config(workdir):

@@ -4,9 +4,9 @@ chosen on the held-out set; with :TASK,gpt those of Radford et al. 2018, section
 python -m transformer_jax.finetune --config=configs/finetune/glue.py:sst2 --config.init_from=DIR --workdir=DIR2 \\
     --config.data.train_files=train.tsv --config.data.valid_files=dev.tsv
 
-TASK: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte. Files have the headers of GLUE's own, labels as there; instead of files TFDS:
---config.data.tfds_name=glue/sst2 --config.data.tfds_dir=DIR, with --config.task.text=sentence and the other columns as its features are named, and
---config.task.labels='()', for it names the classes in its own way. MNLI's mismatched set: --config.data.valid_files=dev_mismatched.tsv, also when evaluating. Not yet run here from published weights.
+TASK: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte. Files have the headers of GLUE's own, labels as there. :TASK,tfds reads glue/TASK as TFDS has prepared it in
+--config.data.tfds_dir=DIR, whose columns and labels have other names. MNLI's mismatched set: --config.data.valid_files=dev_mismatched.tsv or
+--config.data.valid_split=validation_mismatched, also when evaluating. Not yet run here from published weights.
 """
 from transformer_jax.config import choice, experiment
 
@@ -20,19 +20,31 @@ TASKS = {  # training examples, measure, task
     "qnli": (104_743, "accuracy", dict(text="question", pair="sentence", label="label", labels=("entailment", "not_entailment"))),
     "rte": (2_490, "accuracy", dict(text="sentence1", pair="sentence2", label="label", labels=("entailment", "not_entailment"))),
 }
+TFDS = {  # what is named otherwise there
+    "cola": dict(text="sentence", label="label", labels=("unacceptable", "acceptable")),
+    "sst2": dict(labels=("negative", "positive")),
+    "mrpc": dict(text="sentence1", pair="sentence2", label="label", labels=("not_equivalent", "equivalent")),
+    "stsb": dict(label="label"),
+    "qqp": dict(label="label", labels=("not_duplicate", "duplicate")),
+    "mnli": dict(text="premise", pair="hypothesis", label="label"),
+    "qnli": {}, "rte": {},
+}
 SYMMETRIC = ("mrpc", "stsb", "qqp")
 
 
 def get_config(argument="sst2"):
-    name, _, family = argument.partition(",")
+    name, *more = argument.split(",")
     examples, measure, task = choice(name, TASKS)
-    gpt = choice(family or "bert", {"bert": False, "gpt": True})
+    gpt, tfds = (word in [choice(given, {"gpt": "gpt", "tfds": "tfds"}) for given in more] for word in ("gpt", "tfds"))
     steps = 3 * -(-examples // 32)
+    if tfds:
+        task = task | TFDS[name]
     if gpt:
         task = task | dict(lm_weight=0.5, symmetric=name in SYMMETRIC)
     return experiment(
         model=dict(name="gpt" if gpt else "bert"),
         task=dict(name="classification", length=128, **task),
+        data=dict(tfds_name=f"glue/{name}", valid_split="validation_matched" if name == "mnli" else None) if tfds else {},
         train=dict(num_steps=steps, batch=32, log_every=50, eval_every=steps),
         optimizer=dict(name="adamw", learning_rate=6.25e-5 if gpt else 2e-5, schedule="linear", warmup_steps=round(steps * (0.002 if gpt else 0.1)),
                        weight_decay=0.01, clip_norm=1.0, eps=1e-8 if gpt else 1e-6),

@@ -11,8 +11,7 @@ import time
 import jax
 import numpy as np
 
-from tests.conftest import build_config, build_gpt
-from tests.tasks.test_masked_lm import build as build_bert
+from tests.conftest import build_bert, build_config, build_gpt
 from tests.test_cli import ENV, command
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program

@@ -1,8 +1,7 @@
 """Tiny pre-trained runs, and examples of every fine-tuning task that a tiny model can learn."""
 import json
 
-from tests.conftest import build_gpt
-from tests.tasks.test_masked_lm import build as build_bert
+from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs
 from transformer_jax.workdir import create, make_task
 from transformer_jax.training.state import init_params

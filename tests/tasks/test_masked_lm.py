@@ -1,39 +1,17 @@
 """BERT's pre-training with a tiny model: two phases in one run, what the losses count, filling masks, features."""
 import contextlib
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import TEXT
+from tests.conftest import build_bert as build
 from tests.training.test_step import losses as first_losses
-from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task, open_run, record
-
-SENTENCES = list(itertools.chain.from_iterable(text.rstrip(".").split(". ") for text in TEXT))
-
-
-def build(folder, **overrides):
-    """A tiny BERT's config over documents of short sentences."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, count in (("train", 40), ("valid", 12)):
-        documents = ["\n".join(SENTENCES[(i * j + j) % len(SENTENCES)] for j in range(2 + i % 5)) for i in range(count)]
-        (folder / f"{name}.txt").write_text("\n\n".join(documents))
-    config = configs.experiment(
-        model=dict(name="bert", vocab_size=80, d_model=32, num_layers=2, num_heads=2, max_length=64, dropout=0.1, attention_dropout=0.1),
-        task=dict(name="masked_lm", phases=((0.5, 16, 3), (0.5, 32, 5))),
-        data=dict(tokenizer="wordpiece", train_files=f"{folder}/train.txt", valid_files=f"{folder}/valid.txt", cache=f"{folder}/cache"),
-        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30), optimizer=dict(learning_rate=1e-2, warmup_steps=10), checkpoint=dict(every=30), decode=dict(batch=4))
-    for key, value in overrides.items():
-        configs.set_key(config, key.replace("__", "."), value)
-    configs.validate(config)
-    return config
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

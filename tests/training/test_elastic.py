@@ -3,8 +3,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import build_config, build_gpt
-from tests.tasks.test_masked_lm import build as build_bert
+from tests.conftest import build_bert, build_config, build_gpt
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs, sharding
 from transformer_jax.config import UserError
 from transformer_jax.training import batches, optimizer, state as states
@@ -37,11 +38,21 @@ def test_golden_first_losses(reference):
     np.testing.assert_allclose(reference[2], GOLDEN, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mesh, devices", [(dict(data=8), 8), (dict(data=4, tensor=2), 8), (dict(data=2, fsdp=2, tensor=2), 8), (dict(fsdp=8), 8)])
+@pytest.mark.parametrize("mesh, devices", [(dict(data=8), 8), (dict(data=4, tensor=2), 8), (dict(data=2, fsdp=2, tensor=2), 8), (dict(fsdp=8), 8),
+                                           (dict(data=2, tensor=2, sequence=2), 8)])
 def test_equal_losses_on_every_mesh(reference, mesh, devices):
     folder, build, expected = reference
     config = build(folder, **{f"mesh__{axis}": size for axis, size in mesh.items()})
     np.testing.assert_allclose(losses(config, devices=devices)[0], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("build", [build_gpt, build_bert], ids=["gpt", "bert"])
+def test_a_split_sequence_changes_no_loss(build, tmp_path):
+    """Context parallelism: each device has some queries of every row, and gathers all keys and values."""
+    exact = dict(model__dropout=0.0, model__attention_dropout=0.0)
+    one = losses(build(tmp_path, **exact), steps=2)[0]
+    many = losses(build(tmp_path, **exact, mesh__data=2, mesh__fsdp=1, mesh__tensor=2, mesh__sequence=2), steps=2, devices=8)[0]
+    np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
 def test_dropout_does_not_depend_on_the_mesh(reference):

@@ -129,10 +129,11 @@ def tfds_folder(data, split: str) -> tuple[str, str] | None:
     info = json.loads((folder / "dataset_info.json").read_text())
     if info.get("fileFormat") != "array_record":
         raise UserError(f"{folder}: prepared as {info.get('fileFormat', 'tfrecord')}; prepare it with --file_format=array_record")
-    name = {"valid": "validation"}.get(split, split)
-    if name not in (s["name"] for s in info["splits"]):
-        if split == "train":
-            raise UserError(f"{folder}: no split {name!r}")
+    asked, there = data[f"{split}_split"], [s["name"] for s in info["splits"]]
+    name = asked or {"valid": "validation"}.get(split, split)
+    if name not in there:
+        if split == "train" or asked:
+            raise UserError(f"{folder}: no split {name!r}; config.data.{split}_split may be one of {', '.join(there)}")
         return None
     return str(folder), name
 
@@ -147,7 +148,8 @@ def tfds_class_names(folder: str, feature: str) -> list[str] | None:
     """The names of a class label's values; None where the feature is none."""
     import tensorflow_datasets as tfds
 
-    return getattr(tfds.builder_from_directory(folder).info.features.get(feature), "names", None)
+    features = tfds.builder_from_directory(folder).info.features
+    return getattr(features[feature], "names", None) if feature in features else None
 
 
 def decoded(text: bytes | str, where: str) -> str:

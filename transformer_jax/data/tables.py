@@ -185,10 +185,44 @@ class Squad:
                          for context, qa in found]
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}: not in SQuAD's form ({type(error).__name__}: {error})") from None
-            for number, question, context, answers in found:
-                if not all(isinstance(text, str) for text in (question, context, *(text for text, _ in answers))) or not all(isinstance(start, int) for _, start in answers):
-                    raise UserError(f"{path}: question {number}: question, context and answers are texts, answer_start is a whole number")
-                for text, start in answers:
-                    if not text or context[start:start + len(text)] != text:
-                        raise UserError(f"{path}: question {number}: the answer {text[:40]!r} is not at character {start} of its context")
-                yield Record(f"{path}: question {number}", (number, question, context, answers))
+            for values in found:
+                yield _question(f"{path}: question {values[0]}", *values)
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSquad:
+    """The same in a split of a set that TFDS has prepared."""
+
+    folder: str
+    split: str
+
+    def fingerprint(self) -> dict:
+        return {"tfds": sources.sha256(f"{self.folder}/dataset_info.json"), "split": self.split}
+
+    def __iter__(self) -> Iterator[Record]:
+        for example in sources.tfds_examples(self.folder, self.split):
+            where = f"{self.folder} {self.split} example {example.get('id')}"
+            if missing := [feature for feature in ("id", "question", "context", "answers") if feature not in example]:
+                raise UserError(f"{self.folder}: no feature {missing[0]!r}, only {', '.join(example)}")
+            number, question, context = (sources.decoded(example[feature], where) for feature in ("id", "question", "context"))
+            starts = [] if example.get("is_impossible") else example["answers"]["answer_start"]
+            answers = tuple((sources.decoded(text, where), int(start)) for text, start in zip(example["answers"]["text"], starts))
+            yield _question(where, number, question, context, answers)
+
+
+def squad(data, split: str) -> Squad | TfdsSquad | None:
+    """The questions of a split that `config.data` names; None if it names none."""
+    if data.tfds_name and not data[f"{split}_files"]:
+        folder = sources.tfds_folder(data, split)
+        return folder and TfdsSquad(*folder)
+    paths = files(data, split)
+    return paths and Squad(paths)
+
+
+def _question(where: str, number: str, question: str, context: str, answers: tuple) -> Record:
+    if not all(isinstance(text, str) for text in (question, context, *(text for text, _ in answers))) or not all(isinstance(start, int) for _, start in answers):
+        raise UserError(f"{where}: question, context and answers are texts, answer_start is a whole number")
+    for text, start in answers:
+        if not text or context[start:start + len(text)] != text:
+            raise UserError(f"{where}: the answer {text[:40]!r} is not at character {start} of its context")
+    return Record(where, (number, question, context, answers))

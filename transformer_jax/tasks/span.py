@@ -60,8 +60,7 @@ class Span(FineTuning):
                             "or parts of a context would leave gaps")
 
     def read(self, split):
-        paths = tables.files(self.config.data, split)
-        return paths and tables.Squad(paths)
+        return tables.squad(self.config.data, split)
 
     def examples(self, records):
         records = list(records)

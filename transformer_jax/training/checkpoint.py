@@ -32,6 +32,7 @@ class Checkpoints:
     Saves run in the background and appear whole or not at all; leaving the context waits for the last. The newest
     `config.keep` stay, and the best by `config.best_metric` of those that were evaluated. digests.json holds the SHA-256 of every file beside it:
     Orbax's compressed chunks carry no checksum, and a flipped bit would pass for a weight. It is written before the commit, compared before anything is restored.
+    (Not in a bucket, which checks itself what it keeps.)
     """
 
     def __init__(self, folder: pathlib.Path, config, read_only: bool = False):
@@ -50,6 +51,7 @@ class Checkpoints:
         writing = dict(preservation_policy=policy, create=True, cleanup_tmp_directories=True, async_options=ocp.AsyncOptions(post_finalization_callback=self._seal))
         options = ocp.CheckpointManagerOptions(best_fn=score, **(dict(read_only=True) if read_only else writing))
         self._saving, self._whole = None, set()  # the step being saved; those whose files are known to be what was written
+        self._sealed = isinstance(self.folder, pathlib.Path)
         with self._writing():
             self._manager = _Manager(self.folder, options=options)
 
@@ -75,12 +77,12 @@ class Checkpoints:
         """
         sums = {name: [value.item() for value in pair] for name, pair in jax.device_get(state.metrics).items()}
         args = ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(_rest(state)),
-                                  meta=_meta(totals, sums))
+                                  meta=self._meta(totals, sums))
         self._save(int(state.step), args, metrics=scores or None)
 
     def save_params(self, params) -> None:
         """Starts saving parameters alone, as step 0: for use, and for runs that begin with them; no run goes on from here."""
-        args = ocp.args.Composite(params=ocp.args.StandardSave(params), meta=_meta({}, {}))
+        args = ocp.args.Composite(params=ocp.args.StandardSave(params), meta=self._meta({}, {}))
         self._save(0, args)
 
     def _save(self, step, args, **scores):
@@ -89,8 +91,13 @@ class Checkpoints:
         with self._writing():
             self._manager.save(step, args=args, force=True, **scores)
 
+    def _meta(self, totals, sums):
+        return ocp.args.JsonSave({"format": FORMAT, "totals": dict(totals), "sums": sums, "sealed": self._sealed})
+
     def _seal(self) -> None:
         """Called once all files of a checkpoint are written, before its temporary folder gets its name."""
+        if not self._sealed:
+            return
         folder = next(self.folder.glob(f"{self._saving}.*"))
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != _STAMP)
         with (folder / DIGESTS).open("w") as out:
@@ -138,7 +145,7 @@ class Checkpoints:
 
     def restore_some(self, abstract_params, step: int, chosen: list[str]) -> dict:
         """{name: array} of the `chosen` parameters of a step, laid out as `abstract_params` says; a smaller vocabulary on one device."""
-        wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def place(path, leaf):
             like = wanted.get(_name(path))
@@ -186,7 +193,8 @@ class Checkpoints:
 
     def set_aside(self, step: int) -> None:
         """Renames a checkpoint that can't be read, so that its step can be saved again and nothing is lost."""
-        (self.folder / str(step)).rename(self.folder / f"damaged-{step}-{time.time_ns()}")
+        if (there := self.folder / str(step)).exists():  # of several processes the first has renamed it
+            there.rename(self.folder / f"damaged-{step}-{time.time_ns()}")
         self._manager.reload()
 
     def pick(self, which: str | int) -> int:
@@ -227,10 +235,6 @@ def _reason(error) -> str:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     found = re.search(r"([^:]+) \[os_error_code", text)
     return found[1].strip() if found else text[:200]
-
-
-def _meta(totals, sums):
-    return ocp.args.JsonSave({"format": FORMAT, "totals": dict(totals), "sums": sums, "sealed": True})
 
 
 def _rest(state) -> dict:

@@ -15,7 +15,7 @@ import optax
 from ml_collections import ConfigDict
 
 import transformer_jax
-from transformer_jax import metrics, sharding
+from transformer_jax import hosts, metrics, sharding
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
@@ -77,7 +77,7 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
         feed = _batches(task, rows, program, train, start)
         with Reporter(workdir, start, train.num_steps) as reporter:
             evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
-            scores = reporter.evaluated
+            scores = hosts.share(reporter.evaluated)
             if start >= train.num_steps:
                 say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
             elif start and start % train.eval_every == 0 and not scores:
@@ -88,7 +88,7 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
                     batch = next(feed)
                 state = program.train_step(state, batch)
                 reporter.step(), watchdog.fed()
-                last, stop, scores = step == train.num_steps, terminated.is_set(), {}
+                last, stop, scores = step == train.num_steps, terminated(step), {}
                 if step == start + 1:
                     jax.block_until_ready(state.step)
                     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
@@ -117,8 +117,9 @@ def _start(task, program, checkpoints):
             say(f"{error}; trying the one before")
             unreadable.append(step)
             continue
-        for damaged in unreadable:  # only now: had none been readable, the fault might not be theirs
-            checkpoints.set_aside(damaged)
+        with hosts.first():
+            for damaged in unreadable:  # only now: had none been readable, the fault might not be theirs
+                checkpoints.set_aside(damaged)
         say(f"resuming from step {step:,}")
         return state, totals
     if unreadable:
@@ -205,8 +206,10 @@ def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, fl
             sums = functools.reduce(metrics.add, (program.eval_step(state.params, b) for b in feed))
             means = {key: mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
             found |= {f"{name}/{key}": value for key, value in {**means, **task.derived(name, means)}.items()}
-        for name, evaluation in task.evaluations().items():
-            found |= {f"{name}/{key}": value for key, value in evaluation(state.params).items()}
+        if evaluations := task.evaluations():  # by each process for itself, on its first device
+            params = hosts.local(state.params)
+            for name, evaluation in evaluations.items():
+                found |= {f"{name}/{key}": value for key, value in evaluation(params).items()}
         if found:
             reporter.evaluation(step, found)
     return found
@@ -221,13 +224,16 @@ def _check_finite(state, train):
 
 @contextlib.contextmanager
 def _sigterm():
-    """An event that SIGTERM sets (in the main thread; elsewhere signals are not ours to take)."""
+    """Whether to stop at a step, since SIGTERM came: to this process, or to one of several (in the main thread; elsewhere signals are not ours to take)."""
     event = threading.Event()
+    if hosts.count() > 1:
+        yield hosts.preempted
+        return
     if threading.current_thread() is not threading.main_thread():
-        yield event
+        yield lambda step: False
         return
     before = signal.signal(signal.SIGTERM, lambda *_: event.set())
     try:
-        yield event
+        yield lambda step: event.is_set()
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -42,7 +42,7 @@ def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> Train
 
 def abstract_params(task) -> Any:
     """Shapes and dtypes of the parameters alone, whole on the first device."""
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
 

@@ -1,0 +1,21 @@
+"""A trainer that notes the rows it reads: python -m tests.hosts_program LOG TRAINER FLAGS...; each line of LOG is [process, update, places]."""
+import json
+import runpy
+import sys
+
+from transformer_jax import hosts
+from transformer_jax.data import rows
+
+log, trainer = sys.argv[1:3]
+sys.argv[1:3] = []
+read = rows.TrainRows.batch
+
+
+def noted(self, step, places):
+    with open(log, "a") as out:
+        print(json.dumps([hosts.index(), step, [int(place) for place in places]]), file=out)
+    return read(self, step, places)
+
+
+rows.TrainRows.batch = noted
+runpy.run_module(f"transformer_jax.{trainer}", run_name="__main__")

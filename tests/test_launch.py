@@ -1,0 +1,93 @@
+"""The scripts that start runs elsewhere: against a stand-in for gcloud, and with commands that are preempted."""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+LAUNCH = pathlib.Path(__file__).parent.parent / "launch"
+
+GCLOUD = """#!/usr/bin/env bash
+# slices in a folder: `state` is there while the slice is; it is taken away at the first look at the exit code
+echo "$*" >> calls
+case "$*" in
+  *queued-resources\\ create*) echo ACTIVE > state ;;
+  *queued-resources\\ delete*) rm state ;;
+  *describe*) cat state 2>/dev/null ;;
+  *exit_code\\ 2*) if [[ -e taken ]]; then echo 3; else touch taken; echo SUSPENDED > state; fi ;;
+esac
+"""
+
+
+@pytest.fixture
+def slices(tmp_path):
+    """(call(*arguments) -> completed process, the commands gcloud was given)."""
+    (tmp_path / "gcloud").write_text(GCLOUD)
+    (tmp_path / "gcloud").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ZONE": "here", "TYPE": "v5litepod-16", "SPOT": "1", "EVERY": "0"}
+
+    def call(*arguments, **more):
+        return subprocess.run([LAUNCH / "tpu_vm.sh", *arguments], env={k: v for k, v in (env | more).items() if v}, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    return call, lambda: (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+
+
+def test_a_slice_taken_away_is_asked_for_again_until_the_command_has_ended(slices):
+    call, calls = slices
+    done = call("keep", "mine", "python", "-m", "transformer_jax.train_gpt", "--workdir=gs://b/it's here")
+    assert done.returncode == 3 and "mine was taken away (SUSPENDED)" in done.stderr, done.stderr
+    count = lambda part: sum(part in line for line in calls())
+    assert count("queued-resources create mine --node-id=mine") == 2 and count("--spot") == 2 and count("queued-resources delete") == 1
+    assert count("--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite") == 2
+    assert count("scp") == 2 and count("until_done.sh python") == 2 and count("setup_venv.sh tpu") == 2
+
+
+def test_what_runs_on_the_workers_is_what_was_asked_for(slices, tmp_path):
+    call, calls = slices
+    assert call("run", "mine", "printf", "<%s>", "it's", "$HOME", "a  b").returncode == 0
+    [line] = calls()
+    command = line.partition("--command=")[2]
+    (tmp_path / "home/transformer_jax/launch").mkdir(parents=True)
+    shutil.copy(LAUNCH / "until_done.sh", tmp_path / "home/transformer_jax/launch")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path / "home", env={**os.environ, "HOME": f"{tmp_path}/home"}, check=True)
+    while not (tmp_path / "home/exit_code").exists() or not (tmp_path / "home/exit_code").read_text():
+        time.sleep(0.05)
+    assert (tmp_path / "home/log").read_text() == "<it's><$HOME><a  b>" and (tmp_path / "home/exit_code").read_text() == "0\n"
+
+
+def test_print_runs_nothing(slices):
+    call, calls = slices
+    done = call("--print", "keep", "mine", "python", "train.py")
+    assert done.returncode == 0 and not calls()
+    assert [line.split()[3] for line in done.stdout.splitlines() if line.startswith("gcloud")] == ["queued-resources", "tpu-vm", "tpu-vm", "tpu-vm", "queued-resources", "tpu-vm", "queued-resources"]
+
+
+@pytest.mark.parametrize("arguments, more, message", [(["create"], {}, "usage"), (["create", "mine"], {"ZONE": ""}, "ZONE is missing"), (["make", "mine"], {}, "no step make")])
+def test_mistakes(slices, arguments, more, message):
+    done = slices[0](*arguments, **more)
+    assert done.returncode and message in done.stderr
+
+
+def test_preempted_runs_go_on_until_done(tmp_path):
+    script = 'n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; [[ $n -ge 2 ]] && exit 4; exit 75'
+    done = subprocess.run([LAUNCH / "until_done.sh", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 4 and (tmp_path / "n").read_text() == "3\n" and done.stderr.count("going on") == 2
+
+
+def test_sigterm_is_passed_on_and_ends_it(tmp_path):
+    script = "trap 'exit 75' TERM; touch up; while :; do sleep 0.05; done"
+    running = subprocess.Popen([LAUNCH / "until_done.sh", "bash", "-c", script], cwd=tmp_path)
+    while not (tmp_path / "up").exists():
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=20) == 75
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
+def test_shellcheck_finds_nothing():
+    scripts = [path for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch")]
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
