@@ -112,3 +112,18 @@ def test_answers():
 ])
 def test_answers_at_the_edges(answers, found, exact, f1):
     assert (scores.exact_match(answers, found), scores.overlap_f1(answers, found)) == (exact, pytest.approx(f1)) and squad_script(answers, found) == (exact, pytest.approx(f1))
+
+
+def test_best_threshold():
+    """Against every threshold there is, in 1,000 random cases with equal margins among them."""
+    generator = np.random.default_rng(0)
+    for _ in range(1000):
+        count = generator.integers(1, 12)
+        margins = generator.integers(-3, 4, count).astype(float)
+        margins[generator.random(count) < 0.1] = np.inf  # no span at all
+        answered, refused = generator.choice([0, 0.5, 1], count), generator.choice([0, 0, 1], count)
+        answered = np.where(np.isinf(margins), refused, answered)
+        score = lambda threshold: np.where(margins > threshold, refused, answered).mean()
+        found, threshold = scores.best_threshold(margins, answered, refused)
+        assert found == pytest.approx(max(score(t) for t in [-10.5, *margins]))
+        assert score(threshold) == pytest.approx(found) and np.isfinite(threshold)

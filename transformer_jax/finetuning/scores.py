@@ -70,6 +70,20 @@ def overlap_f1(answers: Sequence[str], found: str) -> float:
     return max(_overlap(answer.split(), normalised(found).split()) for answer in _asked(answers))
 
 
+def best_threshold(margins: Sequence[float], answered: Sequence[float], refused: Sequence[float]) -> tuple[float, float]:
+    """(the highest mean score, the threshold that gives it) when questions with a margin above the threshold are refused (Rajpurkar et al. 2018).
+
+    `answered`, `refused`: each question's score either way.
+    """
+    order = np.argsort(margins, kind="stable")
+    margins, gains = np.asarray(margins)[order], (np.asarray(answered) - np.asarray(refused))[order]
+    last = np.append(margins[1:] > margins[:-1], True)  # equal margins go together
+    totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[last])
+    thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[last])
+    best = int(np.argmax(totals))
+    return float(totals[best] / len(margins)), float(min(thresholds[best], np.finfo(np.float32).max))
+
+
 def _asked(answers: Sequence[str]) -> list[str]:
     """What is left of the given answers; nothing, if nothing is."""
     return [answer for answer in map(normalised, answers) if answer] or [""]
