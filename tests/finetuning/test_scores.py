@@ -24,6 +24,8 @@ def test_classification(num_labels):
         assert scores.accuracy(labels, found) == pytest.approx(sklearn.metrics.accuracy_score(labels, found))
         assert scores.matthews(labels, found) == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, found), abs=1e-12)
         average = dict(average="binary") if num_labels == 2 else dict(average="macro", labels=range(num_labels))
+        macro = sklearn.metrics.f1_score(labels, found, zero_division=0, average="macro", labels=range(num_labels))
+        assert scores.macro_f1(labels, found, range(num_labels)) == pytest.approx(macro)
         assert scores.f1(labels, found, num_labels) == pytest.approx(sklearn.metrics.f1_score(labels, found, zero_division=0, **average))
 
 

@@ -12,10 +12,15 @@ def accuracy(labels: np.ndarray, found: np.ndarray) -> float:
 
 
 def f1(labels: np.ndarray, found: np.ndarray, num_labels: int) -> float:
-    """Of label 1 where there are two; else the mean over all labels (macro). 0 where a label is neither there nor found."""
+    """Of label 1 where there are two, as GLUE has it; else of all (macro)."""
+    return macro_f1(labels, found, [1] if num_labels == 2 else range(num_labels))
+
+
+def macro_f1(labels: np.ndarray, found: np.ndarray, chosen: Sequence[int]) -> float:
+    """The mean F1 of the chosen labels; 0 where a label is neither there nor found."""
     labels, found = np.asarray(labels), np.asarray(found)
     scores = []
-    for label in [1] if num_labels == 2 else range(num_labels):
+    for label in chosen:
         right = np.sum((labels == label) & (found == label))
         total = np.sum(labels == label) + np.sum(found == label)
         scores.append(2 * right / total if total else 0.0)
