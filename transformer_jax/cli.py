@@ -50,12 +50,16 @@ def load_config(without: str = ""):
 _overrides: list[tuple[str, str]] = []
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None) -> None:
+    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else.
+
+    `before_jax` may set what jax reads from the environment when it is imported.
+    """
     use_huge_pages()
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
+        before_jax()
         _set_up_jax()
         main()
     except UserError as error:
