@@ -16,6 +16,7 @@ from transformer_jax.planning import topology
 cli.define_config()
 flags.DEFINE_integer("devices", None, "Number of virtual CPU devices to compile for; default: the devices of this machine.", lower_bound=1)
 flags.DEFINE_string("topology", None, "TPU slice to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, v4:4x4x4.")
+flags.DEFINE_bool("search", False, "Try meshes, rematerialisation and microbatches; print those that fit, the fastest first.")
 
 
 def before_jax() -> None:
@@ -38,7 +39,9 @@ def main() -> None:
     from transformer_jax.progress import say
     from transformer_jax.training.loop import Program
 
-    devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else None
+    devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else jax.devices()
+    if cli.FLAGS.search:
+        return _search(config, workdir.make_task, devices)
     task = workdir.make_task(config)
     program = Program.of(config, task, devices)
     say("\n".join(shardings.table(program)))
@@ -48,11 +51,21 @@ def main() -> None:
                       "topology": cli.FLAGS.topology, "mesh": dict(program.mesh.shape)}))
 
 
+def _search(config, make_task, devices) -> None:
+    from transformer_jax.planning import search
+    from transformer_jax.progress import say
+
+    found = search.search(config, make_task, devices)
+    say("\n".join(search.table(found)))
+    print(json.dumps({"search": search.record(found), "topology": cli.FLAGS.topology}))
+
+
 def _record(found) -> dict:
     """What is kept of an estimate; null where the compiler refused, or the chip is not known."""
     roofline = found.roofline
     return {
         "bytes_per_device": {name: getattr(found, name) for name in ("arguments", "outputs", "temporaries", "peak")},
+        "arguments_by_consumer": found.consumers,
         "device_memory": found.chip and int(found.chip.memory),
         "fits": found.fits,
         "collectives": found.collectives,

@@ -97,10 +97,15 @@ def estimate(config, task, program) -> Estimate:
     roofline = None
     if chip:
         touched = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes * config.train.accumulation
-        again = _layers_flops(task) / 3 * config.train.batch if config.model.get("remat") == "full" else 0
-        roofline = Roofline((flops + again) / chip.flops / devices, touched / chip.memory_bandwidth, sum(one.count * one.moved for one in sent) / chip.link_bandwidth)
+        roofline = Roofline(compute_seconds(config, task, chip, devices), touched / chip.memory_bandwidth, sum(one.count * one.moved for one in sent) / chip.link_bandwidth)
     return Estimate(**common, arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes, temporaries=memory.temp_size_in_bytes, peak=peak,
                     collectives=hlo.summary(sent), compile_seconds=seconds, roofline=roofline)
+
+
+def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
+    """The matrix products of an update at the peak rate, with those that full rematerialisation does again."""
+    again = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
+    return (task.flops(0) + again) * config.train.batch / chip.flops / devices
 
 
 def refused(message: str) -> tuple[int | None, str]:
