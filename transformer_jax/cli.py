@@ -60,13 +60,17 @@ def load_config(without: str = ""):
 _overrides: list[tuple[str, str]] = []
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None) -> None:
+    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else.
+
+    `before_jax` may set what jax reads from the environment when it is imported.
+    """
     use_huge_pages()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
+        before_jax()
         _join_others()
         _set_up_jax()
         main()
