@@ -9,6 +9,7 @@ import time
 import jax
 import tensorboardX
 
+from transformer_jax.config import RunError
 from transformer_jax.progress import Bar, console, say
 
 _SECONDS_BETWEEN_CURVES = 60
@@ -58,15 +59,17 @@ class Reporter:
     def __exit__(self, *error):
         if self.active:
             self._bar.__exit__(*error)
-            self._lines.close()
-            self._tensorboard.close()
-            draw_curves(self.workdir)
+            with contextlib.suppress(RunError) if error[0] else contextlib.nullcontext(), _told(self.workdir):  # the first error is the one to tell
+                self._lines.close()
+                self._tensorboard.close()
+                draw_curves(self.workdir)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics.jsonl, and the same to TensorBoard."""
         if self.active:
             known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
-            print(json.dumps({"step": step, **known}), file=self._lines, flush=True)
+            with _told(self.workdir):
+                print(json.dumps({"step": step, **known}), file=self._lines, flush=True)
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, step)
 
@@ -91,7 +94,8 @@ class Reporter:
         if self.active:
             say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
         if self.active and time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
-            draw_curves(self.workdir)
+            with _told(self.workdir):
+                draw_curves(self.workdir)
             self._drawn = time.monotonic()
 
 
@@ -115,6 +119,15 @@ def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
     figure.savefig(half := path.with_suffix(".half.png"), dpi=100)
     os.replace(half, path)
     return path
+
+
+@contextlib.contextmanager
+def _told(workdir: pathlib.Path):
+    """What goes wrong on the disk, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{workdir}: can't be written ({error.strerror or error}); its checkpoints are whole") from None
 
 
 def _reopened(path: pathlib.Path, start: int):
