@@ -7,10 +7,10 @@ import transformer_jax
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
 # what each part may import of the others; whatever is not listed as a part is a binary and may import all
-LOW = {"config", "progress", "bleu", "pictures"}
+LOW = {"config", "progress", "bleu", "pictures", "hardware"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
-    "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
+    "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
     "hosts": LOW,
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},

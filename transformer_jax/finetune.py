@@ -12,9 +12,7 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_config()
-cli.define_workdir()
-cli.define_hosts()
+cli.define_training()
 flags.DEFINE_integer("seeds", 0, "Runs that differ in config.train.seed and config.data.seed alone: 0, 1, ... ; 0: one run, with the config's.", lower_bound=0)
 
 
@@ -27,7 +25,7 @@ def main() -> None:
     if not workdir.fine_tunes(config):
         raise UserError(f"--config={options.config}: config.task.name={config.task.name!r} is no task of fine-tuning")
     if not options.seeds:
-        workdir.train(config, folder, of_model)
+        workdir.train(config, folder, of_model, cli.profile())
         return
     found = []
     for seed in range(options.seeds):

@@ -1,5 +1,10 @@
 """What chips can do: peak rates, memory and links, in one table with its sources."""
 import dataclasses
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +42,29 @@ _BY_KIND = {"TPU v4": V4, "TPU v5 lite": V5E, "TPU v5e": V5E, "TPU v5": V5P, "TP
 def of(device_kind: str) -> Chip | None:
     """The chip that `jax.Device.device_kind` names; None where the table does not know it (a CPU, above all)."""
     return _BY_KIND.get(device_kind)
+
+
+def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
+    """(bfloat16 FLOP/s of all its devices together, where the figure is from): by the table, else what a matrix product reaches here.
+
+    The virtual devices of a CPU share its cores: together they are one.
+    """
+    device, hosts = mesh.devices.flat[0], {d.process_index for d in mesh.devices.flat}
+    if chip := of(device.device_kind):
+        return mesh.size * chip.flops, f"the peak of {mesh.size} x {chip.name}"
+    count = len(hosts) if device.platform == "cpu" else mesh.size
+    return count * measured(device.platform), f"{count} x the rate of a matrix product as measured here, for no table knows {device.device_kind!r}"
+
+
+@functools.lru_cache
+def measured(platform: str) -> float:
+    """FLOP/s of a product of two matrices of 2048 x 2048 (CPU: 1024) on this process's first device, in the dtype models compute in there; the best of five."""
+    size, dtype = (1024, jnp.float32) if platform == "cpu" else (2048, jnp.bfloat16)
+    matrix, product = jnp.ones((size, size), dtype), jax.jit(jnp.matmul)
+    product(matrix, matrix).block_until_ready()
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        product(matrix, matrix).block_until_ready()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

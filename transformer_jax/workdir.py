@@ -79,8 +79,11 @@ def _labels(config, before) -> list[str]:
     return known if set(names) <= set(known) else names
 
 
-def train(config, workdir, of_model=()) -> dict[str, float]:
-    """The config's run, started or gone on with in `workdir`; returns its last evaluation. `of_model`: overrides of a fine-tuned model's keys."""
+def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) -> dict[str, float]:
+    """The config's run, started or gone on with in `workdir`; returns its last evaluation.
+
+    `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
+    """
     if fine_tunes(config):
         config = settled(config, workdir, of_model)
     if hosts.index():
@@ -95,7 +98,7 @@ def train(config, workdir, of_model=()) -> dict[str, float]:
         with hosts.first():
             record(config, task, workdir)
         hosts.agree(task.fingerprint())
-        return loop.run(config, task, workdir, program)
+        return loop.run(config, task, workdir, program, profile)
 
 
 @contextlib.contextmanager

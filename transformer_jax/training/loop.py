@@ -15,13 +15,14 @@ import optax
 from ml_collections import ConfigDict
 
 import transformer_jax
-from transformer_jax import hosts, metrics, sharding
+from transformer_jax import hardware, hosts, metrics, sharding
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.step import make_eval_step, make_train_step
+from transformer_jax.training.trace import Trace
 from transformer_jax.training.watchdog import Watchdog
 
 
@@ -38,6 +39,13 @@ class Program:
     state: Any  # TrainState of ShapeDtypeStructs with shardings
     train_step: Any  # jitted (state, batch) -> state
     eval_step: Any  # jitted (params, batch) -> metrics
+
+    @functools.cached_property
+    def peak(self) -> float:
+        """FLOP/s of the mesh, of which MFU is the share that the model's own take (Chowdhery et al. 2022, appendix B)."""
+        rate, source = hardware.peak(self.mesh)
+        say(f"MFU is the share of {rate / 1e12:.4g} TFLOP/s, {source}")
+        return rate
 
     @classmethod
     def of(cls, config, task, devices=None) -> "Program":
@@ -62,16 +70,16 @@ class Program:
                    make_train_step(task, tx, mesh, table, state), make_eval_step(task, mesh, table))
 
 
-def run(config, task, workdir, program: Program | None = None) -> dict[str, float]:
+def run(config, task, workdir, program: Program | None = None, profile: tuple[int, int] | None = None) -> dict[str, float]:
     """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
 
-    `program`: what the config compiles to; by default on all devices. Raises Preempted after SIGTERM, once the state is saved;
+    `program`: what the config compiles to; by default on all devices. `profile`: first and last of the updates that are traced. Raises Preempted after SIGTERM, once the state is saved;
     RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
     workdir, train = pathlib.Path(workdir).expanduser(), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
-    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
+    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog, Trace(workdir / "profile", profile) as trace:
         state, totals = _start(task, program, checkpoints)
         start = int(state.step)
         feed = _batches(task, rows, program, train, start)
@@ -84,9 +92,11 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
                 evaluate(state, start)  # the run was stopped before it could
 
             for step in range(start + 1, train.num_steps + 1):
+                trace.before(step)
                 with clock("data"):
                     batch = next(feed)
                 state = program.train_step(state, batch)
+                trace.after(step, state)
                 reporter.step(), watchdog.fed()
                 last, stop, scores = step == train.num_steps, terminated(step), {}
                 if step == start + 1:
@@ -182,13 +192,14 @@ def _log(state, step, totals, program, task, rows, clock, reporter):
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
-    totals["flops"] += sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
+    flops = sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
+    totals["flops"] += flops
     totals["logged_step"] = step
     seconds = clock.lap()
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
     values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
                "train/padding": 1 - filled / positions if positions else 0.0, "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
-               "train/tokens_per_second": filled / (seconds["step"] + seconds["data"])}
+               "train/tokens_per_second": filled / (seconds["step"] + seconds["data"]), "train/mfu": flops / (seconds["step"] + seconds["data"]) / program.peak}
     values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
     reporter.write(step, values)
     reporter.progress(step, values)
