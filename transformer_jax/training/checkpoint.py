@@ -7,13 +7,16 @@ import time
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from transformer_jax import buckets
 from transformer_jax.config import RunError, UserError
 from transformer_jax.training import optimizer
 
 FORMAT = 1
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of its own through it
+gcs_utils.is_hierarchical_namespace_enabled = lambda path: False  # `buckets` lists and deletes objects, whatever folders there are; Google's client library is not needed to ask
 
 
 class Checkpoints:
@@ -23,8 +26,8 @@ class Checkpoints:
     `config.keep` stay, and the best by `config.best_metric` of those that were evaluated.
     """
 
-    def __init__(self, folder: pathlib.Path, config, read_only: bool = False):
-        self.folder = pathlib.Path(folder).absolute()
+    def __init__(self, folder: pathlib.Path | buckets.Path, config, read_only: bool = False):
+        self.folder = buckets.path(folder).absolute()
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoint yet")
         sign = -1 if config.best_mode == "min" else 1
