@@ -272,9 +272,8 @@ class Mirror:
     """
 
     def __init__(self, folder: "pathlib.Path | Path", *fetched: str):
-        self.folder, self._scratch = folder, None
+        self.folder, self.local, self._scratch = folder, folder, None
         if not isinstance(folder, Path):
-            self.local = folder
             return
         self._scratch = tempfile.TemporaryDirectory(prefix="transformer_jax-")
         self.local, self._sent, self._generations = pathlib.Path(self._scratch.name), {}, {}

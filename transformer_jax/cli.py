@@ -2,6 +2,7 @@
 import os
 import platform
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -60,13 +61,18 @@ def load_config(without: str = ""):
 _overrides: list[tuple[str, str]] = []
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None) -> None:
+    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else.
+
+    `before_jax` may set what jax reads from the environment when it is imported.
+    """
     use_huge_pages()
+    _tell_once()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
+        before_jax()
         _join_others()
         _set_up_jax()
         main()
@@ -142,6 +148,14 @@ def use_huge_pages() -> None:
     if library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35) and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _tell_once() -> None:
+    """What goes wrong with a disk is said by the main thread, in one line: not again by every write under way (TensorStore's, TensorBoard's), each with a traceback."""
+    def heard(hook):
+        return lambda args: None if isinstance(args.exc_value, OSError) or str(args.exc_value) == "Event loop is closed" else hook(args)
+
+    sys.unraisablehook, threading.excepthook = heard(sys.unraisablehook), heard(threading.excepthook)
 
 
 def _join_others() -> None:

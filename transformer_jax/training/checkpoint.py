@@ -1,12 +1,19 @@
 """Checkpoints: the only file that touches Orbax."""
+import concurrent.futures
+import contextlib
+import hashlib
+import json
 import logging
 import math
+import os
 import pathlib
+import re
 import time
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
@@ -15,15 +22,20 @@ from transformer_jax.config import RunError, UserError
 from transformer_jax.training import optimizer
 
 FORMAT = 1
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of its own through it
+DIGESTS = "digests.json"
+_STAMP = "_CHECKPOINT_METADATA"  # Orbax puts the time of the commit into it; nothing is restored from there
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports every step of its own through it, and every error twice
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and of writes that fail together each but the first through this
 gcs_utils.is_hierarchical_namespace_enabled = lambda path: False  # `buckets` lists and deletes objects, whatever folders there are; Google's client library is not needed to ask
 
 
 class Checkpoints:
-    """The checkpoints of a run below `folder`: <step>/ with `params`, `rest` (all else of the state) and `meta` (JSON).
+    """The checkpoints of a run below `folder`: <step>/ with `params`, `rest` (all else of the state), `meta` (JSON) and `digests.json`.
 
     Saves run in the background and appear whole or not at all; leaving the context waits for the last. The newest
-    `config.keep` stay, and the best by `config.best_metric` of those that were evaluated.
+    `config.keep` stay, and the best by `config.best_metric` of those that were evaluated. digests.json holds the SHA-256 of every file beside it:
+    Orbax's compressed chunks carry no checksum, and a flipped bit would pass for a weight. It is written before the commit, compared before anything is restored.
+    (Not in a bucket, which checks itself what it keeps.)
     """
 
     def __init__(self, folder: pathlib.Path | buckets.Path, config, read_only: bool = False):
@@ -39,30 +51,72 @@ class Checkpoints:
         latest = preservation_policy.LatestN(config.keep)
         best = preservation_policy.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
         policy = preservation_policy.AnyPreservationPolicy([latest, best] if config.best_metric else [latest])
-        options = dict(preservation_policy=policy, create=True) if not read_only else dict(read_only=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(best_fn=score, **options))
+        writing = dict(preservation_policy=policy, create=True, cleanup_tmp_directories=True, async_options=ocp.AsyncOptions(post_finalization_callback=self._seal))
+        options = ocp.CheckpointManagerOptions(best_fn=score, **(dict(read_only=True) if read_only else writing))
+        self._saving, self._whole = None, set()  # the step being saved; those whose files are known to be what was written
+        self._sealed = isinstance(self.folder, pathlib.Path)
+        with self._writing():
+            self._manager = _Manager(self.folder, options=options)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._manager.wait_until_finished()
+        self.wait()
         self._manager.close()
+
+    def wait(self) -> None:
+        """Until the save under way is committed. Raises RunError where it failed."""
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
     def save(self, state, totals: dict, scores: dict[str, float]) -> None:
-        """Starts saving the state under its step; waits for the save before it. `scores`: evaluated at this very step."""
+        """Starts saving the state under its step; waits for the save before it. `scores`: evaluated at this very step.
+
+        Raises RunError where this one can't be begun, or the one before it failed.
+        """
         sums = {name: [value.item() for value in pair] for name, pair in jax.device_get(state.metrics).items()}
         args = ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(_rest(state)),
-                                  meta=ocp.args.JsonSave({"format": FORMAT, "totals": dict(totals), "sums": sums}))
-        self._manager.save(int(state.step), args=args, metrics=scores or None, force=True)
+                                  meta=self._meta(totals, sums))
+        self._save(int(state.step), args, metrics=scores or None)
 
     def save_params(self, params) -> None:
         """Starts saving parameters alone, as step 0: for use, and for runs that begin with them; no run goes on from here."""
-        args = ocp.args.Composite(params=ocp.args.StandardSave(params), meta=ocp.args.JsonSave({"format": FORMAT, "totals": {}, "sums": {}}))
-        self._manager.save(0, args=args, force=True)
+        args = ocp.args.Composite(params=ocp.args.StandardSave(params), meta=self._meta({}, {}))
+        self._save(0, args)
+
+    def _save(self, step, args, **scores):
+        self.wait()
+        self._saving = step
+        with self._writing():
+            self._manager.save(step, args=args, force=True, **scores)
+
+    def _meta(self, totals, sums):
+        return ocp.args.JsonSave({"format": FORMAT, "totals": dict(totals), "sums": sums, "sealed": self._sealed})
+
+    def _seal(self) -> None:
+        """Called once all files of a checkpoint are written, before its temporary folder gets its name."""
+        if not self._sealed:
+            return
+        folder = next(self.folder.glob(f"{self._saving}.*"))
+        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != _STAMP)
+        with (folder / DIGESTS).open("w") as out:
+            json.dump(dict(zip(names, _digests(folder, names))), out, indent=0)
+            out.flush()
+            os.fsync(out.fileno())
+
+    @contextlib.contextmanager
+    def _writing(self):
+        """What goes wrong on a disk, in one line."""
+        try:
+            yield
+        except (ValueError, OSError) as error:  # TensorStore's and the system's
+            if self._saving is None:
+                raise RunError(f"{self.folder}: can't be opened ({_reason(error)})") from None
+            raise RunError(f"checkpoint {self.folder / str(self._saving)} can't be written ({_reason(error)}); those before it are whole") from None
 
     def restore(self, abstract_state, step: int):
         """(state, totals) of a step, laid out as `abstract_state` says, whatever mesh it was saved from.
@@ -78,7 +132,7 @@ class Checkpoints:
 
     def restore_params(self, abstract_params, step: int):
         """The parameters alone, laid out as `abstract_params` says."""
-        return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params))).params
+        return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params), meta=ocp.args.JsonRestore())).params
 
     def compare(self, abstract_params, step: int, without: str | None = None) -> tuple[list[str], list[str], list[str]]:
         """Names of the parameters that a step and `abstract_params` share, that the latter alone has, and that it lacks.
@@ -106,14 +160,39 @@ class Checkpoints:
 
     def _stored(self, step: int):
         """The tree of a step's parameters, with shapes and dtypes."""
+        self._verify(step)
         return ocp.StandardCheckpointer().metadata(self.folder / str(step) / "params").item_metadata.tree
 
     def _read(self, step, args):
+        self._verify(step)
         try:
-            return self._manager.restore(step, args=args)
+            found = self._manager.restore(step, args=args)
+            if found.meta.get("sealed") and not (self.folder / str(step) / DIGESTS).exists():
+                raise FileNotFoundError(f"{DIGESTS}: missing")
         except (ValueError, KeyError, OSError) as error:  # how Orbax and TensorStore tell of damage
-            reason = str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
-            raise RunError(f"checkpoint {self.folder / str(step)} can't be read ({reason})") from None
+            raise self._unreadable(step, _reason(error)) from None
+        return found
+
+    def _verify(self, step):
+        """Raises RunError where a file is not what was written. Processes share the reading and the verdict; checkpoints from before there were digests pass."""
+        folder, wrong = self.folder / str(step), None
+        if step in self._whole or not (folder / DIGESTS).exists():
+            return
+        try:
+            wanted = json.loads((folder / DIGESTS).read_bytes())
+            mine = sorted(wanted)[jax.process_index()::jax.process_count()]
+            found = dict(zip(mine, _digests(folder, mine)))
+            wrong = next((f"{name}: {'checksum mismatch' if found[name] else 'missing'}" for name in mine if found[name] != wanted[name]), None)
+        except (ValueError, TypeError):
+            wrong = f"{DIGESTS}: not what was written"
+        if jax.process_count() > 1 and multihost_utils.process_allgather(np.array(wrong is not None)).any():
+            wrong = wrong or "another process found damage"
+        if wrong:
+            raise self._unreadable(step, wrong)
+        self._whole.add(step)
+
+    def _unreadable(self, step, reason) -> RunError:
+        return RunError(f"checkpoint {self.folder / str(step)} can't be read ({reason})")
 
     def set_aside(self, step: int) -> None:
         """Renames a checkpoint that can't be read, so that its step can be saved again and nothing is lost."""
@@ -132,6 +211,33 @@ class Checkpoints:
         if not str(which).isdigit() or int(which) not in steps:
             raise UserError(f"{self.folder}: no checkpoint {which!r}; there are best, latest, {', '.join(map(str, steps))}")
         return int(which)
+
+
+class _Manager(ocp.CheckpointManager):
+    """Scores that can't be read count as not measured: whether the checkpoint is damaged is decided when it is restored."""
+
+    def metrics(self, step):
+        try:
+            return super().metrics(step)
+        except ValueError:
+            return None
+
+
+def _digests(folder: pathlib.Path, names) -> list[str | None]:
+    """The SHA-256 of files, None for one that is missing."""
+    def one(name):
+        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return list(pool.map(one, names))
+
+
+def _reason(error) -> str:
+    """What an error says, short; of TensorStore's, which say where at length, what the system said."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    found = re.search(r"([^:]+) \[os_error_code", text)
+    return found[1].strip() if found else text[:200]
 
 
 def _rest(state) -> dict:

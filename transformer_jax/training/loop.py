@@ -21,6 +21,7 @@ from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.step import make_eval_step, make_train_step
+from transformer_jax.training.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
     workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
-    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated:
+    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
         state, totals = _start(task, program, checkpoints)
         start = int(state.step)
         feed = _batches(task, rows, program, train, start)
@@ -85,7 +86,7 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
                 with clock("data"):
                     batch = next(feed)
                 state = program.train_step(state, batch)
-                reporter.step()
+                reporter.step(), watchdog.fed()
                 last, stop, scores = step == train.num_steps, terminated(step), {}
                 if step == start + 1:
                     jax.block_until_ready(state.step)
@@ -123,6 +124,7 @@ def _start(task, program, checkpoints):
         return state, totals
     if unreadable:
         raise RunError(f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir")
+    say(f"no checkpoint in {checkpoints.folder}: beginning with step 0")
     state = states.init(task, program.tx, program.state)
     if task.config.init_from and task.config.train.pretrained:
         state = state.replace(params=_initial_params(task.config, program, state.params))

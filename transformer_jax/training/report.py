@@ -10,6 +10,7 @@ import jax
 import tensorboardX
 
 from transformer_jax import buckets
+from transformer_jax.config import RunError
 from transformer_jax.progress import Bar, console, say
 
 _SECONDS_BETWEEN_CURVES = 60
@@ -42,7 +43,7 @@ class Reporter:
     """Writes what a run measures, on process 0 alone. Lines beyond `start`, of a run that was cut off, are dropped."""
 
     def __init__(self, workdir: pathlib.Path | buckets.Path, start: int, num_steps: int):
-        self.num_steps, self.active = num_steps, jax.process_index() == 0
+        self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
         self.evaluated = {}  # what has been evaluated at the step the run starts from
         if self.active:
             self._mirror, self._sent = buckets.Mirror(workdir, "metrics.jsonl"), time.monotonic()
@@ -62,17 +63,19 @@ class Reporter:
     def __exit__(self, *error):
         if self.active:
             self._bar.__exit__(*error)
-            self._lines.close()
-            self._tensorboard.close()
-            draw_curves(self.folder)
-            self.send()
+            with contextlib.suppress(RunError) if error[0] else contextlib.nullcontext(), _told(self.workdir):  # the first error is the one to tell
+                self._lines.close()
+                self._tensorboard.close()
+                draw_curves(self.folder)
+                self.send()
             self._mirror.close()
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics.jsonl, and the same to TensorBoard."""
         if self.active:
             known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
-            print(json.dumps({"step": step, **known}), file=self._lines, flush=True)
+            with _told(self.workdir):
+                print(json.dumps({"step": step, **known}), file=self._lines, flush=True)
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, step)
             if time.monotonic() - self._sent > _SECONDS_BETWEEN_SENDS:
@@ -80,9 +83,10 @@ class Reporter:
 
     def send(self) -> None:
         """What has been written so far, to a workdir in a bucket."""
-        if self.active:
-            self._tensorboard.flush()
-            self._mirror.send()
+        if self.active and self.folder is not self.workdir:
+            with _told(self.workdir):
+                self._tensorboard.flush()
+                self._mirror.send()
             self._sent = time.monotonic()
 
     def step(self) -> None:
@@ -106,7 +110,8 @@ class Reporter:
         if self.active:
             say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
         if self.active and time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
-            draw_curves(self.folder)
+            with _told(self.workdir):
+                draw_curves(self.folder)
             self._drawn = time.monotonic()
         self.send()
 
@@ -131,6 +136,15 @@ def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
     figure.savefig(half := path.with_suffix(".half.png"), dpi=100)
     os.replace(half, path)
     return path
+
+
+@contextlib.contextmanager
+def _told(workdir: pathlib.Path):
+    """What goes wrong on the disk, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{workdir}: can't be written ({error.strerror or error}); its checkpoints are whole") from None
 
 
 def _reopened(path: pathlib.Path, start: int):
