@@ -20,7 +20,7 @@ def define_config() -> None:
 
 
 def define_workdir() -> None:
-    _define("workdir", None, "Folder of the run.")
+    _define("workdir", None, "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME).")
 
 
 def define_training() -> None:

@@ -3,7 +3,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import pathlib
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ import optax
 from ml_collections import ConfigDict
 
 import transformer_jax
-from transformer_jax import hardware, hosts, metrics, sharding
+from transformer_jax import buckets, hardware, hosts, metrics, sharding
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
@@ -76,14 +75,14 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
     `program`: what the config compiles to; by default on all devices. `profile`: first and last of the updates that are traced. Raises Preempted after SIGTERM, once the state is saved;
     RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
-    workdir, train = pathlib.Path(workdir).expanduser(), config.train
+    workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
-    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog, Trace(workdir / "profile", profile) as trace:
+    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
         state, totals = _start(task, program, checkpoints)
         start = int(state.step)
         feed = _batches(task, rows, program, train, start)
-        with Reporter(workdir, start, train.num_steps) as reporter:
+        with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
             evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
             scores = hosts.share(reporter.evaluated)
             if start >= train.num_steps:
@@ -111,6 +110,7 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
                 if last or stop or step % config.checkpoint.every == 0:
                     _check_finite(state, train)
                     with clock("checkpoint"):
+                        reporter.send()  # a checkpoint's lines come before it
                         checkpoints.save(state, totals, scores)
                 if stop and not last:
                     raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
@@ -146,7 +146,7 @@ def initial_checkpoint(config, program):
 
     Raises UserError where its tensors do not fit this model's. A head of fine-tuning is restored for its own task and labels only.
     """
-    folder = pathlib.Path(config.init_from).expanduser()
+    folder = buckets.folder_of_run(config.init_from)
     before = ConfigDict(json.loads((folder / "config.json").read_text())["config"])
     there = Checkpoints(folder / "checkpoints", before.checkpoint, read_only=True)
     step, plain = there.pick("best"), lambda section, key: json.dumps(section.get(key))

@@ -7,10 +7,10 @@ from transformer_jax.progress import say
 
 
 class Trace:
-    """Traces the updates first to last into `folder`: tensorboard --logdir (with its profile plugin), or xprof. Nothing without `updates`."""
+    """Traces the updates first to last into `folder`/profile: tensorboard --logdir (with its profile plugin), or xprof. Nothing without `updates` or, on all processes but one, a folder."""
 
-    def __init__(self, folder: pathlib.Path, updates: tuple[int, int] | None):
-        self.folder, (self.first, self.last), self.running = folder, updates or (0, -1), False
+    def __init__(self, folder: pathlib.Path | None, updates: tuple[int, int] | None):
+        self.folder, (self.first, self.last), self.running = folder and folder / "profile", updates if updates and folder else (0, -1), False
 
     def __enter__(self):
         return self
