@@ -43,7 +43,7 @@ class Reporter:
     """Writes what a run measures, on process 0 alone. Lines beyond `start`, of a run that was cut off, are dropped."""
 
     def __init__(self, workdir: pathlib.Path | buckets.Path, start: int, num_steps: int):
-        self.num_steps, self.active = num_steps, jax.process_index() == 0
+        self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
         self.folder, self.evaluated = None, {}  # where it writes; what has been evaluated at the step the run starts from
         if self.active:
             self._mirror, self._sent = buckets.Mirror(workdir, "metrics.jsonl"), time.monotonic()
