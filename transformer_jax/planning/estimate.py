@@ -13,7 +13,7 @@ from transformer_jax.planning.shardings import bytes_per_device
 # The least optimization the TPU compiler has: a quarter of the time, and layouts, partitioning and collectives are the same. The
 # temporaries of GPT-2 124M on a v5e come out 3 % larger, those of GPT-3 175B on a v5p 12 % smaller, than with all of it.
 _QUICKLY = {"exec_time_optimization_effort": -1.0}
-_GIGA = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Roofline:
     """Seconds of an update by each of three limits, all of them lower bounds; the largest binds, if the other two hide behind it.
 
     compute: the matrix products, and those of a forward pass that full rematerialisation does again, at the peak rate.
-    memory: the state read and written once, and in every microbatch the temporaries written once and read once.
+    memory: the state read and written once, and in every microbatch what is live beside it at the peak written once and read once.
     network: what every collective sends at least, over all links of a chip at once.
     """
 
@@ -53,12 +53,12 @@ class Estimate:
     collectives: dict[str, dict[str, int]] | None
     compile_seconds: float
     roofline: Roofline | None  # None: the program was refused, or nothing is known of the chip
-    refusal: str = ""  # the compiler's words where it found that the program does not fit
+    refused: bool = False  # the compiler itself found that the program does not fit
 
     @property
     def fits(self) -> bool | None:
         """None where the device's memory is not known."""
-        if self.refusal:
+        if self.refused:
             return False
         return None if self.chip is None else self.peak <= self.chip.memory
 
@@ -87,16 +87,18 @@ def estimate(config, task, program) -> Estimate:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        used, words = refused(str(error))
         taken = sum(consumers.values())
-        return Estimate(**common, arguments=taken, outputs=None, temporaries=used and used - taken, peak=used, collectives=None,
-                        compile_seconds=time.monotonic() - began, roofline=None, refusal=words)
+        temporaries = refused_temporaries(str(error), taken)
+        return Estimate(**common, arguments=taken, outputs=None, temporaries=temporaries, peak=temporaries and taken + temporaries, collectives=None,
+                        compile_seconds=time.monotonic() - began, roofline=None, refused=True)
     seconds, memory = time.monotonic() - began, compiled.memory_analysis()
     sent = hlo.collectives(compiled.as_text(), devices)
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+    if device.platform == "tpu":
+        peak = memory.peak_memory_in_bytes  # what is live at once: less, as temporaries that follow each other count beside each other in temp_size
     roofline = None
     if chip:
-        touched = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes * config.train.accumulation
+        touched = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * (peak - memory.argument_size_in_bytes) * config.train.accumulation
         roofline = Roofline(compute_seconds(config, task, chip, devices), touched / chip.memory_bandwidth, sum(one.count * one.moved for one in sent) / chip.link_bandwidth)
     return Estimate(**common, arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes, temporaries=memory.temp_size_in_bytes, peak=peak,
                     collectives=hlo.summary(sent), compile_seconds=seconds, roofline=roofline)
@@ -108,11 +110,14 @@ def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
     return (task.flops(0) + again) * config.train.batch / chip.flops / devices
 
 
-def refused(message: str) -> tuple[int | None, str]:
-    """(bytes the program would use, the sentence that says so) of the TPU compiler's refusal."""
-    found = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm[^\n]*", message)
-    words = found[0].strip() if found else message.splitlines()[0]
-    return (int(float(found[1]) * _GIGA[found[2]]) if found else None), words
+def refused_temporaries(message: str, taken: int) -> int | None:
+    """Bytes of temporaries that the TPU compiler says a program would need, beside arguments of `taken` bytes; None where it gives no figure."""
+    size = lambda found: int(float(found[1]) * _UNITS[found[2]])
+    if found := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
+        return size(found)
+    if found := re.search(r"Used ([\d.]+)([KMGT]) of", message):
+        return max(size(found) - taken, 0)
+    return None
 
 
 def _layers_flops(task) -> float:

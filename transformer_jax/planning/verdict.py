@@ -13,7 +13,7 @@ def lines(config, task, program, found: Estimate) -> list[str]:
 
 
 def _memory(found: Estimate) -> list[str]:
-    rows = [*found.consumers.items(), ("temporaries", found.temporaries), ("peak", found.peak)]
+    rows = [*found.consumers.items(), ("temporaries", found.temporaries), ("live at once", found.peak)]
     return ["memory of a device", *(f"  {name:<16} {'unknown' if size is None else f'{size / _GB:.3f} GB'}" for name, size in rows)]
 
 
