@@ -48,11 +48,14 @@ def test_resume_is_bit_equal_at_every_step(tiny, tmp_path):
         shutil.rmtree(resumed)
 
 
-def test_what_a_run_writes(tiny, tmp_path, capsys):
+def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch):
+    fed = []
+    monkeypatch.setattr(loop.Watchdog, "fed", lambda self: fed.append(1))
     config = tiny(train__num_steps=12, train__log_every=4, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2, optimizer__learning_rate=0.01)
     workdir, task = tmp_path / "run", make_task(config)
     program = Program.of(config, task)
     result = run(config, task, workdir, program)
+    assert len(fed) == 12
     assert program.train_step._cache_size() == 1  # compiled once, whatever is logged, evaluated and saved between
     written = lines(workdir)
     logged = [line for line in written if "train/loss" in line]

@@ -2,8 +2,6 @@
 import time
 
 from transformer_jax.training import watchdog
-from transformer_jax.training.loop import run
-from transformer_jax.workdir import make_task
 
 
 def test_silence_dumps_the_stacks_and_the_run_goes_on(capfd, monkeypatch):
@@ -20,10 +18,3 @@ def test_silence_dumps_the_stacks_and_the_run_goes_on(capfd, monkeypatch):
         dog.fed()
     time.sleep(0.5)
     assert not capfd.readouterr().err
-
-
-def test_the_loop_feeds_it(tiny, tmp_path, monkeypatch):
-    fed = []
-    monkeypatch.setattr(watchdog.Watchdog, "fed", lambda self: fed.append(time.monotonic()))
-    run(config := tiny(), make_task(config), tmp_path / "run")
-    assert len(fed) == 4
