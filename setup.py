@@ -10,6 +10,7 @@ INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 # an interface (a minor one before 1.0). Python 3.11 gets jax 0.10 and flax 0.12.8, the last that support it.
 BASE = [
     "absl-py>=2.1,<3",
+    "etils[epath]>=1.9,<2",  # paths in buckets, as Orbax knows them
     "flax>=0.12.7,<0.13",
     "grain>=0.2.16,<0.3",  # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
     "jax>=0.10,<0.13",

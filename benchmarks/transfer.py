@@ -17,7 +17,7 @@ CASES = {  # config, held-out measure, files, keys
     "cola": ("sentiment.py:olid-cpu", "matthews", ("cola/in_domain_train.tsv", "cola/in_domain_dev.tsv"), {"task.text": "4", "task.label": "2", "task.labels": "('0','1')", "train.num_steps": 804}),
     "mrpc": ("sentiment.py:olid-cpu", "f1", ("mrpc/train.txt", "mrpc/test.txt"),
              {"task.text": "#1 String", "task.pair": "#2 String", "task.label": "Quality", "task.labels": "('0','1')", "task.length": 128, "train.num_steps": 384}),
-    "olid": ("sentiment.py:olid-cpu", "f1", ("olid/olid-training-v1.0.tsv", "olid.tsv"), {}),
+    "olid": ("sentiment.py:olid-cpu", "macro_f1", ("olid/olid-training-v1.0.tsv", "olid.tsv"), {}),
     "wikiann": ("ner.py:wikiann-cpu", "f1", ("wikiann_ner/train.txt", "wikiann_ner/dev.txt"), {}),
     "xquad": ("squad.py:1.1", "f1", ("xquad_train.json", "xquad_valid.json"),
               {"task.length": 256, "task.stride": 64, "task.max_question": 32, "optimizer.learning_rate": "5e-4", "train.num_steps": 400, "train.batch": 16}),

@@ -9,7 +9,10 @@ import urllib.parse
 
 
 class FakeGcs(http.server.ThreadingHTTPServer):
-    """`objects`: name -> content, of any bucket. `uploads`: their names in order. `writes`: uploads and deletions let through yet, then 403."""
+    """`objects`: name -> content, of any bucket. `uploads`: their names in order. `writes`: uploads and deletions let through yet, then 403.
+
+    `busy`: whether the request of a number gets a 503; `lossy`: the same, once it has been done. The bucket `nowhere` does not exist.
+    """
 
     daemon_threads = True
     page = 3  # objects a page of a listing
@@ -18,6 +21,10 @@ class FakeGcs(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects, self.generations, self.uploads, self.writes, self.forbidden = {}, {}, [], float("inf"), False
         self.count, self.lock = itertools.count(1), threading.Lock()
+        self.requests, self.busy, self.lossy = 0, lambda number: False, lambda number: False
+
+    def handle_error(self, *_):
+        """A client that is killed breaks its connections: no matter."""
 
     def put(self, name: str, content: bytes | None) -> None:  # None: deletes it
         self.objects.pop(name, None), self.generations.pop(name, None)
@@ -30,7 +37,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self):
-        self.split()
+        if self.split():
+            return
         if self.server.forbidden:
             return self.reply(403, {"error": {"code": 403, "message": "no access"}})
         if not self.name:  # a listing
@@ -44,6 +52,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.query.get("ifGenerationNotMatch") == str(self.server.generations[self.name]):
             return self.reply(304)
         content = self.server.objects[self.name]
+        if self.query.get("alt") != "media":
+            return self.reply(200, {"name": self.name, "generation": str(self.server.generations[self.name]), "size": str(len(content))})
         ranged = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not ranged:
             return self.reply(200, content)
@@ -56,12 +66,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.split()
-        self.change(self.query["name"], content)
+        if not self.split():
+            self.change(self.query["name"], content)
 
     def do_DELETE(self):
-        self.split()
-        self.change(self.name, None)
+        if not self.split():
+            self.change(self.name, None)
 
     def change(self, name, content):
         with self.server.lock:
@@ -78,11 +88,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200, {"name": name, "generation": str(self.server.generations[name]), "size": str(len(content))})
 
     def split(self):
+        """Whether the request has been answered already, with an error."""
         url = urllib.parse.urlsplit(self.path)
-        self.name = urllib.parse.unquote(re.fullmatch(r"(?:/upload)?/storage/v1/b/[^/]+/o/?(.*)", url.path)[1])
-        self.query = dict(urllib.parse.parse_qsl(url.query))
+        bucket, name = re.fullmatch(r"(?:/upload)?/storage/v1/b/([^/]+)/o/?(.*)", url.path).groups()
+        self.name, self.query = urllib.parse.unquote(name), dict(urllib.parse.parse_qsl(url.query))
+        self.server.requests += 1
+        self.number = self.server.requests
+        if bucket == "nowhere":
+            self.reply(404, {"error": {"code": 404, "message": "The specified bucket does not exist."}})
+        elif self.server.busy(self.number):
+            self.reply(503)
+        else:
+            return False
+        return True
 
     def reply(self, status, content=b"", headers=None):
+        if status == 200 and self.server.lossy(self.number):
+            status, content = 503, b""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         headers = {"Content-Length": str(len(body)), "x-goog-generation": str(self.server.generations.get(self.name, 0)), **(headers or {})}
         self.send_response(status)

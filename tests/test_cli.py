@@ -102,6 +102,7 @@ def refused(done, *words):
     (["--config.train.batch=lots"], ["config.train.batch='lots'"]),
     (["--config.data.train_source=/no/such.txt"], ["config.data.train_source=/no/such.txt", "no such file"]),
     (["--config.data.tfds_name=x/y"], ["name one source"]),
+    (["--profile=5:3"], ["--profile=5:3", "FROM:TO"]),
     (["--config.train.num_steps"], ["needs a value"]),
     (["--cfg=1"], ["cfg"]),
     (["--config.checkpoint.every=3"], ["config.checkpoint.every=3", "config.train.eval_every=4", "multiple"]),

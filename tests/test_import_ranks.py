@@ -7,16 +7,16 @@ import transformer_jax
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
 # what each part may import of the others; whatever is not listed as a part is a binary and may import all
-LOW = {"config", "progress", "bleu", "pictures"}
+LOW = {"config", "progress", "bleu", "pictures", "hardware", "buckets"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
-    "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
-    "hosts": LOW,
+    "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
+    "hosts": LOW, "lease": LOW, "buckets": {"config"},
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
     "training": BASE | {"hosts", "training", "tasks.task"} - {"losses"},
-    "workdir": BASE | {"hosts", "training", "tasks"}, "prompting": BASE | {"decoding"},
+    "workdir": BASE | {"hosts", "lease", "training", "tasks"}, "prompting": BASE | {"decoding"},
     "huggingface": LOW | {"data"},
 }
 FLAX = {"layers", "models", "training/state.py"}

@@ -20,11 +20,14 @@ def define_config() -> None:
 
 
 def define_workdir() -> None:
-    _define("workdir", None, "Folder of the run.")
+    _define("workdir", None, "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME).")
 
 
-def define_hosts() -> None:
-    """What says where the other processes of a run are, outside Slurm and Cloud TPU, which say it themselves."""
+def define_training() -> None:
+    """What the trainers share. Slurm and Cloud TPU say themselves where the other processes of a run are."""
+    define_config()
+    define_workdir()
+    flags.DEFINE_string("profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard.")
     _define("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
     flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
     flags.DEFINE_integer("process_id", None, "Number of this one, from 0.")
@@ -61,14 +64,18 @@ def load_config(without: str = ""):
 _overrides: list[tuple[str, str]] = []
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else."""
+def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None) -> None:
+    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else.
+
+    `before_jax` may set what jax reads from the environment when it is imported.
+    """
     use_huge_pages()
     _tell_once()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     try:
         _parse(sys.argv)
+        before_jax()
         _join_others()
         _set_up_jax()
         main()
@@ -108,6 +115,16 @@ def _parse(argv: list[str]) -> None:
             raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
 
 
+def profile() -> tuple[int, int] | None:
+    """The updates --profile names."""
+    if FLAGS.profile is None:
+        return None
+    first, colon, last = FLAGS.profile.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UserError(f"--profile={FLAGS.profile}: FROM:TO is asked for, the first and the last update to trace, from 1")
+    return int(first), int(last)
+
+
 def train(task_name: str) -> None:
     """The body of a trainer: the config's run, started or gone on with in --workdir."""
     config = load_config()
@@ -115,7 +132,7 @@ def train(task_name: str) -> None:
         raise UserError(f"--config={FLAGS.config}: config.task.name={config.task.name!r}, this trainer's is {task_name!r}")
     from transformer_jax import workdir
 
-    workdir.train(config, FLAGS.workdir)
+    workdir.train(config, FLAGS.workdir, profile=profile())
 
 
 def _take_overrides(argv: list[str]) -> list[str]:

@@ -41,7 +41,7 @@ class Data:
     seed: int = 0  # order of the rows, and everything drawn inside a row
     corpus: Literal["", "grammar", "python", "pydoc"] = ""  # a built-in corpus instead of files: sentence pairs, the standard library's sources, their documentation
     corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
-    train_files: str | None = None  # running text: paths and patterns, separated by commas; *.jsonl: JSON objects, one a line
+    train_files: str | None = None  # running text: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl: JSON objects, one a line
     valid_files: str | None = None
     test_files: str | None = None
     mixture: tuple = ()  # instead of train_files: ((files, weight), ...), whole weights of how many rows come from each

@@ -80,6 +80,8 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     from transformer_jax import workdir
     from transformer_jax.huggingface import tensors
 
+    if "://" in str(target):
+        raise UserError(f"--to_hf={target}: must be a folder on a disk")
     task, params = workdir.open_run(run, step, overrides)
     family = next((family for family in _families() if family.holds(task.config)), None)
     if family is None:
@@ -107,6 +109,12 @@ def _families() -> list:
 @contextlib.contextmanager
 def _appearing(folder):
     """A folder to fill, which is `folder` once the context is left without an error. Raises UserError where there is something already."""
+    if "://" in str(folder):
+        from transformer_jax import buckets
+
+        with _appearing_in_bucket(buckets.folder_of_run(folder)) as there:
+            yield there
+        return
     folder = pathlib.Path(folder).expanduser().resolve()
     half = folder.with_name(f".{folder.name}.half")
     try:
@@ -121,6 +129,18 @@ def _appearing(folder):
         os.replace(half, folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _appearing_in_bucket(folder):
+    """`_appearing` where nothing can be renamed: a run is there once its config.json is, which is written last."""
+    if folder.exists():
+        raise UserError(f"{folder}: there is something already; name a new folder")
+    try:
+        yield folder
+    except BaseException:
+        folder.rmtree(missing_ok=True)
+        raise
 
 
 if __name__ == "__main__":

@@ -1,17 +1,29 @@
-"""Compiles a config without running it: python -m transformer_jax.dry_run --config=configs/wmt/big.py --devices=8
+"""Compiles a config without running it: python -m transformer_jax.dry_run --config=configs/wmt/big.py --topology=v5e:4x4
 
-Nothing is allocated and no data is opened. A table of the parameters goes to stderr, one JSON object to stdout.
+For the devices of this machine, for --devices=N virtual CPU devices, or for a --topology of TPUs that are not here (libtpu compiles
+for them on any machine). Nothing is allocated and no data is opened. The shardings of parameters, optimizer state and
+batch, the memory and the roofline go to stderr, one JSON object to stdout. A model that does not fit is an answer, not a failure: exit code 0.
 """
 import json
 import math
-import time
 
 from absl import flags
 
 from transformer_jax import cli
+from transformer_jax.config import UserError
+from transformer_jax.planning import topology
 
 cli.define_config()
 flags.DEFINE_integer("devices", None, "Number of virtual CPU devices to compile for; default: the devices of this machine.", lower_bound=1)
+flags.DEFINE_string("topology", None, "TPU slice to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, v4:4x4x4.")
+flags.DEFINE_bool("search", False, "Try meshes, rematerialisation and microbatches; print those that fit, the fastest first.")
+
+
+def before_jax() -> None:
+    if cli.FLAGS.topology:
+        if cli.FLAGS.devices:
+            raise UserError("--devices and --topology: give one of them")
+        topology.prepare(cli.FLAGS.topology)
 
 
 def main() -> None:
@@ -23,24 +35,44 @@ def main() -> None:
     config = cli.load_config()
 
     from transformer_jax import workdir
+    from transformer_jax.planning import estimate, shardings, verdict
+    from transformer_jax.progress import say
     from transformer_jax.training.loop import Program
 
+    devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else jax.devices()
+    if cli.FLAGS.search:
+        return _search(config, workdir.make_task, devices)
     task = workdir.make_task(config)
-    program = Program.of(config, task)
-    _print_table(program)
-    began = time.monotonic()
-    compiled = program.train_step.lower(program.state, program.batch).compile()
-    seconds = time.monotonic() - began
-    memory = compiled.memory_analysis()
-    print(json.dumps({
-        **_counts(task.model, program.state.params),
-        "tokens_per_step": task.positions(0) * config.train.batch,
-        "flops_per_step": task.flops(0) * config.train.batch,
-        "bytes_per_device": {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
-                             "temporaries": memory.temp_size_in_bytes, "peak": memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes},
-        "compile_seconds": round(seconds, 2),
-        "mesh": dict(program.mesh.shape),
-    }))
+    program = Program.of(config, task, devices)
+    say("\n".join(shardings.table(program)))
+    found = estimate.estimate(config, task, program)
+    say("\n".join(verdict.lines(config, task, program, found)))
+    print(json.dumps({**_counts(task.model, program.state.params), "tokens_per_step": task.positions(0) * config.train.batch, "flops_per_step": found.flops, **_record(found),
+                      "topology": cli.FLAGS.topology, "mesh": dict(program.mesh.shape)}))
+
+
+def _search(config, make_task, devices) -> None:
+    from transformer_jax.planning import search
+    from transformer_jax.progress import say
+
+    found = search.search(config, make_task, devices)
+    say("\n".join(search.table(found)))
+    print(json.dumps({"search": search.record(found), "topology": cli.FLAGS.topology}))
+
+
+def _record(found) -> dict:
+    """What is kept of an estimate; null where the compiler refused, or the chip is not known."""
+    roofline = found.roofline
+    return {
+        "bytes_per_device": {name: getattr(found, name) for name in ("arguments", "outputs", "temporaries", "peak")},
+        "arguments_by_consumer": found.consumers,
+        "device_memory": found.chip and int(found.chip.memory),
+        "fits": found.fits,
+        "collectives": found.collectives,
+        "compile_seconds": round(found.compile_seconds, 2),
+        "roofline": roofline and {**{name: getattr(roofline, name) for name in ("compute_s", "memory_s", "network_s")}, "bound": roofline.bound},
+        "predicted_mfu_upper_bound": found.mfu,
+    }
 
 
 def _counts(model, params) -> dict[str, int]:
@@ -55,22 +87,5 @@ def _counts(model, params) -> dict[str, int]:
     return counts
 
 
-def _print_table(program) -> None:
-    """Every parameter with its shape, the mesh axes its dimensions are split over, and its bytes on a device."""
-    import jax
-
-    from transformer_jax.progress import say
-    from transformer_jax.training.optimizer import names
-
-    rows = [("parameter", "shape", "sharding", "MB a device")]
-    for path, leaf in jax.tree_util.tree_leaves_with_path(program.state.params):
-        split = ", ".join("-" if axes is None else "*".join((axes,) if isinstance(axes, str) else axes) for axes in leaf.sharding.spec)
-        local = math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        rows.append(("/".join(names(path)), str(leaf.shape), f"({split})", f"{local / 1e6:.2f}"))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for name, shape, split, size in rows:
-        say(f"{name:{widths[0]}}  {shape:{widths[1]}}  {split:{widths[2]}}  {size:>{widths[3]}}")
-
-
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, before_jax)

@@ -4,7 +4,6 @@ The model is that of the run (or converted checkpoint) in init_from; --config.mo
 runs, in DIR2/seed-0 and so on, and the mean and deviation of their last scores are printed as one JSON object.
 """
 import json
-import pathlib
 import statistics
 
 from absl import flags
@@ -12,22 +11,20 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_config()
-cli.define_workdir()
-cli.define_hosts()
+cli.define_training()
 flags.DEFINE_integer("seeds", 0, "Runs that differ in config.train.seed and config.data.seed alone: 0, 1, ... ; 0: one run, with the config's.", lower_bound=0)
 
 
 def main() -> None:
-    from transformer_jax import config as configs, workdir
+    from transformer_jax import buckets, config as configs, workdir
     from transformer_jax.progress import say
 
-    options, folder = cli.FLAGS, pathlib.Path(cli.FLAGS.workdir)
+    options, folder = cli.FLAGS, buckets.folder_of_run(cli.FLAGS.workdir)
     config, of_model = cli.load_config(without="model.")
     if not workdir.fine_tunes(config):
         raise UserError(f"--config={options.config}: config.task.name={config.task.name!r} is no task of fine-tuning")
     if not options.seeds:
-        workdir.train(config, folder, of_model)
+        workdir.train(config, folder, of_model, cli.profile())
         return
     found = []
     for seed in range(options.seeds):

@@ -4,7 +4,6 @@ Prompts from a file or several samples come as JSON objects, one a line, in orde
 """
 import itertools
 import json
-import pathlib
 import sys
 
 from absl import flags
@@ -61,9 +60,10 @@ def main() -> None:
 
 
 def _lines(path: str):
+    from transformer_jax import buckets
     from transformer_jax.data.sources import text_lines
 
-    if path != "-" and not pathlib.Path(path).is_file():
+    if path != "-" and not buckets.path(path).is_file():
         raise UserError(f"--prompts={path}: no such file")
     for number, line in enumerate(text_lines("/dev/stdin" if path == "-" else path), 1):
         if path.endswith(".jsonl"):

@@ -108,9 +108,9 @@ def _roll_call(coordinator: str, count: int, number: int, patience: int) -> None
             except TimeoutError:
                 error = f"no word of process {', '.join(str(i) for i in range(1, count) if i not in come)} of {count} within {patience} s"
                 break
-            said = lines.enter_context(line).makefile().readline().split()
-            if len(said) == 2:
-                i, n = map(int, said)
+            line.settimeout(5)
+            with contextlib.suppress(OSError, ValueError):  # whatever else knocks at the port
+                i, n = map(int, lines.enter_context(line).makefile().readline().split())
                 error = f"{where} is process {i} of {n}, {'as another is' if i in come else f'here there are {count}'}" if i in come or n != count else ""
                 come[i] = line
         for line in come.values():

@@ -4,12 +4,12 @@ import collections
 import dataclasses
 import difflib
 import json
-import pathlib
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
 import numpy as np
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.progress import say, track
@@ -58,9 +58,9 @@ class Prompts:
 def read(path: str) -> Prompts:
     """The JSON file of a task: an object with Prompts' fields; items and examples are objects with Item's. Raises UserError for what is wrong there."""
     try:
-        content = json.loads(pathlib.Path(path).expanduser().read_text("utf-8-sig"))
+        content = json.loads(buckets.path(path).read_text("utf-8-sig"))
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror})") from None
+        raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8") from None
     except json.JSONDecodeError as error:

@@ -110,6 +110,11 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical_axes, table)))
 
 
+def platform() -> str:
+    """What the mesh in use consists of, "cpu", "gpu" or "tpu"; without a mesh in use, what this machine computes on."""
+    return jax.default_backend() if _current.get() is None else _current.get()[0].devices.flat[0].platform
+
+
 def parts(logical_axis: str) -> int:
     """Over how many parts the mesh in use splits this axis."""
     if _current.get() is None:

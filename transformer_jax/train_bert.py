@@ -1,9 +1,7 @@
 """Pre-trains a bidirectional encoder: python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=DIR"""
 from transformer_jax import cli
 
-cli.define_config()
-cli.define_workdir()
-cli.define_hosts()
+cli.define_training()
 
 
 def main() -> None:

@@ -1,9 +1,7 @@
 """Trains a causal language model: python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=DIR"""
 from transformer_jax import cli
 
-cli.define_config()
-cli.define_workdir()
-cli.define_hosts()
+cli.define_training()
 
 
 def main() -> None:

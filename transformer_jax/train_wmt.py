@@ -1,9 +1,7 @@
 """Trains a translation model: python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=DIR"""
 from transformer_jax import cli
 
-cli.define_config()
-cli.define_workdir()
-cli.define_hosts()
+cli.define_training()
 
 
 def main() -> None:

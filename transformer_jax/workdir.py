@@ -6,13 +6,14 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 
 import jax
 import jax.numpy as jnp
 
-from transformer_jax import config as configs, hosts
+from transformer_jax import buckets, config as configs, hosts, lease
 from transformer_jax.config import UserError
 from transformer_jax.training import loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
@@ -22,7 +23,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "ten
 
 def make_task(config, workdir=None):
     """The task `config.task` describes; with the tokenizer of the run recorded in `workdir`, if there is one, else of the run `config.init_from`."""
-    workdir = pathlib.Path(workdir).expanduser() if workdir else None
+    workdir = buckets.folder_of_run(workdir) if workdir else None
     tokenizer = None
     if workdir is not None and (workdir / "config.json").exists():
         tokenizer = workdir / "tokenizer"
@@ -31,9 +32,9 @@ def make_task(config, workdir=None):
     return configs.named_class("task", config.task.name)(config, tokenizer, **configs.options(config.task))
 
 
-def _begun_from(config) -> pathlib.Path:
+def _begun_from(config) -> pathlib.Path | buckets.Path:
     """The workdir `config.init_from`. Raises UserError where it holds no run of the same family."""
-    folder = pathlib.Path(config.init_from).expanduser()
+    folder = buckets.folder_of_run(config.init_from)
     if not (folder / "config.json").is_file():
         raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
     model = read_config(folder)[0].model.name
@@ -52,11 +53,11 @@ def settled(config, workdir, of_model=()):
 
     A run that goes on in `workdir` needs the other no more.
     """
-    workdir = pathlib.Path(workdir).expanduser()
+    workdir = buckets.folder_of_run(workdir)
     goes_on = (workdir / "config.json").exists()
     if not goes_on and not config.init_from:
         raise UserError("config.init_from is missing: the run (or converted checkpoint) to fine-tune")
-    origin = workdir if goes_on else pathlib.Path(config.init_from).expanduser()
+    origin = workdir if goes_on else buckets.folder_of_run(config.init_from)
     if not (origin / "config.json").is_file():
         raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
     before = read_config(origin)[0]
@@ -79,15 +80,18 @@ def _labels(config, before) -> list[str]:
     return known if set(names) <= set(known) else names
 
 
-def train(config, workdir, of_model=()) -> dict[str, float]:
-    """The config's run, started or gone on with in `workdir`; returns its last evaluation. `of_model`: overrides of a fine-tuned model's keys."""
+def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) -> dict[str, float]:
+    """The config's run, started or gone on with in `workdir`; returns its last evaluation.
+
+    `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
+    """
     if fine_tunes(config):
         config = settled(config, workdir, of_model)
     if hosts.index():
         config.data.rebuild = False  # process 0 does
     task = make_task(config, workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
-    if config.init_from and config.train.pretrained and not (pathlib.Path(workdir).expanduser() / "config.json").exists():  # once begun, a run needs the other no more
+    if config.init_from and config.train.pretrained and not (buckets.folder_of_run(workdir) / "config.json").exists():  # once begun, a run needs the other no more
         loop.initial_checkpoint(config, program)
     with held(workdir) if not hosts.index() else contextlib.nullcontext():
         own = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))  # places, which may differ from host to host
@@ -95,13 +99,17 @@ def train(config, workdir, of_model=()) -> dict[str, float]:
         with hosts.first():
             record(config, task, workdir)
         hosts.agree(task.fingerprint())
-        return loop.run(config, task, workdir, program)
+        return loop.run(config, task, workdir, program, profile)
 
 
 @contextlib.contextmanager
 def held(workdir):
-    """Holds a workdir, made if need be, against a second run; the system frees it when the process ends, however it ends."""
-    workdir = pathlib.Path(workdir).expanduser()
+    """Holds a workdir, made if need be, against a second run; the system frees it when the process ends, however it ends. In a bucket a lease does so."""
+    workdir = buckets.folder_of_run(workdir)
+    if isinstance(workdir, buckets.Path):
+        with _leased(workdir):
+            yield
+        return
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = open(workdir / ".lock", "w")
@@ -121,12 +129,27 @@ def held(workdir):
                     workdir.rmdir()
 
 
+@contextlib.contextmanager
+def _leased(workdir: buckets.Path):
+    def overtaken(line):  # in a thread, whatever the others do: nothing may be written from here on
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        hosts.failed(line, 1)
+        os._exit(1)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lease.held(workdir / ".lock", f"--workdir={workdir}", overtaken))
+        except OSError as error:
+            raise UserError(f"--workdir: can't be written ({error})") from None
+        yield
+
+
 def record(config, task, workdir) -> None:
     """Prepares the data, then records a new run in `workdir`, or the run that goes on there.
 
     Raises UserError where config or data differ from the recorded run in what may not change.
     """
-    workdir = pathlib.Path(workdir).expanduser()
+    workdir = buckets.folder_of_run(workdir)
     if hosts.index() and not (workdir / "config.json").exists():
         raise UserError(f"--workdir={workdir}: not the folder that process 0 has just written to; it must be on storage that all hosts share")
     fingerprint = json.loads(json.dumps(task.fingerprint()))
@@ -143,25 +166,24 @@ def record(config, task, workdir) -> None:
         return
     task.rows()  # before anything is written: what is wrong with the data must leave no run behind
     if not (workdir / "config.json").exists():
-        shutil.rmtree(workdir / "tokenizer", ignore_errors=True)  # of a run that was killed before it was recorded
+        for left in (workdir / "tokenizer").iterdir() if (workdir / "tokenizer").is_dir() else ():  # by a run that was killed before it was recorded
+            left.unlink()
         task.tokenizer.save(workdir / "tokenizer")
     _write_record(config, fingerprint, workdir)
 
 
 def create(workdir, task, params) -> None:
     """In an empty folder, a run at step 0 whose parameters were trained elsewhere, on what is unknown here."""
-    workdir = pathlib.Path(workdir)
+    workdir = buckets.folder_of_run(workdir)
     task.tokenizer.save(workdir / "tokenizer")
     with Checkpoints(workdir / "checkpoints", task.config.checkpoint) as checkpoints:
         checkpoints.save_params(params)
     _write_record(task.config, {"train": [], "tokenizer": task.tokenizer.fingerprint()}, workdir)
 
 
-def _write_record(config, fingerprint: dict, workdir: pathlib.Path) -> None:
+def _write_record(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> None:
     content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions(), "revision": _revision()}
-    half = workdir / ".config.json.half"
-    half.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(half, workdir / "config.json")
+    buckets.write(workdir / "config.json", json.dumps(content, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -170,7 +192,7 @@ def versions() -> dict[str, str]:
 
 def read_config(workdir):
     """(config, data fingerprint) of a recorded run."""
-    path = pathlib.Path(workdir) / "config.json"
+    path = buckets.folder_of_run(workdir) / "config.json"
     if not path.is_file():
         raise UserError(f"--workdir={workdir}: no run here (no config.json)")
     try:
@@ -188,7 +210,7 @@ def open_run(workdir, step: str | int = "best", overrides: list[tuple[str, str]]
 
     With `config.decode.average` = N the parameters are the mean of the N newest checkpoints up to that step.
     """
-    workdir = pathlib.Path(workdir).expanduser()
+    workdir = buckets.folder_of_run(workdir)
     config, fingerprint = read_config(workdir)
     for key, value in overrides:
         configs.set_key(config, key, value)

@@ -11,9 +11,9 @@ from transformer_jax.config import choice, experiment
 TASKS = {  # training examples, tokens, epochs, learning rate, measure, task
     "imdb": (25_000, 512, 3, 2e-5, "accuracy", dict(text="2", label="1", labels=("0", "1"))),
     "imdb-tfds": (25_000, 512, 3, 2e-5, "accuracy", dict(text="text", label="label", labels=("neg", "pos"))),
-    "imdb-cpu": (25_000, 256, 2, 5e-4, "accuracy", dict(text="2", label="1", labels=("0", "1"))),
-    "olid": (13_240, 128, 3, 2e-5, "f1", dict(text="tweet", label="subtask_a", labels=("NOT", "OFF"))),
-    "olid-cpu": (13_240, 64, 3, 5e-4, "f1", dict(text="tweet", label="subtask_a", labels=("NOT", "OFF"))),
+    "imdb-cpu": (25_000, 256, 1, 1e-3, "accuracy", dict(text="2", label="1", labels=("0", "1"))),
+    "olid": (13_240, 128, 3, 2e-5, "macro_f1", dict(text="tweet", label="subtask_a", labels=("NOT", "OFF"))),
+    "olid-cpu": (13_240, 64, 3, 5e-4, "macro_f1", dict(text="tweet", label="subtask_a", labels=("NOT", "OFF"))),
 }
 
 

@@ -84,7 +84,7 @@ class Run:
 def lines(workdir):
     """What metrics.jsonl says, but for how long things took."""
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("seconds/") and k != "train/tokens_per_second"} for line in found]
+    return [{k: v for k, v in line.items() if not k.startswith("seconds/") and k not in ("train/tokens_per_second", "train/mfu")} for line in found]
 
 
 class Process:

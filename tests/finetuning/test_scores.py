@@ -24,6 +24,8 @@ def test_classification(num_labels):
         assert scores.accuracy(labels, found) == pytest.approx(sklearn.metrics.accuracy_score(labels, found))
         assert scores.matthews(labels, found) == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, found), abs=1e-12)
         average = dict(average="binary") if num_labels == 2 else dict(average="macro", labels=range(num_labels))
+        macro = sklearn.metrics.f1_score(labels, found, zero_division=0, average="macro", labels=range(num_labels))
+        assert scores.macro_f1(labels, found, range(num_labels)) == pytest.approx(macro)
         assert scores.f1(labels, found, num_labels) == pytest.approx(sklearn.metrics.f1_score(labels, found, zero_division=0, **average))
 
 
@@ -112,3 +114,18 @@ def test_answers():
 ])
 def test_answers_at_the_edges(answers, found, exact, f1):
     assert (scores.exact_match(answers, found), scores.overlap_f1(answers, found)) == (exact, pytest.approx(f1)) and squad_script(answers, found) == (exact, pytest.approx(f1))
+
+
+def test_best_threshold():
+    """Against every threshold there is, in 1,000 random cases with equal margins among them."""
+    generator = np.random.default_rng(0)
+    for _ in range(1000):
+        count = generator.integers(1, 12)
+        margins = generator.integers(-3, 4, count).astype(float)
+        margins[generator.random(count) < 0.1] = np.inf  # no span at all
+        answered, refused = generator.choice([0, 0.5, 1], count), generator.choice([0, 0, 1], count)
+        answered = np.where(np.isinf(margins), refused, answered)
+        score = lambda threshold: np.where(margins > threshold, refused, answered).mean()
+        found, threshold = scores.best_threshold(margins, answered, refused)
+        assert found == pytest.approx(max(score(t) for t in [-10.5, *margins]))
+        assert score(threshold) == pytest.approx(found) and np.isfinite(threshold)

@@ -26,7 +26,7 @@ def final_state(workdir, config, program, step):
 def lines(workdir):
     """What metrics.jsonl says, but for how long things took."""
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("seconds/") and k != "train/tokens_per_second"} for line in found]
+    return [{k: v for k, v in line.items() if not k.startswith("seconds/") and k not in ("train/tokens_per_second", "train/mfu")} for line in found]
 
 
 def test_resume_is_bit_equal_at_every_step(tiny, tmp_path):
@@ -72,6 +72,22 @@ def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch):
     assert (workdir / "curves.png").read_bytes()[:4] == b"\x89PNG" and list((workdir / "tensorboard").iterdir())
     error = capsys.readouterr().err
     assert "step 4/12" in error and "tokens/s" in error and "padding" in error and "first step after" in error
+
+
+def test_a_profile_of_some_updates(tiny, tmp_path, capsys):
+    config = tiny(train__num_steps=4)
+    run(config, task := make_task(config), tmp_path / "run", Program.of(config, task, jax.devices()[:1]), profile=(2, 3))
+    [trace] = (tmp_path / "run/profile").rglob("*.xplane.pb")
+    assert trace.stat().st_size > 1000 and "profile of updates 2 to 3" in capsys.readouterr().err
+
+
+def test_mfu_is_of_the_measured_rate_where_no_table_knows_the_device(tiny, tmp_path, capsys):
+    config = tiny(train__num_steps=4, train__log_every=4)
+    run(config, task := make_task(config), tmp_path / "run", program := Program.of(config, task, jax.devices()[:2]))
+    [line] = [line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()) if "train/mfu" in line]
+    assert "no table knows 'cpu'" in capsys.readouterr().err and 1e9 < program.peak < 1e14  # two virtual devices are one machine
+    updates = 4 * task.flops(0) * config.train.batch
+    assert line["train/mfu"] * program.peak * (line["seconds/step"] + line["seconds/data"]) == pytest.approx(updates)
 
 
 def test_it_learns_one_batch_by_heart(tiny, tmp_path):

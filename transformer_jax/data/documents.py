@@ -2,7 +2,6 @@
 import ast
 import dataclasses
 import functools
-import glob
 import hashlib
 import itertools
 import json
@@ -13,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Literal
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import recipes, sentences, sources
 
@@ -201,16 +201,14 @@ def files(data, key: str, names: str | None) -> TextFiles | None:
 
 
 def paths(key: str, names: str) -> list[str]:
-    """The files that `names` lists: paths and glob patterns, separated by commas. Raises UserError where one is missing or empty."""
+    """The files that `names` lists: paths, URLs and shell patterns, separated by commas. Raises UserError where one is missing or empty."""
     found = []
     for name in names.split(","):
-        pattern = str(pathlib.Path(name.strip()).expanduser())
-        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-        if not matches or not all(pathlib.Path(match).is_file() for match in matches):
+        if not (matches := buckets.matches(name.strip())):
             raise UserError(f"{key}={name}: no such file")
         found += matches
-    if empty := next((file for file in found if pathlib.Path(file).stat().st_size == 0), None):
-        raise UserError(f"{key}={empty}: the file is empty")
+    for file in found:
+        sources.filled(key, file)
     return found
 
 

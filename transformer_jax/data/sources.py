@@ -4,11 +4,11 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 import re
 from collections.abc import Iterator
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError
 
 Pair = tuple[str, str]
@@ -95,16 +95,22 @@ def pairs(data, split: str):
     for key, file in zip((f"config.data.{split}_source", f"config.data.{split}_target"), files):
         if file is None:
             raise UserError(f"{key} is missing: source and target files come in pairs")
-        if not pathlib.Path(file).expanduser().is_file():
-            raise UserError(f"{key}={file}: no such file")
-        if pathlib.Path(file).expanduser().stat().st_size == 0:
+        filled(key, file)
+    return TextPairs(*(str(buckets.path(f)) for f in files))
+
+
+def filled(key: str, file: str) -> None:
+    """Raises UserError where there is no such file, on a disk or in a bucket, or nothing in it. `key` is who names it."""
+    if not buckets.path(file).is_file():
+        raise UserError(f"{key}={file}: no such file")
+    with buckets.path(file).open("rb") as content:
+        if not content.read(1):
             raise UserError(f"{key}={file}: the file is empty")
-    return TextPairs(*(str(pathlib.Path(f).expanduser()) for f in files))
 
 
 def text_lines(path: str, keep_ends: bool = False) -> Iterator[str]:
     """The lines of a UTF-8 file, without their ends unless they are kept; only "\\n" and "\\r\\n" end a line, a byte-order mark is dropped."""
-    with open(path, "rb") as file:
+    with buckets.path(path).open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
                 line = raw.decode("utf-8")
@@ -118,6 +124,8 @@ def tfds_folder(data, split: str) -> tuple[str, str] | None:
     """(folder, its name of the split) of the prepared set `config.data.tfds_name` names; None if it has no such split."""
     if not data.tfds_dir:
         raise UserError("config.data.tfds_name needs config.data.tfds_dir, the data_dir the set was prepared in")
+    if "://" in data.tfds_dir:
+        raise UserError(f"config.data.tfds_dir={data.tfds_dir}: prepared TFDS sets are read from disks only")
     base = pathlib.Path(data.tfds_dir).expanduser()
     root = base / data.tfds_name
     found = [p.parent for p in root.rglob("dataset_info.json") if re.fullmatch(r"\d+\.\d+\.\d+", p.parent.name)]  # a killed preparation leaves others
@@ -165,11 +173,10 @@ def decoded(text: bytes | str, where: str) -> str:
 
 def sha256(path: str) -> str:
     """Of a file's bytes."""
-    status = os.stat(path)
-    return _digest(path, status.st_size, status.st_mtime_ns)
+    return _digest(path, buckets.version(path))
 
 
 @functools.lru_cache
-def _digest(path: str, *_unchanged: int) -> str:
-    with open(path, "rb") as file:
+def _digest(path: str, _version) -> str:
+    with buckets.path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,9 +2,9 @@
 import csv
 import dataclasses
 import json
-import pathlib
 from collections.abc import Iterator, Sequence
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import documents, sources
 
@@ -179,7 +179,7 @@ class Squad:
         """`values` are (id, question, context, ((text, first character), ...)); no answers: there is none in the context."""
         for path in self.paths:
             try:
-                articles = json.loads(pathlib.Path(path).read_text("utf-8"))["data"]
+                articles = json.loads(buckets.path(path).read_text("utf-8"))["data"]
                 found = [(paragraph["context"], qa) for article in articles for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
                 found = [(qa["id"], qa["question"], context, () if qa.get("is_impossible") else tuple((a["text"], a["answer_start"]) for a in qa["answers"]))
                          for context, qa in found]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import sentencepiece
 import tokenizers as huggingface
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import sources, store, tokenizer_kinds, wordpiece
 from transformer_jax.data.tokenizer_kinds import ByteBPE, Characters, GPT1BPE, SentencePiece, Tokenizer
@@ -65,7 +66,7 @@ def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -
     if folder:
         found = load(folder)
     elif data.tokenizer_files:
-        found = read(pathlib.Path(data.tokenizer_files).expanduser())
+        found = read(buckets.path(data.tokenizer_files))
     else:
         found = trained(text(), data, vocab_size)
     if found.vocab_size > vocab_size:

@@ -12,10 +12,15 @@ def accuracy(labels: np.ndarray, found: np.ndarray) -> float:
 
 
 def f1(labels: np.ndarray, found: np.ndarray, num_labels: int) -> float:
-    """Of label 1 where there are two; else the mean over all labels (macro). 0 where a label is neither there nor found."""
+    """Of label 1 where there are two, as GLUE has it; else of all (macro)."""
+    return macro_f1(labels, found, [1] if num_labels == 2 else range(num_labels))
+
+
+def macro_f1(labels: np.ndarray, found: np.ndarray, chosen: Sequence[int]) -> float:
+    """The mean F1 of the chosen labels; 0 where a label is neither there nor found."""
     labels, found = np.asarray(labels), np.asarray(found)
     scores = []
-    for label in [1] if num_labels == 2 else range(num_labels):
+    for label in chosen:
         right = np.sum((labels == label) & (found == label))
         total = np.sum(labels == label) + np.sum(found == label)
         scores.append(2 * right / total if total else 0.0)
@@ -68,6 +73,20 @@ def exact_match(answers: Sequence[str], found: str) -> float:
 def overlap_f1(answers: Sequence[str], found: str) -> float:
     """F1 of the words shared with an answer, of the best one (Rajpurkar et al. 2016, section 6.1); of an empty one: whether both are empty (2018)."""
     return max(_overlap(answer.split(), normalised(found).split()) for answer in _asked(answers))
+
+
+def best_threshold(margins: Sequence[float], answered: Sequence[float], refused: Sequence[float]) -> tuple[float, float]:
+    """(the highest mean score, the threshold that gives it) when questions with a margin above the threshold are refused (Rajpurkar et al. 2018).
+
+    `answered`, `refused`: each question's score either way.
+    """
+    order = np.argsort(margins, kind="stable")
+    margins, gains = np.asarray(margins)[order], (np.asarray(answered) - np.asarray(refused))[order]
+    last = np.append(margins[1:] > margins[:-1], True)  # equal margins go together
+    totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[last])
+    thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[last])
+    best = int(np.argmax(totals))
+    return float(totals[best] / len(margins)), float(min(thresholds[best], np.finfo(np.float32).max))
 
 
 def _asked(answers: Sequence[str]) -> list[str]:

@@ -58,5 +58,5 @@ class Dropout(nn.Module):
 def compute_dtype(name: str) -> jnp.dtype:
     """The dtype `config.model.dtype` names; "auto" is bfloat16 on accelerators, float32 on CPU."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if sharding.platform() == "cpu" else "bfloat16"
     return jnp.dtype(name)

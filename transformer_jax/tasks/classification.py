@@ -121,7 +121,9 @@ class Classification(FineTuning):
                 return {"pearson": 0.0, "spearman": 0.0}
             return {"pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]), "spearman": float(scipy.stats.spearmanr(labels, outputs[:, 0])[0])}
         found = outputs.argmax(axis=-1)
-        return {"accuracy": scores.accuracy(labels, found), "f1": scores.f1(labels, found, len(self.names)), "matthews": scores.matthews(labels, found)}
+        count = len(self.names)
+        return {"accuracy": scores.accuracy(labels, found), "f1": scores.f1(labels, found, count), "macro_f1": scores.macro_f1(labels, found, range(count)),
+                "matthews": scores.matthews(labels, found)}
 
     def shown(self, example, outputs):
         outputs = outputs.sum(axis=0)

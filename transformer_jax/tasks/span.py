@@ -1,6 +1,7 @@
 """Answering a question by a span of a text (Devlin et al. 2018, figure 4c, sections 4.2 and 4.3)."""
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ class Span(FineTuning):
     max_answer: int = 30  # tokens
     n_best: int = 20  # spans kept of each part
     unanswerable: bool = False  # questions may have no answer (SQuAD 2.0)
-    null_threshold: float = 0.0  # no answer is given where its score is higher than the best span's by more than this
+    null_threshold: float = 0.0  # no answer is given where its score is higher than the best span's by more than this; evaluate tells the best one
 
     summarises = False
 
@@ -117,12 +118,20 @@ class Span(FineTuning):
         return jnp.sum(label_nll(logits, labels).mean(axis=-1) * there), count, {"accuracy": (right, count)}
 
     def scores(self, examples, outputs):
-        found = [(parts[0][0].answers, self._answer(parts)[0]) for parts in _by_question(zip(examples, outputs))]
-        mean = lambda measure: float(np.mean([measure(answers, answer) for answers, answer in found]))
-        return {"exact_match": mean(scores.exact_match), "f1": mean(scores.overlap_f1)}
+        found = [(parts[0][0].answers, *self._answer(parts)[:2]) for parts in _by_question(zip(examples, outputs))]
+        measured = {}
+        for name, measure in (("exact_match", scores.exact_match), ("f1", scores.overlap_f1)):
+            answered = [measure(answers, span) for answers, span, _ in found]
+            if not self.unanswerable:
+                measured[name] = float(np.mean(answered))
+                continue
+            refused, margins = [measure(answers, "") for answers, _, _ in found], [margin for _, _, margin in found]
+            measured[name] = float(np.mean(np.where(np.array(margins) > self.null_threshold, refused, answered)))
+            measured[f"best_{name}"], measured[f"best_{name}_threshold"] = scores.best_threshold(margins, answered, refused)
+        return measured
 
-    def _answer(self, parts) -> tuple[str, list[tuple[str, float]]]:
-        """(the answer, the n best with their probabilities) from a question's parts with their outputs."""
+    def _answer(self, parts) -> tuple[str, float, list[tuple[str, float]]]:
+        """(the best span, by how much the score of no answer is higher than its own, the n best with their probabilities) from a question's parts with their outputs."""
         spans = sorted((span for example, outputs in parts for span in self._spans(example, outputs[0])), reverse=True)[: self.n_best]
         best = {}
         for score, text in spans:
@@ -131,8 +140,7 @@ class Span(FineTuning):
         candidates = [*best.items(), *([("", float(null))] if self.unanswerable or not best else [])]
         probabilities = scipy.special.softmax([score for _, score in candidates])
         ranked = sorted(zip((text for text, _ in candidates), map(float, probabilities)), key=lambda pair: -pair[1])
-        refused = not best or (self.unanswerable and null - spans[0][0] > self.null_threshold)
-        return "" if refused else spans[0][1], ranked
+        return (spans[0][1], float(null - spans[0][0]), ranked) if best else ("", math.inf, ranked)
 
     def _spans(self, example, logits):
         """(score, text) of the likeliest spans in a part: no longer than max_answer, beginning where this part knows most of the context."""
@@ -156,7 +164,8 @@ class Span(FineTuning):
         examples = self._parts(asked)
         outputs = (output for found, _, _ in self._over(params, examples, "predicting (batches)") for output in found)
         for parts in _by_question(zip(examples, outputs)):
-            answer, ranked = self._answer(parts)
+            span, margin, ranked = self._answer(parts)
+            answer = "" if self.unanswerable and margin > self.null_threshold else span
             yield answer, {"answer": answer, "n_best": [{"answer": text, "probability": p} for text, p in ranked]}
 
 

@@ -14,8 +14,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from transformer_jax import buckets
 from transformer_jax.config import RunError, UserError
 from transformer_jax.training import optimizer
 
@@ -24,6 +26,7 @@ DIGESTS = "digests.json"
 _STAMP = "_CHECKPOINT_METADATA"  # Orbax puts the time of the commit into it; nothing is restored from there
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports every step of its own through it, and every error twice
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and of writes that fail together each but the first through this
+gcs_utils.is_hierarchical_namespace_enabled = lambda path: False  # `buckets` lists and deletes objects, whatever folders there are; Google's client library is not needed to ask
 
 
 class Checkpoints:
@@ -35,8 +38,8 @@ class Checkpoints:
     (Not in a bucket, which checks itself what it keeps.)
     """
 
-    def __init__(self, folder: pathlib.Path, config, read_only: bool = False):
-        self.folder = pathlib.Path(folder).absolute()
+    def __init__(self, folder: pathlib.Path | buckets.Path, config, read_only: bool = False):
+        self.folder = buckets.path(folder).absolute()
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoint yet")
         sign = -1 if config.best_mode == "min" else 1

@@ -3,7 +3,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import pathlib
 import signal
 import threading
 import time
@@ -15,13 +14,14 @@ import optax
 from ml_collections import ConfigDict
 
 import transformer_jax
-from transformer_jax import hosts, metrics, sharding
+from transformer_jax import buckets, hardware, hosts, metrics, sharding
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.step import make_eval_step, make_train_step
+from transformer_jax.training.trace import Trace
 from transformer_jax.training.watchdog import Watchdog
 
 
@@ -38,6 +38,13 @@ class Program:
     state: Any  # TrainState of ShapeDtypeStructs with shardings
     train_step: Any  # jitted (state, batch) -> state
     eval_step: Any  # jitted (params, batch) -> metrics
+
+    @functools.cached_property
+    def peak(self) -> float:
+        """FLOP/s of the mesh, of which MFU is the share that the model's own take (Chowdhery et al. 2022, appendix B)."""
+        rate, source = hardware.peak(self.mesh)
+        say(f"MFU is the share of {rate / 1e12:.4g} TFLOP/s, {source}")
+        return rate
 
     @classmethod
     def of(cls, config, task, devices=None) -> "Program":
@@ -62,20 +69,20 @@ class Program:
                    make_train_step(task, tx, mesh, table, state), make_eval_step(task, mesh, table))
 
 
-def run(config, task, workdir, program: Program | None = None) -> dict[str, float]:
+def run(config, task, workdir, program: Program | None = None, profile: tuple[int, int] | None = None) -> dict[str, float]:
     """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
 
-    `program`: what the config compiles to; by default on all devices. Raises Preempted after SIGTERM, once the state is saved;
+    `program`: what the config compiles to; by default on all devices. `profile`: first and last of the updates that are traced. Raises Preempted after SIGTERM, once the state is saved;
     RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
-    workdir, train = pathlib.Path(workdir).expanduser(), config.train
+    workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
     with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
         state, totals = _start(task, program, checkpoints)
         start = int(state.step)
         feed = _batches(task, rows, program, train, start)
-        with Reporter(workdir, start, train.num_steps) as reporter:
+        with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
             evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
             scores = hosts.share(reporter.evaluated)
             if start >= train.num_steps:
@@ -84,9 +91,11 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
                 evaluate(state, start)  # the run was stopped before it could
 
             for step in range(start + 1, train.num_steps + 1):
+                trace.before(step)
                 with clock("data"):
                     batch = next(feed)
                 state = program.train_step(state, batch)
+                trace.after(step, state)
                 reporter.step(), watchdog.fed()
                 last, stop, scores = step == train.num_steps, terminated(step), {}
                 if step == start + 1:
@@ -101,6 +110,7 @@ def run(config, task, workdir, program: Program | None = None) -> dict[str, floa
                 if last or stop or step % config.checkpoint.every == 0:
                     _check_finite(state, train)
                     with clock("checkpoint"):
+                        reporter.send()  # a checkpoint's lines come before it
                         checkpoints.save(state, totals, scores)
                 if stop and not last:
                     raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
@@ -136,7 +146,7 @@ def initial_checkpoint(config, program):
 
     Raises UserError where its tensors do not fit this model's. A head of fine-tuning is restored for its own task and labels only.
     """
-    folder = pathlib.Path(config.init_from).expanduser()
+    folder = buckets.folder_of_run(config.init_from)
     before = ConfigDict(json.loads((folder / "config.json").read_text())["config"])
     there = Checkpoints(folder / "checkpoints", before.checkpoint, read_only=True)
     step, plain = there.pick("best"), lambda section, key: json.dumps(section.get(key))
@@ -182,13 +192,14 @@ def _log(state, step, totals, program, task, rows, clock, reporter):
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
-    totals["flops"] += sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
+    flops = sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
+    totals["flops"] += flops
     totals["logged_step"] = step
     seconds = clock.lap()
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
     values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
                "train/padding": 1 - filled / positions if positions else 0.0, "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
-               "train/tokens_per_second": filled / (seconds["step"] + seconds["data"])}
+               "train/tokens_per_second": filled / (seconds["step"] + seconds["data"]), "train/mfu": flops / (seconds["step"] + seconds["data"]) / program.peak}
     values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
     reporter.write(step, values)
     reporter.progress(step, values)

@@ -9,10 +9,12 @@ import time
 import jax
 import tensorboardX
 
+from transformer_jax import buckets
 from transformer_jax.config import RunError
 from transformer_jax.progress import Bar, console, say
 
 _SECONDS_BETWEEN_CURVES = 60
+_SECONDS_BETWEEN_SENDS = 60  # to a bucket
 
 
 class Clock:
@@ -40,14 +42,16 @@ class Clock:
 class Reporter:
     """Writes what a run measures, on process 0 alone. Lines beyond `start`, of a run that was cut off, are dropped."""
 
-    def __init__(self, workdir: pathlib.Path, start: int, num_steps: int):
+    def __init__(self, workdir: pathlib.Path | buckets.Path, start: int, num_steps: int):
         self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
-        self.evaluated = {}  # what has been evaluated at the step the run starts from
+        self.folder, self.evaluated = None, {}  # where it writes; what has been evaluated at the step the run starts from
         if self.active:
-            self._lines, kept = _reopened(workdir / "metrics.jsonl", start)
+            self._mirror, self._sent = buckets.Mirror(workdir, "metrics.jsonl"), time.monotonic()
+            self.folder = self._mirror.local
+            self._lines, kept = _reopened(self.folder / "metrics.jsonl", start)
             there = [line for line in kept if line["step"] == start and not any(key.startswith("train/") for key in line)]
             self.evaluated = {key: value for key, value in there[-1].items() if key != "step"} if there else {}
-            self._tensorboard = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
+            self._tensorboard = tensorboardX.SummaryWriter(str(self.folder / "tensorboard"), purge_step=start + 1)
             self._drawn = time.monotonic()
             self._bar = Bar("training", num_steps, start, seconds=float("inf"))
 
@@ -62,7 +66,9 @@ class Reporter:
             with contextlib.suppress(RunError) if error[0] else contextlib.nullcontext(), _told(self.workdir):  # the first error is the one to tell
                 self._lines.close()
                 self._tensorboard.close()
-                draw_curves(self.workdir)
+                draw_curves(self.folder)
+                self.send()
+            self._mirror.close()
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics.jsonl, and the same to TensorBoard."""
@@ -72,6 +78,16 @@ class Reporter:
                 print(json.dumps({"step": step, **known}), file=self._lines, flush=True)
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, step)
+            if time.monotonic() - self._sent > _SECONDS_BETWEEN_SENDS:
+                self.send()
+
+    def send(self) -> None:
+        """What has been written so far, to a workdir in a bucket."""
+        if self.active and self.folder is not self.workdir:
+            with _told(self.workdir):
+                self._tensorboard.flush()
+                self._mirror.send()
+            self._sent = time.monotonic()
 
     def step(self) -> None:
         if self.active:
@@ -81,7 +97,7 @@ class Reporter:
         """The progress line: beside the bar on a terminal, by itself otherwise."""
         if not self.active:
             return
-        note = (f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {values['train/tokens_per_second']:,.0f} tokens/s  "
+        note = (f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {values['train/tokens_per_second']:,.0f} tokens/s  MFU {values['train/mfu']:.0%}  "
                 f"padding {values['train/padding']:.1%}" + (f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""))
         if console.is_terminal:
             self._bar.advance(0, note)
@@ -95,8 +111,9 @@ class Reporter:
             say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
         if self.active and time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
             with _told(self.workdir):
-                draw_curves(self.workdir)
+                draw_curves(self.folder)
             self._drawn = time.monotonic()
+        self.send()
 
 
 def draw_curves(workdir: pathlib.Path) -> pathlib.Path:

@@ -57,10 +57,15 @@ def zeros(abstract_metrics) -> metrics.Metrics:
     return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract_metrics)
 
 
-def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
-    """The initial state, each device computing only its own part."""
+def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState):
+    """Jitted () -> the initial state, each device computing only its own part."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
-    return jax.jit(lambda: nn.unbox(_create(task, tx)), out_shardings=shardings)()
+    return jax.jit(lambda: nn.unbox(_create(task, tx)), out_shardings=shardings)
+
+
+def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
+    """The initial state."""
+    return make_init(task, tx, abstract_state)()
 
 
 def _create(task, tx):

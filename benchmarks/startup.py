@@ -1,0 +1,54 @@
+"""From the command to the first update, and the time to compile deep models.
+
+python benchmarks/startup.py [--json=FILE] [--case=train] [--case=depth] [--tiny]
+
+`train`: each trainer's quickstart, its data prepared; cold, that is with an empty compilation cache, and warm, the second time. `depth`: compiling GPT-3's
+shape with 96 layers beside 12, by dry_run, with an empty cache each time: a ratio near 1 means that the depth costs nothing.
+"""
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import harness
+
+TRAINERS = {"train_wmt": "configs/wmt/quickstart.py", "train_gpt": "configs/gpt/quickstart.py", "train_bert": "configs/bert/quickstart.py"}
+
+
+def started(program: str, *flags: str, cache: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
+    return subprocess.run([sys.executable, "-m", f"transformer_jax.{program}", *flags], env=env, capture_output=True, text=True, check=True)
+
+
+def first_update(program: str, config: str, cache: str) -> float:
+    """Seconds, by what the run itself says."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = started(program, f"--config={config}", f"--workdir={folder}/run", "--config.train.num_steps=1", "--config.train.eval_every=1", "--config.checkpoint.every=1", cache=cache)
+    return float(re.search(r"first step after ([\d.]+) s", done.stderr)[1])
+
+
+def train(tiny: bool):
+    for program, config in list(TRAINERS.items())[: 1 if tiny else None]:
+        started("prepare", f"--config={config}", cache=tempfile.mkdtemp())
+        with tempfile.TemporaryDirectory() as cache:
+            yield {"case": f"{program}, cold", "ours": first_update(program, config, cache), "unit": "s"}
+            yield {"case": f"{program}, warm", "ours": statistics.median(first_update(program, config, cache) for _ in range(1 if tiny else 3)), "unit": "s"}
+
+
+def depth(tiny: bool):
+    size = "125m" if tiny else "175b"
+
+    def compiled(layers: int) -> float:
+        with tempfile.TemporaryDirectory() as cache:
+            done = started("dry_run", f"--config=configs/gpt/gpt3.py:{size}", "--devices=8", "--config.mesh.tensor=4", f"--config.model.num_layers={layers}", cache=cache)
+        return json.loads(done.stdout.splitlines()[-1])["compile_seconds"]
+
+    few, many = (statistics.median(compiled(layers) for _ in range(1 if tiny else 3)) for layers in (12, 96))
+    yield {"case": f"compiling 96 layers, GPT-3 {size}", "ours": many, "unit": "s", "peer": few, "peer_name": "12 layers", "ratio": few / many}
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, {"train": train, "depth": depth}, ("jax", "flax"))

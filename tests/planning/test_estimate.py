@@ -1,0 +1,113 @@
+"""Memory as predicted is the compiled program's; what does not fit is said, with what would help; initialisation holds no whole model."""
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from tests.test_cli import call
+from transformer_jax import config as configs, hardware
+from transformer_jax.planning import estimate, shardings, topology, verdict
+from transformer_jax.training import state as states
+from transformer_jax.training.loop import Program
+from transformer_jax.workdir import make_task
+
+TINY = {"encoder_decoder": ("configs/wmt/base.py", {"model.vocab_size": 512, "model.d_model": 64, "model.d_ff": 128, "model.num_heads": 4, "model.num_encoder_layers": 2, "model.num_decoder_layers": 2}),
+        "gpt": ("configs/gpt/gpt2.py:124m", {"model.vocab_size": 512, "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4, "model.max_length": 128, "task.length": 64}),
+        "bert": ("configs/bert/base.py", {"model.vocab_size": 512, "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4})}
+SMALL = hardware.Chip("small chip", 1e12, 1e6, 1e9, 1e9)
+
+
+def program_of(name, **overrides):
+    path, tiny = TINY[name]
+    config = configs.load(path, [(key, str(value)) for key, value in {**tiny, "train.batch": 16, **{k.replace("__", "."): v for k, v in overrides.items()}}.items()])
+    task = make_task(config)
+    return config, task, Program.of(config, task)
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    """A tiny GPT compiled for 8 virtual devices, as if nothing was known of them."""
+    made = program_of("gpt", mesh__data=4, mesh__tensor=2)
+    return *made, estimate.estimate(*made)
+
+
+@pytest.mark.parametrize("name, mesh", [("bert", {"mesh__fsdp": 2, "mesh__tensor": 2, "train__accumulation": 2})])
+def test_predicted_arguments_are_the_compiled_programs(name, mesh):
+    made = program_of(name, **mesh)
+    found = estimate.estimate(*made)
+    assert sum(found.consumers.values()) == pytest.approx(found.arguments, rel=0.01)
+    assert found.consumers["optimizer state"] == pytest.approx(2 * found.consumers["parameters"], rel=0.01)
+    assert found.collectives["all-gather"]["bytes"] > found.consumers["parameters"]  # fsdp gathers what it has split
+
+
+def test_of_unknown_devices_only_the_memory_is_said(gpt):
+    *made, found = gpt
+    assert found.chip is found.fits is found.roofline is found.mfu is None
+    assert sum(found.consumers.values()) == pytest.approx(found.arguments, rel=0.01)
+    assert "not known" in verdict.lines(*made, found)[-1]
+
+
+def known(found, chip):
+    """`found` as it would be on `chip`."""
+    return dataclasses.replace(found, chip=chip, roofline=estimate.Roofline(0.25, 0.5, 0.125))
+
+
+def test_what_does_not_fit_is_said_with_what_would_help(gpt):
+    *made, found = gpt
+    said = "\n".join(verdict.lines(*made, known(found, SMALL)))
+    assert "it does not fit" in said and "temporaries" in said and "small chip has 0.0 GB" in said
+    assert "--config.mesh.data=1 --config.mesh.fsdp=4: parameters and optimizer state" in said
+    assert "--config.train.accumulation=4" in said and "--config.model.remat=full" in said and "more chips" not in said
+    tiny = verdict.lines(*made, known(found, dataclasses.replace(SMALL, memory=1e3)))
+    assert "more chips: parameters and optimizer state alone" in tiny[-1]
+
+
+def test_the_roofline_of_what_fits(gpt):
+    *made, found = gpt
+    fits = known(found, dataclasses.replace(SMALL, memory=1e12))
+    assert fits.fits and fits.roofline.bound == "memory" and fits.roofline.step_s == 0.5
+    assert fits.mfu == pytest.approx(fits.flops / (8 * 1e12 * 0.5))
+    assert "bound by memory" in "\n".join(verdict.lines(*made, fits))
+
+
+def test_full_rematerialisation_costs_the_layers_forward_pass_again():
+    for name in TINY:
+        seconds = {remat: estimate.compute_seconds(config, task, SMALL, 8) for remat in ("none", "full") for config, task, _ in [program_of(name, model__remat=remat)]}
+        assert 1 < seconds["full"] / seconds["none"] < 4 / 3
+
+
+def test_a_refusal_is_read():
+    one = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (49.00G) exceeds available HBM (15.75G)."
+    other = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 61.5G of 15.75G hbm. Exceeded hbm capacity by 45.75G.\n\nTotal hbm usage >= 61.7G:"
+    assert estimate.refused_temporaries(one, 10**9) == 49 * 2**30
+    assert estimate.refused_temporaries(other, 2**30) == int(60.5 * 2**30)
+    assert estimate.refused_temporaries("RESOURCE_EXHAUSTED: other words", 0) is None
+
+
+@pytest.mark.parametrize("name", ["encoder_decoder", "gpt", "bert"])
+def test_no_device_holds_the_whole_model_at_initialisation(name):
+    config, task, program = program_of(name, mesh__fsdp=8, model__d_model=512, **({"model__d_ff": 2048} if name == "encoder_decoder" else {}))
+    memory = states.make_init(task, program.tx, program.state).lower().compile().memory_analysis()
+    whole = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.state.params))
+    assert memory.output_size_in_bytes == pytest.approx(shardings.bytes_per_device(program.state), rel=0.01)
+    assert memory.output_size_in_bytes == pytest.approx(3 * whole / 8, rel=0.05)  # parameters and two moments
+    assert memory.temp_size_in_bytes < whole / 3
+
+
+def test_chips_by_the_names_jax_gives_them():
+    assert hardware.of("TPU v5 lite") is hardware.V5E and hardware.of("NVIDIA H200") is hardware.H200 and hardware.of("cpu") is None
+
+
+@pytest.mark.parametrize("name, says", [("v9:2x2", "no TPU 'v9'; there are: v4, v5e, v5p, v6e"), ("v5e:4x4x4", "is AxB"), ("v5p:4x4", "is AxBxC"), ("v5e:4xb", "is AxB"), ("v5e", "is AxB")])
+def test_a_slice_that_is_none(name, says):
+    with pytest.raises(configs.UserError, match="--topology="):
+        topology.prepare(name)
+    done = call("dry_run", "--config=configs/gpt/gpt2.py:124m", f"--topology={name}") if name == "v9:2x2" else None
+    assert done is None or (done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr)
+
+
+def test_without_the_tpu_compiler_one_line_says_so(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(configs.UserError, match="pip install libtpu"):
+        topology.prepare("v5e:4x4")

@@ -1,0 +1,77 @@
+"""Collectives are read from HLO as often as they run, whatever way XLA writes them."""
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from transformer_jax.planning import hlo
+
+TPU = """HloModule jit_step, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%all-reduce-scatter.1 (p: f32[64,128]) -> f32[16,128] {
+  %p = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %all-reduce.9 = f32[64,128]{1,0:T(8,128)} all-reduce(%p), channel_id=5, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  ROOT %slice = f32[16,128]{1,0:T(8,128)} dynamic-slice(%all-reduce.9), dynamic_slice_sizes={16,128}
+}
+
+%inner (arg: (s32[], f32[64,128])) -> (s32[], f32[64,128]) {
+  %arg = (s32[], f32[64,128]) parameter(0)
+  %all-gather-start.1 = (f32[16,128]{1,0:T(8,128)}, f32[64,128]{1,0:T(8,128)}) all-gather-start(%part), channel_id=1, replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, dimensions={0}
+  %all-gather-done.1 = f32[64,128]{1,0:T(8,128)} all-gather-done(%all-gather-start.1)
+  %fusion.1 = f32[16,128]{1,0:T(8,128)} fusion(%all-gather-done.1), kind=kCustom, calls=%all-reduce-scatter.1
+  ROOT %both = (s32[], f32[64,128]) tuple(%next, %all-gather-done.1)
+}
+
+%inner_condition (arg.1: (s32[], f32[64,128])) -> pred[] {
+  %constant.3 = s32[]{:T(128)} constant(3)
+  ROOT %lt = pred[] compare(%counter, %constant.3), direction=LT
+}
+
+%outer (arg.2: (s32[], f32[64,128])) -> (s32[], f32[64,128]) {
+  %while.2 = (s32[], f32[64,128]) while(%start), condition=%inner_condition, body=%inner
+  %permute-start = (bf16[8,128]{1,0}, bf16[8,128]{1,0}, u32[], u32[]) collective-permute-start(%z), channel_id=7, source_target_pairs={{0,1},{1,0}}
+  %permute-done = bf16[8,128]{1,0} collective-permute-done(%permute-start)
+  ROOT %out = (s32[], f32[64,128]) tuple(%a, %b)
+}
+
+ENTRY %main.1_spmd (param: f32[64,128]) -> f32[] {
+  %while.1 = (s32[], f32[64,128]) while(%begin), condition=%inner_condition, body=%outer, backend_config={"known_trip_count":{"n":"5"},"known_init_step":{"init":"0"}}
+  %reduce-scatter.1 = bf16[8,128]{1,0} reduce-scatter(%v), channel_id=3, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
+  ROOT %all-reduce.1 = (f32[]{:T(128)}, f32[10]{0:T(128)}) all-reduce(%s, %t), channel_id=2, replica_groups={}, to_apply=%add
+}
+"""
+
+
+def test_every_way_of_writing_counts_once_an_execution():
+    found = hlo.summary(hlo.collectives(TPU, 8))
+    assert found == {"all-gather": {"count": 15, "bytes": 15 * 64 * 128 * 4}, "reduce-scatter": {"count": 16, "bytes": 15 * 64 * 128 * 4 + 4 * 8 * 128 * 2},
+                     "collective-permute": {"count": 5, "bytes": 5 * 8 * 128 * 2}, "all-reduce": {"count": 1, "bytes": 44}}
+    sizes = {(one.kind, one.bytes): one.devices for one in hlo.collectives(TPU, 8)}
+    assert set(sizes.values()) == {2, 4, 8} and sizes["all-reduce", 44] == 8
+
+
+def test_what_a_device_sends():
+    moved = {kind: hlo.Collective(kind, 1, 800, 4).moved for kind in hlo.KINDS}
+    assert moved == {"all-gather": 600, "reduce-scatter": 600, "all-to-all": 600, "all-reduce": 1200, "collective-permute": 800, "collective-broadcast": 800}
+    assert hlo.Collective("all-reduce", 1, 800, 1).moved == 0
+
+
+def test_nested_loops_of_a_compiled_program_multiply():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    whole = NamedSharding(mesh, P())
+
+    def inner(x, w):
+        y = jax.lax.with_sharding_constraint(jnp.sin(x @ w), whole)  # contracted over a split axis: summed over the devices
+        return jax.lax.with_sharding_constraint(y, NamedSharding(mesh, P(None, "data"))), None
+
+    def step(x, weights):
+        return jax.lax.scan(lambda x, ws: (jax.lax.scan(inner, x, ws)[0], None), x, weights)[0]
+
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "data")))
+    weights = jax.ShapeDtypeStruct((11, 7, 64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "data")))
+    found = hlo.summary(hlo.collectives(jax.jit(step).lower(x, weights).compile().as_text(), 8))
+    assert found["all-reduce"] == {"count": 77, "bytes": 77 * 32 * 64 * 4}

@@ -1,0 +1,30 @@
+"""The real TPU compiler, where it is installed."""
+import importlib.util
+import json
+
+import pytest
+
+from tests.planning.test_estimate import TINY
+from tests.test_cli import call
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+FLAGS = [f"--config={TINY['gpt'][0]}", *(f"--config.{key}={value}" for key, value in TINY["gpt"][1].items())]
+
+
+def test_a_slice_is_compiled_for():
+    done = call("dry_run", *FLAGS, "--config.train.batch=64", "--topology=v5e:2x2", "--config.mesh.fsdp=4")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    arguments = found["bytes_per_device"]["arguments"]
+    assert sum(size for name, size in found["arguments_by_consumer"].items()) == pytest.approx(arguments, rel=0.01)
+    assert found["fits"] and found["topology"] == "v5e:2x2" and found["mesh"]["fsdp"] == 4 and found["collectives"]
+    assert 0 < found["predicted_mfu_upper_bound"] < 1 and found["device_memory"] > 16e9
+    assert "it fits" in done.stderr
+
+
+def test_what_the_compiler_refuses_is_an_answer():
+    done = call("dry_run", *FLAGS, "--config.train.batch=4000000", "--config.train.log_every=1", "--topology=v5e:2x2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["fits"] is False and found["bytes_per_device"]["peak"] > found["device_memory"]
+    assert "it does not fit" in done.stderr and "--config.train.accumulation=" in done.stderr

@@ -1,0 +1,70 @@
+"""What chips can do: peak rates, memory and links, in one table with its sources."""
+import dataclasses
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device as JAX shows it; of a TPU v4, one chip (JAX joins its two cores)."""
+
+    name: str
+    flops: float  # peak bfloat16 FLOP/s, dense
+    memory: float  # bytes a program may use
+    memory_bandwidth: float  # bytes/s
+    link_bandwidth: float  # bytes/s that leave the chip over all its links to others of its kind together, one way
+
+
+_GB, _GIB, _TERA = 1e9, 2**30, 1e12
+
+# TPUs: "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e. Links: half of "bidirectional ICI bandwidth per chip" (v4, whose page gives
+# none: 6 links of 50 GB/s, Jouppi et al. 2023, table 4). Memory: not the nominal 32, 16, 95 and 32 GB but what the compiler (libtpu 0.0.42) lets a program use.
+V4 = Chip("TPU v4", 275 * _TERA, 30.75 * _GIB, 1200 * _GB, 300 * _GB)
+V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB)
+V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB)
+V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
+
+# GPUs: NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU", "H200 Tensor Core GPU", rates without sparsity.
+# Links: half of NVLink's bidirectional 600 (A100) and 900 GB/s (H100, H200): within a node.
+A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB)
+A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB)
+H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB)
+H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB)
+
+# device_kind as JAX gives it
+_BY_KIND = {"TPU v4": V4, "TPU v5 lite": V5E, "TPU v5e": V5E, "TPU v5": V5P, "TPU v5p": V5P, "TPU v6 lite": V6E, "TPU v6e": V6E,
+            "NVIDIA A100-SXM4-40GB": A100_40, "NVIDIA A100-SXM4-80GB": A100_80, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
+
+
+def of(device_kind: str) -> Chip | None:
+    """The chip that `jax.Device.device_kind` names; None where the table does not know it (a CPU, above all)."""
+    return _BY_KIND.get(device_kind)
+
+
+def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
+    """(bfloat16 FLOP/s of all its devices together, where the figure is from): by the table, else what a matrix product reaches here.
+
+    The virtual devices of a CPU share its cores: together they are one.
+    """
+    device, hosts = mesh.devices.flat[0], {d.process_index for d in mesh.devices.flat}
+    if chip := of(device.device_kind):
+        return mesh.size * chip.flops, f"the peak of {mesh.size} x {chip.name}"
+    count = len(hosts) if device.platform == "cpu" else mesh.size
+    return count * measured(device.platform), f"{count} x the rate of a matrix product as measured here, for no table knows {device.device_kind!r}"
+
+
+@functools.lru_cache
+def measured(platform: str) -> float:
+    """FLOP/s of a product of two matrices of 2048 x 2048 (CPU: 1024) on this process's first device, in the dtype models compute in there; the best of five."""
+    size, dtype = (1024, jnp.float32) if platform == "cpu" else (2048, jnp.bfloat16)
+    matrix, product = jnp.ones((size, size), dtype), jax.jit(jnp.matmul)
+    product(matrix, matrix).block_until_ready()
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        product(matrix, matrix).block_until_ready()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
