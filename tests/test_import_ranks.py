@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
     "training": BASE | {"training", "tasks.task"} - {"losses"},
+    "hardware": set(), "planning": BASE | {"hardware", "training", "layers"},
     "workdir": BASE | {"training", "tasks"}, "prompting": BASE | {"decoding"},
     "huggingface": LOW | {"data"},
 }

@@ -109,5 +109,5 @@ def test_a_slice_that_is_none(name, says):
 
 def test_without_the_tpu_compiler_one_line_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(configs.UserError, match="pip install libtpu"):
+    with pytest.raises(configs.UserError, match=r"needs the TPU compiler, libtpu: pip install 'jax\[tpu\]=="):
         topology.prepare("v5e:4x4")
