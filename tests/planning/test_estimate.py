@@ -95,6 +95,12 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
     assert memory.temp_size_in_bytes < whole / 3
 
 
+def test_tiles_of_a_tpu():
+    tiled = shardings._tiled
+    assert tiled((768, 3072)) == 768 * 3072 and tiled((3072, 192)) == 3072 * 192  # the long axis innermost
+    assert tiled((192, 12, 64)) == 256 * 12 * 64 and tiled((2, 100)) == 2 * 128 and tiled(()) == tiled((5,)) == 128
+
+
 def test_chips_by_the_names_jax_gives_them():
     assert hardware.of("TPU v5 lite") is hardware.V5E and hardware.of("NVIDIA H200") is hardware.H200 and hardware.of("cpu") is None
 
