@@ -38,7 +38,7 @@ def devices(name: str) -> list:
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
     except Exception as error:  # jax gives XLA's status, or its own wrapping of it
-        raise UserError(f"--topology={name}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"--topology={name}: no such slice, there are such as {_EXAMPLES} (libtpu: {str(error).splitlines()[0]})") from None
 
 
 def _sides(name: str) -> list[int]:
