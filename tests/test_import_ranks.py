@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
     "training": BASE | {"hosts", "training", "tasks.task"} - {"losses"},
     "workdir": BASE | {"hosts", "lease", "training", "tasks"}, "prompting": BASE | {"decoding"},
+    "planning": BASE | {"planning", "training", "layers"},
     "huggingface": LOW | {"data"},
 }
 FLAX = {"layers", "models", "training/state.py"}

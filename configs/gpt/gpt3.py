@@ -1,6 +1,7 @@
 """GPT-3 (Brown et al. 2020) in its eight sizes, table 2.1 read literally: head_dim stands apart from d_model / num_heads.
 
-python -m transformer_jax.dry_run --config=configs/gpt/gpt3.py:175b --devices=8 --config.mesh.tensor=8
+python -m transformer_jax.dry_run --config=configs/gpt/gpt3.py:175b --topology=v5p:4x4x4 --config.mesh.data=1 --config.mesh.fsdp=64 \\
+    --config.train.batch=64 --config.train.first_batch=0 --config.train.ramp_steps=0
 python -m transformer_jax.train_gpt --config=configs/gpt/gpt3.py:125m --workdir=DIR   (in a folder that holds the mixture's files)
 
 Not trained here. From the paper: table 2.1 and 2.2, 2048 positions, 300 billion tokens, warm-up over 375 million, cosine to a tenth over 260 billion, Adam,

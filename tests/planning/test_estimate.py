@@ -95,6 +95,12 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
     assert memory.temp_size_in_bytes < whole / 3
 
 
+def test_tiles_of_a_tpu():
+    tiled = shardings._tiled
+    assert tiled((768, 3072)) == 768 * 3072 and tiled((3072, 192)) == 3072 * 192  # the long axis innermost
+    assert tiled((192, 12, 64)) == 256 * 12 * 64 and tiled((2, 100)) == 2 * 128 and tiled(()) == tiled((5,)) == 128
+
+
 def test_chips_by_the_names_jax_gives_them():
     assert hardware.of("TPU v5 lite") is hardware.V5E and hardware.of("NVIDIA H200") is hardware.H200 and hardware.of("cpu") is None
 
@@ -109,5 +115,5 @@ def test_a_slice_that_is_none(name, says):
 
 def test_without_the_tpu_compiler_one_line_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(configs.UserError, match="pip install libtpu"):
+    with pytest.raises(configs.UserError, match=r"needs the TPU compiler, libtpu: pip install 'jax\[tpu\]=="):
         topology.prepare("v5e:4x4")

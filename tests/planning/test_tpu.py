@@ -8,11 +8,12 @@ from tests.planning.test_estimate import TINY
 from tests.test_cli import call
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+WIDE = ["--config=configs/gpt/gpt2.py:124m", "--config.model.num_layers=2", "--config.model.vocab_size=8192", "--config.model.max_length=256", "--config.task.length=256"]
 FLAGS = [f"--config={TINY['gpt'][0]}", *(f"--config.{key}={value}" for key, value in TINY["gpt"][1].items())]
 
 
 def test_a_slice_is_compiled_for():
-    done = call("dry_run", *FLAGS, "--config.train.batch=64", "--topology=v5e:2x2", "--config.mesh.fsdp=4")
+    done = call("dry_run", *WIDE, "--config.train.batch=16", "--topology=v5e:2x2", "--config.mesh.fsdp=4")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     arguments = found["bytes_per_device"]["arguments"]

@@ -41,7 +41,7 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
     """What was compiled, the fastest that fits first. Raises UserError where the devices' chip is not known.
 
     Candidates are all factors of the devices over data, fsdp and tensor, all policies of rematerialisation, and accumulations that halve
-    the rows of a device down to one. They are tried in the order of their matrix products' time, then of the bytes they must send. One whose
+    the rows of a device down to one until they fit. They are tried in the order of their matrix products' time, then of the bytes they must send. One whose
     arguments alone do not fit, or whose temporaries can't by those of a variant like it, is not compiled; MOST are at most. The
     search ends once no candidate left can be faster than one found.
     """
@@ -51,20 +51,33 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
     candidates = sorted(_candidates(config, make_task, chip, devices), key=lambda one: one[:2])
     say(f"{len(candidates)} variants whose parameters and optimizer state fit; at most {MOST} are compiled")
     found, per_row = [], {}
-    for seconds, _, variant, changed, task, program in candidates:
-        best = min((e.roofline.step_s for _, e in found if e.fits), default=math.inf)
-        if len(found) == MOST or seconds >= best:
+    for seconds, _, taken, variant in candidates:
+        best = min((one.roofline.step_s for _, one in found if one.fits), default=math.inf)
+        if len(found) == MOST or seconds > best:
             break
+        if any(one.fits and dataclasses.replace(variant, accumulation=v.accumulation) == v for v, one in found):
+            continue  # more microbatches than one that fits are never faster
         kind, rows = (variant.tensor, variant.remat), _rows(variant, config)
-        known = [size * rows / there for there, size in per_row.get(kind, ()) if there <= rows]  # temporaries grow no slower than by half a row's
-        if known and sum(arguments(program).values()) + max(known) / 2 > chip.memory:
+        known = [size * rows / there for there, size in per_row.get(kind, ()) if there <= rows]  # temporaries may grow slower than the rows: by half is safe
+        if known and taken + max(known) / 2 > chip.memory:
+            continue
+        changed = variant.of(config)
+        task = make_task(changed)
+        try:
+            program = Program.of(changed, task, devices)
+        except UserError:  # a first batch that the accumulation does not divide
             continue
         one = estimate(changed, task, program)
         found.append((variant, one))
-        if one.temporaries:
-            per_row.setdefault(kind, []).append((rows, one.temporaries))
+        if one.peak:
+            per_row.setdefault(kind, []).append((rows, one.peak - one.arguments))
         say(f"{len(found)}/{MOST}  {_line(variant, one)}")
-    return sorted(found, key=lambda one: one[1].roofline.step_s if one[1].fits else math.inf)
+    return sorted(found, key=lambda one: _rank(one[1]))
+
+
+def _rank(one: Estimate) -> tuple[float, float]:
+    """By the limit that binds; where that is the same, by all three together, as none hides another entirely."""
+    return (one.roofline.step_s, sum(dataclasses.astuple(one.roofline))) if one.fits else (math.inf, math.inf)
 
 
 def table(found: list[tuple[Variant, Estimate]]) -> list[str]:
@@ -91,27 +104,26 @@ def _rows(variant: Variant, config) -> int:
     return config.train.batch // variant.accumulation // (variant.data * variant.fsdp)
 
 
-def _candidates(config, make_task, chip, devices) -> Iterator[tuple]:
-    """(seconds of the matrix products, bytes sent, variant, config, task, program) of what the mesh divides and whose arguments fit."""
+def _candidates(config, make_task, chip, devices) -> Iterator[tuple[float, float, int, Variant]]:
+    """(seconds of the matrix products, bytes sent, bytes of arguments, variant) of what the mesh divides and whose arguments fit."""
     policies = list(REMAT) if "remat" in config.model else ["none"]
     count = len(devices) // config.mesh.sequence
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
+        most = config.train.batch // (data * fsdp)  # rows of a device
         if count % (data * fsdp) or config.train.batch % (data * fsdp):
             continue
-        tensor, most = count // (data * fsdp), config.train.batch // (data * fsdp)
+        mesh = Variant(data, fsdp, count // (data * fsdp), policies[0], 1)
+        task = make_task(mesh.of(config))
+        try:
+            consumers = arguments(Program.of(mesh.of(config), task, devices))
+        except UserError:  # it does not divide a parameter
+            continue
+        if sum(consumers.values()) > chip.memory:
+            continue
         for remat, accumulation in itertools.product(policies, [2**power for power in range(most.bit_length()) if most % 2**power == 0]):
-            variant = Variant(data, fsdp, tensor, remat, accumulation)
-            changed = variant.of(config)
-            try:
-                task = make_task(changed)
-                program = Program.of(changed, task, devices)
-            except UserError:
-                break  # the mesh does not divide a parameter: no other policy changes that
-            consumers = arguments(program)
-            if sum(consumers.values()) > chip.memory:
-                break
-            sent = _sent(task, consumers["parameters"] * fsdp * tensor, variant)
-            yield compute_seconds(changed, task, chip, len(devices)), sent, variant, changed, task, program
+            variant = dataclasses.replace(mesh, remat=remat, accumulation=accumulation)
+            sent = _sent(task, consumers["parameters"] * fsdp * mesh.tensor, variant)
+            yield compute_seconds(variant.of(config), task, chip, len(devices)), sent, sum(consumers.values()), variant
 
 
 def _sent(task, parameters: int, variant: Variant) -> float:

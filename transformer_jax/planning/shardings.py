@@ -1,4 +1,5 @@
 """Where everything a training step takes will live: a table of parameters, optimizer state and batch."""
+import itertools
 import math
 
 import jax
@@ -9,8 +10,22 @@ _HEADER = ("", "shape", "sharding", "MB a device")
 
 
 def bytes_per_device(tree) -> int:
-    """Of a tree of ShapeDtypeStructs with shardings, as they are split; without what a device's layouts pad."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Of a tree of ShapeDtypeStructs with shardings, as they are split, with what a TPU's tiles pad."""
+    return sum(_elements(leaf.sharding)(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _elements(sharding):
+    return _tiled if next(iter(sharding.device_set)).platform == "tpu" else math.prod
+
+
+def _tiled(shape: tuple[int, ...]) -> int:
+    """Elements that a TPU holds of an array of 4-byte numbers: the two innermost axes fill tiles of 8 x 128 (of fewer rows where there are fewer),
+    and the compiler puts those axes innermost that waste least."""
+    up = lambda size, multiple: -(-size // multiple) * multiple
+    if len(shape) < 2:
+        return up(math.prod(shape), 128)
+    rows = lambda size: up(size, min(8, 1 << (size - 1).bit_length()))
+    return min(math.prod(shape) // (shape[i] * shape[j]) * rows(shape[i]) * up(shape[j], 128) for i, j in itertools.permutations(range(len(shape)), 2))
 
 
 def table(program) -> list[str]:

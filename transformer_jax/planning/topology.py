@@ -2,6 +2,7 @@
 import importlib.util
 import math
 import os
+from importlib import metadata
 
 from transformer_jax.config import UserError
 
@@ -13,12 +14,17 @@ def prepare(name: str) -> None:
     """Sets what jax and libtpu read from the environment; before jax is imported. Raises UserError for a bad name or a missing libtpu."""
     _sides(name)
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("--topology needs the TPU compiler: pip install libtpu (of the release jax asks for: pip install -e '.[tpu]')")
+        raise UserError(f"--topology needs the TPU compiler, libtpu: {install()}")
     os.environ.update(
         JAX_PLATFORMS="cpu",  # there is no TPU to compute on: it is only compiled for
         TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-16",  # libtpu would ask the cloud's metadata server; any type will do
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no chip is opened, so several may compile at once
         TPU_STDERR_LOG_LEVEL="4", TPU_MIN_LOG_LEVEL="4")
+
+
+def install() -> str:
+    """The command that brings the libtpu made for this jax; a newer one may compile what this jax can't read."""
+    return f"pip install 'jax[tpu]=={metadata.version('jax')}'"
 
 
 def devices(name: str) -> list:
@@ -32,7 +38,7 @@ def devices(name: str) -> list:
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
     except Exception as error:  # jax gives XLA's status, or its own wrapping of it
-        raise UserError(f"--topology={name}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"--topology={name}: no such slice, there are such as {_EXAMPLES} (libtpu: {str(error).splitlines()[0]})") from None
 
 
 def _sides(name: str) -> list[int]:
