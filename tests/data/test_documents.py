@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from transformer_jax.config import UserError, experiment, set_key
+from transformer_jax.config import UserError, experiment
 from transformer_jax.data import documents
 
 
