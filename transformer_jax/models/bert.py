@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax import sharding
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Bias, Embed
@@ -94,7 +95,8 @@ class BERT(nn.Module):
 
     def transformed(self, hidden):
         """Hidden states (..., M) -> what the output projection multiplies (..., M)."""
-        return self.mlm_norm(self.gelu(self.mlm_transform(hidden)))
+        # whole in M: split over both fsdp and tensor, the loss's gradients came out wrong (seen with jax 0.10.2 on CPU)
+        return self.mlm_norm(sharding.constrain(self.gelu(self.mlm_transform(hidden)), "batch", *(None,) * (hidden.ndim - 1)))
 
     def logits(self, transformed):
         """(..., M) -> float32 (..., V)."""
