@@ -85,7 +85,7 @@ def estimate(config, task, program) -> Estimate:
     common = dict(chip=chip, devices=devices, flops=flops, consumers=consumers)
     began = time.monotonic()
     try:
-        compiled = program.train_step.lower(program.state, program.batch).compile(_QUICKLY if device.platform == "tpu" else None)
+        compiled = _compiled(program.train_step.lower(program.state, program.batch), device.platform)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -124,6 +124,16 @@ def _weights_read(config, program, parameters: int) -> float:
     """Bytes of weights that a device's matrix products read in a microbatch: whole but for the tensor axis, in the dtype of computation."""
     passes = 3 if config.model.get("remat") == "full" else 2
     return passes * parameters * program.mesh.shape["fsdp"] * (1 if config.model.get("dtype") == "float32" else 0.5)
+
+
+def _compiled(lowered, platform: str):
+    if platform == "tpu":
+        try:
+            return lowered.compile(_QUICKLY)
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error):  # jax 0.12 no longer knows it
+                raise
+    return lowered.compile()
 
 
 def refused_temporaries(message: str, taken: int) -> int | None:
