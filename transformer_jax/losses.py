@@ -89,7 +89,6 @@ def _chunk(table, bias, smoothing, want_grads, hidden, labels, weights):
     d_logits = ((jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]).astype(hidden.dtype)
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)
     d_table = jnp.einsum("blv,blm->vm", d_logits, hidden, preferred_element_type=jnp.float32)
-    d_table = sharding.constrain(d_table, "vocab", "embed")  # as the table: whole, it would be summed over all devices for each chunk
     return sums, d_hidden, (d_table, None if bias is None else d_logits.sum((0, 1), dtype=jnp.float32))
 
 

@@ -21,7 +21,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Roofline:
     """Seconds of an update by each of three limits; the largest binds, if the other two hide behind it.
 
-    compute, a lower bound: the matrix products, and those of a forward pass that full rematerialisation does again, at the peak rate.
+    compute, a lower bound: the matrix products, and those of the layers that full rematerialisation does again, at the peak rate (what "dots" does again is not counted).
     memory, an estimate: the state read and written once; in every microbatch what is live beside it at the peak written once and read once, and
     the gathered weights read by the forward and the backward pass. Activations that come and go within a layer are not counted.
     network, a lower bound: what every collective sends at least, over all links of a chip at once.
