@@ -5,7 +5,6 @@ for them on any machine). Nothing is allocated and no data is opened. The shardi
 batch, the memory and the roofline go to stderr, one JSON object to stdout. A model that does not fit is an answer, not a failure: exit code 0.
 """
 import json
-import math
 
 from absl import flags
 
@@ -35,7 +34,7 @@ def main() -> None:
     config = cli.load_config()
 
     from transformer_jax import workdir
-    from transformer_jax.planning import estimate, shardings, verdict
+    from transformer_jax.planning import counts, estimate, shardings, verdict
     from transformer_jax.progress import say
     from transformer_jax.training.loop import Program
 
@@ -47,7 +46,7 @@ def main() -> None:
     say("\n".join(shardings.table(program)))
     found = estimate.estimate(config, task, program)
     say("\n".join(verdict.lines(config, task, program, found)))
-    print(json.dumps({**_counts(task.model, program.state.params), "tokens_per_step": task.positions(0) * config.train.batch, "flops_per_step": found.flops, **_record(found),
+    print(json.dumps({**counts.parameters(task), "tokens_per_step": task.positions(0) * config.train.batch, "flops_per_step": found.flops, **_record(found),
                       "topology": cli.FLAGS.topology, "mesh": dict(program.mesh.shape)}))
 
 
@@ -73,18 +72,6 @@ def _record(found) -> dict:
         "roofline": roofline and {**{name: getattr(roofline, name) for name in ("compute_s", "memory_s", "network_s")}, "bound": roofline.bound},
         "predicted_mfu_upper_bound": found.mfu,
     }
-
-
-def _counts(model, params) -> dict[str, int]:
-    """Parameters, without rows that only fill up a vocabulary; those of pre-training heads, where there are any, apart."""
-    import jax
-
-    size = lambda tree: sum(math.prod(p.shape) for p in jax.tree.leaves(tree))
-    counts = {"params": size(params) - getattr(model, "num_padding", int)()}
-    if heads := getattr(model, "HEADS", ()):
-        counts["params_heads"] = sum(size(params[name]) for name in heads)
-        counts["params_encoder"] = counts["params"] - counts["params_heads"]
-    return counts
 
 
 if __name__ == "__main__":

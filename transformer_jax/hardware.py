@@ -38,6 +38,8 @@ H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB)
 _BY_KIND = {"TPU v4": V4, "TPU v5 lite": V5E, "TPU v5e": V5E, "TPU v5": V5P, "TPU v5p": V5P, "TPU v6 lite": V6E, "TPU v6e": V6E,
             "NVIDIA A100-SXM4-40GB": A100_40, "NVIDIA A100-SXM4-80GB": A100_80, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
 
+NAMES = {"v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "a100-40": A100_40, "a100-80": A100_80, "h100": H100, "h200": H200}  # what people call them
+
 
 def of(device_kind: str) -> Chip | None:
     """The chip that `jax.Device.device_kind` names; None where the table does not know it (a CPU, above all)."""
