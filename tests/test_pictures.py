@@ -1,0 +1,115 @@
+"""Pictures: the right arrays are drawn, as many panels as asked for; and the command line's, with its mistakes."""
+import json
+
+import numpy as np
+import pytest
+
+from tests.finetuning import examples
+from tests.conftest import build_config
+from tests.test_cli import call, refused
+from transformer_jax import pictures
+from transformer_jax.attended import Attended
+from transformer_jax.config import UserError
+from transformer_jax.training.state import init_params
+from transformer_jax.workdir import create, make_task
+
+WORDS = ["the", "cat", "it"]
+FOUND = Attended(np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4, 3)).astype(np.float32), WORDS, WORDS)
+
+
+def drawn(figure):
+    """The arrays that the panels show."""
+    return [np.asarray(image.get_array()) for axes in figure.axes for image in axes.images]
+
+
+@pytest.mark.parametrize("layer, head, expected", [(None, None, FOUND.weights.reshape(8, 3, 3)), (2, None, FOUND.weights[1]), (2, 3, FOUND.weights[1, 2:3])])
+def test_attention_draws_the_layers_and_heads_asked_for(layer, head, expected):
+    found = drawn(pictures.attention(FOUND, layer, head))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("layer, head, words", [(3, None, "layer 3: there are 1 to 2"), (1, 5, "head 5: there are 1 to 4"), (None, 1, "of which layer"), (0, None, "layer 0")])
+def test_a_layer_or_head_that_there_is_not(layer, head, words):
+    with pytest.raises(UserError, match=words):
+        pictures.attention(FOUND, layer, head)
+
+
+def test_what_a_word_attends_to_in_two_texts():
+    left, right = drawn(pictures.attended_by("It", [("one", FOUND), ("two", FOUND._replace(weights=FOUND.weights[:, ::-1]))]))
+    np.testing.assert_array_equal(left, FOUND.weights[:, :, 2].reshape(8, 3))
+    np.testing.assert_array_equal(right, FOUND.weights[:, ::-1, 2].reshape(8, 3))
+    assert pictures.place_of("mat", ["the", "Mat."], "") == 1
+    for word, words in (("dog", "not among"), ("the", "twice or more")):
+        with pytest.raises(UserError, match=words):
+            pictures.attended_by(word, [("one", FOUND._replace(queries=["the", "the", "it"]))])
+
+
+def test_curves_of_several_runs_against_steps_or_tokens():
+    runs = {name: [{"step": 10, "train/loss": 2.0, "train/tokens_total": 10 * rows}, {"step": 20, "train/loss": 1.0, "train/tokens_total": 20 * rows}, {"step": 15, "valid/loss": 1.5}]
+            for name, rows in (("small", 4), ("large", 8))}
+    figure = pictures.curves(runs, {"loss": ("loss",)}, against="train/tokens_total")
+    lines = {line.get_label(): line.get_xdata().tolist() for line in figure.axes[0].lines}
+    assert lines == {"small train/loss": [40, 80], "small valid/loss": [60], "large train/loss": [80, 160], "large valid/loss": [120]}
+    assert [len(axes.lines) for axes in pictures.curves({"": runs["small"]}).axes] == [2, 0, 0, 0]  # loss, and nothing of the other panels
+
+
+def test_similarity_is_the_cosine():
+    vectors = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
+    np.testing.assert_allclose(drawn(pictures.similarity(vectors, ""))[0], [[1, 0, 0.5**0.5], [0, 1, 0.5**0.5], [0.5**0.5, 0.5**0.5, 1]], atol=1e-12)
+    np.testing.assert_allclose(drawn(pictures.positions(vectors, ""))[1], vectors @ vectors.T)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="can't be written"):
+        pictures.save(pictures.mean_attention(FOUND), tmp_path / "none" / "a.png")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Workdirs of an untrained translation, GPT and BERT."""
+    folder = tmp_path_factory.mktemp("pictures")
+    found = {family: examples.pretrained(folder, family) for family in ("gpt", "bert")}
+    found["wmt"] = folder / "wmt"
+    found["wmt"].mkdir()
+    task = make_task(build_config(folder / "pairs"))
+    create(found["wmt"], task, init_params(task))
+    for number, family in enumerate(("gpt", "bert")):
+        (found[family] / "metrics.jsonl").write_text(json.dumps({"step": 1, "train/loss": number, "train/tokens_total": 8}) + "\n")
+    return found
+
+
+@pytest.mark.parametrize("picture, family, arguments", [
+    ("masks", None, []), ("positions", None, []), ("positions", "wmt", []), ("positions", "bert", []), ("attention", "gpt", ["--text=the cat sat", "--layer=2", "--head=1", "--pieces"]),
+    ("attention", "wmt", ["--text=a dog runs", "--target=ein hund", "--kind=decoder"]), ("coreference", "bert", ["--text=the cat sat", "--text=a dog sat to the cat", "--word=cat"]),
+])
+def test_the_command_draws(picture, family, arguments, runs, tmp_path):
+    path = tmp_path / "found.png"
+    done = call("inspect", picture, f"--output={path}", *([f"--workdir={runs[family]}"] if family else []), *arguments)
+    assert done.returncode == 0 and done.stdout == f"{path}\n", done.stderr
+    assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 3000 and [*tmp_path.iterdir()] == [path]
+
+
+def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
+    folders = [f"--workdir={runs[family]}" for family in ("gpt", "bert")]
+    done = call("inspect", "curves", *folders, "--metrics=train/loss", "--against=train/tokens_total", f"--output={tmp_path}/c.png")
+    assert done.returncode == 0 and (tmp_path / "c.png").stat().st_size > 3000, done.stderr
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], ["attention, coreference, positions, masks, curves"]),
+    (["attention", "--text=a cat"], ["--workdir=... is missing"]),
+    (["attention", "--workdir=@gpt"], ["--text=... is missing"]),
+    (["attention", "--workdir=@gpt", "--text=a cat", "--layer=9"], ["layer 9: there are 1 to 2"]),
+    (["attention", "--workdir=@gpt", "--text=a cat", "--kind=cross"], ["--kind=cross", "there is: decoder"]),
+    (["attention", "--workdir=@bert", "--text=a cat", "--target=b"], ["--target", "translation"]),
+    (["coreference", "--workdir=@bert", "--text=a cat sat"], ["'it' is not among the words"]),
+    (["masks", "--layer=1"], ["--layer: not for masks"]),
+    (["masks", "--output=/no/such/a.png"], ["--output=/no/such/a.png", "no such folder"]),
+    (["curves", "--workdir=@wmt"], ["no metrics.jsonl"]),
+    (["curves", "--workdir=@gpt", "--metrics=valid/bleu"], ["--metrics=valid/bleu", "train/loss"]),
+    (["positions", "--workdir=/no/where"], ["no run here"]),
+])
+def test_the_command_says_what_is_wrong(arguments, words, runs, tmp_path):
+    given = [argument.replace(f"@{family}", str(runs[family])) for argument in arguments for family in [argument.partition("@")[2] or "gpt"]]
+    refused(call("inspect", *given, *([] if any("output" in each for each in given) or not given else [f"--output={tmp_path}/a.png"])), *words)
+    assert not (tmp_path / "a.png").exists()
