@@ -23,19 +23,27 @@ def model(seed, batch):
 
 
 def decode(seed, limits, beam, alpha, n_best=1, search=beam_search):
-    """The cache holds what a model's would: for each beam row, its input's number and its prefix."""
+    """The cache holds what a model's would: the token of each beam at each position, where the beam wrote it; greedily, each row's prefix."""
     batch = len(limits)
     logits_of = model(seed, batch)
-    rows = jnp.repeat(jnp.arange(batch), beam)
-    cache = {"row": rows[None], "code": jnp.zeros((1, batch * beam), jnp.int32)}  # rows on axis 1
+    rows = jnp.arange(batch)
 
-    def step(cache, tokens, position):
-        code = cache["code"] * 4 + tokens[None]
-        return logits_of(cache["row"][0], code[0] % 5**T), {"row": cache["row"], "code": code}
+    def follow(cache, tokens, position, ancestors):
+        cache = cache.at[:, position].set(tokens)
+        code = jnp.zeros((batch, beam), jnp.int32)
+        for p in range(1, T):
+            own = jnp.take_along_axis(cache[:, p], ancestors[:, :, p], axis=1)  # what the beam descends from wrote
+            code = jnp.where(p <= position, code * 4 + own, code)
+        return logits_of(rows[:, None], code % 5**T), cache
 
-    start = logits_of(rows, jnp.zeros(batch * beam, jnp.int32))
-    kwargs = dict(alpha=alpha, max_steps=T, eos_id=EOS) | (dict(beam=beam, n_best=n_best) if search is beam_search else {})
-    return jax.jit(lambda: search(step, start, cache, jnp.array(limits), **kwargs))()
+    def step(code, tokens, position):
+        code = code * 4 + tokens
+        return logits_of(rows, code % 5**T), code
+
+    start, kwargs = logits_of(rows, jnp.zeros(batch, jnp.int32)), dict(alpha=alpha, max_steps=T, eos_id=EOS)
+    if search is beam_search:
+        return jax.jit(lambda: search(follow, start, jnp.zeros((batch, T, beam), jnp.int32), jnp.array(limits), beam=beam, n_best=n_best, **kwargs))()
+    return jax.jit(lambda: search(step, start, jnp.zeros(batch, jnp.int32), jnp.array(limits), **kwargs))()
 
 
 def brute_force(seed, batch, row, limit, alpha):
@@ -72,9 +80,9 @@ def test_an_input_does_not_depend_on_its_neighbours():
 
 def test_the_limit_holds_even_if_nothing_ends():
     batch, beam = 2, 3
-    never_ends = lambda n: jnp.tile(jnp.array([-1e9, -1e9, 0.3, 0.0]), (n, 1))
-    step = lambda cache, tokens, position: (never_ends(batch * beam), cache)
-    found = beam_search(step, never_ends(batch * beam), {}, jnp.array([2, 4]), beam=beam, alpha=0.6, max_steps=6, eos_id=EOS)
+    never_ends = lambda *shape: jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
+    step = lambda cache, tokens, position, ancestors: (never_ends(batch, beam), cache)
+    found = beam_search(step, never_ends(batch), {}, jnp.array([2, 4]), beam=beam, alpha=0.6, max_steps=6, eos_id=EOS)
     assert [(row[0] > 0).sum() for row in np.asarray(found.ids)] == [2, 4]
     assert np.isfinite(found.scores).all()
     one = lambda cache, tokens, position: (never_ends(batch), cache)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.attention import Attention, causal_blocks, dot_product
+from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.embeddings import sinusoids
+from transformer_jax.layers.kernels import causal_blocks, dot_product
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.lstm import LSTM
 from transformer_jax.layers.masks import Mask

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax import config as configs
+from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 
 SIZE = dict(vocab_size=40, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2, max_length=64, dropout=0.0)
@@ -92,6 +93,23 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
         hidden, cache = model.apply({**variables, **cache}, TARGET[:, start:stop], memory if start == 0 else None, positions, None, segments,
                                     decode=9, method="decode", mutable=["cache", "memory"])
         np.testing.assert_allclose(model.apply(variables, hidden, method="logits"), whole[:, start:stop], rtol=1e-4, atol=1e-5)
+
+
+def test_beams_that_stand_side_by_side_see_their_own_ancestors():
+    """Two beams, of which both go on from beam 1 at position 2: each is as its own prefix decoded alone. Parameters as decoding has them."""
+    model, variables = init()
+    prepared = {"params": for_decoding(variables["params"], jnp.float32)}
+    memory, beams = model.apply(variables, SOURCE, method="encode"), jnp.stack([TARGET[:, 1:4], TARGET[:, 3:6]], axis=1)  # (B, 2, 3)
+    run = lambda tokens, position, cache, ancestors: model.apply({**prepared, **cache}, tokens, None if cache else memory, jnp.int32(position), decode=8,
+                                                                 ancestors=ancestors, method="decode", mutable=["cache", "memory"])
+    _, cache = run(TARGET[:, :1], 0, {}, jnp.full((3, 1, 4), -1).at[..., 0].set(0))
+    ancestors = jnp.full((3, 2, 4), -1).at[..., 0].set(0)
+    _, cache = run(beams[..., 0], 1, cache, ancestors.at[..., 1].set(jnp.arange(2)))
+    hidden, _ = run(beams[..., 1], 2, cache, ancestors.at[..., 1].set(1).at[..., 2].set(jnp.arange(2)))
+    for beam in range(2):
+        prefix = jnp.stack([TARGET[:, 0], beams[:, 1, 0], beams[:, beam, 1]], axis=1)
+        alone = model.apply(variables, SOURCE, prefix, method="hidden")[:, -1]
+        np.testing.assert_allclose(hidden[:, beam], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_no_leak_from_the_future_or_from_other_segments():

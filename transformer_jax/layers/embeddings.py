@@ -28,9 +28,10 @@ class Embed(nn.Module):
         self.embedding = self.param("embedding", nn.with_logical_partitioning(init, self.axes), (self.num_embeddings, self.features))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        # whole vectors: looking up rows that are split over fsdp would make XLA replicate the result
-        vectors = sharding.constrain(self.embedding.astype(self.dtype), self.axes[0], None)
-        return sharding.constrain(jnp.take(vectors, ids, axis=0), "batch", "length", None)
+        # Each device looks its columns of the table up for all rows, then rows and columns change places:
+        # what a batch asks of a table is far less than all of it. Gradients are summed in float32.
+        columns = jnp.take(self.embedding, sharding.constrain(ids, "lookup", "length"), axis=0).astype(self.dtype)
+        return sharding.constrain(sharding.constrain(columns, "lookup", "length", self.axes[1]), "batch", "length", None)
 
     def table(self) -> jax.Array:
         """The whole table, for an output projection tied to it."""

@@ -78,13 +78,16 @@ class EncoderDecoder(nn.Module):
         x = self.encoder(x, mask=mask, train=train)
         return self.encoder_norm(x) if self.norm_position == "pre" else x
 
-    def decode(self, target, memory, positions=None, segment_ids=None, source_segment_ids=None, *, train=False, decode=0):
+    def decode(self, target, memory, positions=None, segment_ids=None, source_segment_ids=None, *, train=False, decode=0,
+               ancestors=None):
         """Target tokens (B, T) and memory (B, S, M) -> hidden states (B, T, M).
 
-        With `decode` slots of cache, `positions` (B, T) say which slots the tokens fill, and `memory` is
-        needed in the first call alone.
+        With `decode` slots of cache, `positions` (B, T), or () where the rows share them, say which slots the tokens fill, and `memory` is
+        needed in the first call alone. With `ancestors` (B, T, P) the T tokens are the open beams at one position (): each has a slot there,
+        and sees of every position the slot of the beam it descends from.
         """
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids, query_slots=positions if decode else None)
+        slots = positions if ancestors is None else positions * (decode // ancestors.shape[-1])
+        mask = Mask(causal=ancestors is None, query_segments=segment_ids, key_segments=segment_ids, query_slots=slots if decode else None, ancestors=ancestors)
         cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
         x = self._embed(self.target_embed, target, positions, train)
         x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
@@ -99,7 +102,7 @@ class EncoderDecoder(nn.Module):
         return (self.target_embed if self.tie_output else self.output_embed).table()
 
     def _embed(self, embed, tokens, positions, train):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]) if positions is None else positions, tokens.shape)
         x = embed(tokens) * math.sqrt(self.d_model)
         if self.positions == "learned":
             x = x + self.position_embed(positions) * math.sqrt(self.d_model)

@@ -32,6 +32,7 @@ class GPT(nn.Module):
     max_length: int = 1024  # learned positions
     norm_position: Literal["pre", "post"] = "pre"  # pre, with a last norm: GPT-2 and GPT-3; post: GPT-1
     norm_epsilon: float = 1e-5
+    init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
     scaled_init: bool = True  # what adds to the residual stream begins 1 / sqrt(2 * num_layers) as large (Radford et al. 2019, section 2.3)
     local_window: int | None = None  # every second layer sees only so many positions back (GPT-3, which does not publish the width); None: all
     dropout: float = 0.1  # on each residual branch and on the embeddings
@@ -43,8 +44,8 @@ class GPT(nn.Module):
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
-        init = nn.initializers.normal(0.02)
-        output_init = nn.initializers.normal(0.02 / (2 * self.num_layers) ** 0.5) if self.scaled_init else init
+        init = nn.initializers.normal(self.init_std)
+        output_init = nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5) if self.scaled_init else init
         self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple)
         self.position_embed = Embed(self.max_length, self.d_model, init, (None, "embed"), dtype)
         self.embed_dropout = Dropout(self.dropout)

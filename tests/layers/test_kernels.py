@@ -1,0 +1,83 @@
+"""Every kernel of attention against the plain one, values and gradients; and which is picked."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from transformer_jax import sharding
+from transformer_jax.layers import kernels
+from transformer_jax.layers.masks import Mask
+
+
+def arrays(queries, keys, dtype=jnp.float32):
+    shapes = ((2, queries, 2, 8), (2, keys, 2, 8), (2, keys, 2, 8))
+    return tuple(jax.random.normal(jax.random.key(i), shape, dtype) for i, shape in enumerate(shapes))
+
+
+def segments(length, count=3):
+    """Sorted, from 1, with padding of another length at each row's end."""
+    ids = jnp.sort(jax.random.randint(jax.random.key(length), (2, length), 1, count + 1), axis=1)
+    return ids.at[0, -7:].set(0)
+
+
+def same(kernel, q, k, v, mask, tolerance):
+    """Asserts equal results and gradients, but for queries that are padding."""
+    read = jnp.ones(q.shape[:2]) if mask.query_segments is None else mask.query_segments > 0
+    total = lambda kernel: jax.value_and_grad(lambda x: ((kernel(*x, mask) * read[..., None, None]).astype(jnp.float32) ** 2).sum())((q, k, v))
+    for found, expected in zip(*(jax.tree.leaves(total(kernel)) for kernel in (kernel, kernels.dot_product))):
+        np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance)
+
+
+MASKS = {
+    "all": lambda: Mask(), "causal": lambda: Mask(causal=True), "padded": lambda: Mask(key_segments=segments(256)),
+    "packed": lambda: Mask(causal=True, query_segments=segments(256), key_segments=segments(256)),
+    "local": lambda: Mask(causal=True, window=jnp.int32(20), windows=(20, 2**30)),
+}
+
+
+@pytest.mark.parametrize("name", [*(name for name in MASKS if name != "padded"), pytest.param("padded", marks=pytest.mark.slow)])
+def test_splash_equals_the_plain_kernel(name):
+    """The TPU's kernel, interpreted."""
+    same(functools.partial(kernels.splash, interpret=True), *arrays(256, 256), MASKS[name](), 2e-3)
+
+
+def test_splash_from_one_length_to_another():
+    mask = Mask(query_segments=segments(128, 2), key_segments=segments(256, 2))
+    same(functools.partial(kernels.splash, interpret=True), *arrays(128, 256), mask, 2e-3)
+
+
+def test_splash_by_every_device_for_itself():
+    q, k, v = arrays(128, 128)
+    mask = Mask(causal=True, query_segments=segments(128), key_segments=segments(128))
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 2, 1), sharding.AXES)
+
+    @jax.jit
+    def split(q, k, v, mask):
+        with sharding.use(mesh, sharding.RULES):
+            return kernels.splash(q, k, v, mask, interpret=True)
+
+    read = np.asarray(mask.query_segments > 0)
+    np.testing.assert_allclose(np.asarray(split(q, k, v, mask))[read], np.asarray(kernels.dot_product(q, k, v, mask))[read], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
+@pytest.mark.parametrize("name", list(MASKS))
+def test_cudnn_equals_the_plain_kernel(name):
+    same(kernels.cudnn, *arrays(256, 256, jnp.bfloat16), MASKS[name](), 3e-2)
+
+
+def test_which_kernel_is_picked(monkeypatch):
+    def picked(platform, mask=Mask(causal=True), dropout=False, length=256, dtype=jnp.bfloat16):
+        monkeypatch.setattr(sharding, "platform", lambda: platform)
+        q, k, _ = arrays(length, length, dtype)
+        return kernels.pick(q, k, mask, dropout)
+
+    assert picked("tpu") is kernels.splash and picked("gpu") is kernels.cudnn and picked("cpu") is kernels.causal_blocks
+    assert picked("cpu", Mask()) is kernels.dot_product and picked("gpu", dtype=jnp.float32) is kernels.causal_blocks
+    assert picked("tpu", length=200) is kernels.causal_blocks  # no tile divides it
+    assert all(picked(platform, dropout=True) is kernels.causal_blocks for platform in ("tpu", "gpu"))
+    assert all(picked(platform, length=64) is kernels.dot_product for platform in ("tpu", "gpu", "cpu"))
+    assert all(picked(platform, Mask(causal=True, query_slots=jnp.zeros((2, 256), jnp.int32))) is kernels.dot_product for platform in ("tpu", "gpu", "cpu"))
