@@ -36,8 +36,10 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],  # the latter: TFDS imports it without declaring it
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
+    "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],  # the peers that benchmarks/ measures against
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
-    "test": ["pytest>=8", "pytest-xdist>=3.5", "scikit-learn>=1.3", "seqeval>=1.2.2"],  # the latter: what the scores of fine-tuning are compared with
+    "test": ["pytest>=8", "pytest-xdist>=3.5", "scikit-learn>=1.3", "seqeval>=1.2.2",  # the latter two: what the scores of fine-tuning are compared with
+             "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],  # the notebooks are executed
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
 

@@ -3,6 +3,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -10,30 +11,43 @@ from importlib import metadata
 
 from transformer_jax import cli
 
+PEERS = ("torch", "transformers", "ctranslate2")  # their versions are recorded where a case used them
 
-def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str]) -> None:
-    """Runs the cases (tiny -> rows) that --case picks. A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better)."""
+
+def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str], default: Iterable[str] = (), data: str = "") -> None:
+    """Runs the cases (tiny -> rows) that --case picks, else those of `default`, else all. With `data`, the help of a flag --data, they are (tiny, its value) -> rows.
+
+    A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better)."""
     cli.use_huge_pages()  # for the peers, too
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write machine, versions, command and rows to this file")
     parser.add_argument("--case", choices=list(cases), action="append", help="only this case; may be given several times")
     parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
+    if data:
+        parser.add_argument("--data", help=data)
     arguments = parser.parse_args()
+    given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
     rows = []
-    for name in arguments.case or cases:
-        for row in cases[name](arguments.tiny):
+    for name in arguments.case or default or cases:
+        for row in cases[name](*given):
             rows.append(row)
             against = f"{_shown(row['peer']):>14} {row['peer_name']:24} {row['ratio']:6.2f}" if "peer" in row else ""
             print(f"{row['case']:44} {_shown(row['ours']):>14} {row['unit']:10} {against}", flush=True)
     if arguments.json:
         record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
-                  "versions": {name: metadata.version(name) for name in libraries}, "command": sys.argv, "rows": rows}
+                  "versions": {name: metadata.version(name) for name in [*libraries, *(peer for peer in PEERS if peer in sys.modules)]}, "command": sys.argv, "rows": rows}
         with open(arguments.json, "w") as out:
             json.dump(record, out, indent=2)
 
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of each call, the median of `repeats` rounds in which all have their turn: what else the machine does meets all alike. The first round warms up."""
+    spent = [{name: seconds(call) for name, call in calls.items()} for _ in range(repeats + 1)]
+    return {name: statistics.median(one[name] for one in spent[1:]) for name in calls}
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -1,9 +1,10 @@
 """What pre-training is worth: the same tasks fine-tuned from a run and from nothing, several seeds each.
 
-python benchmarks/transfer.py --init_from=DIR --data=DIR --workdir=DIR [--seeds=3] [--json=FILE] [--case=sst2] [--case=features] [--tiny]
+python benchmarks/transfer.py --init_from=DIR --data=DIR --workdir=DIR [--gpt=DIR] [--seeds=3] [--json=FILE] [--case=sst2] [--case=features] [--tiny]
 
 `--data` holds imdb/{train,test}.tsv, sst2/{train,dev}.tsv, cola/in_domain_{train,dev}.tsv, mrpc/{train,test}.txt, olid/ (as published), wikiann_ner/{train,dev}.txt and
-xquad/xquad.en.json, of whose articles every fourth is held out. `features`: the six choices of layers on WikiANN (Devlin et al. 2018, table 7). Runs that are done are not repeated.
+xquad/xquad.en.json, of whose articles every fourth is held out. `imdb-gpt`: from the run --gpt, with and without the language model's
+objective beside (Radford et al. 2018, table 5). `features`: the six choices of layers on WikiANN (Devlin et al. 2018, table 7). Runs that are done are not repeated.
 """
 import argparse
 import json
@@ -29,15 +30,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("init_from", "data", "workdir"):
         parser.add_argument(f"--{name}", required=True, type=pathlib.Path)
+    parser.add_argument("--gpt", type=pathlib.Path, help="a run of GPT, for the case imdb-gpt")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", help="write command and rows to this file")
-    parser.add_argument("--case", choices=[*CASES, "features"], action="append", help="only this one; may be given several times")
+    parser.add_argument("--case", choices=[*CASES, "features", "imdb-gpt"], action="append", help="only this one; may be given several times")
     parser.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
     arguments = parser.parse_args()
     prepared = prepare(arguments.data, arguments.workdir / "data")
     rows = []
-    for name in arguments.case or [*CASES, "features"]:
-        for label, case, keys in variants(name):
+    for name in arguments.case or [*CASES, "features", *(["imdb-gpt"] if arguments.gpt else [])]:
+        for label, case, keys in variants(name, arguments.gpt):
             row = {"case": label, **finetuned(arguments, prepared, label, *case, keys)}
             rows.append(row)
             print(f"{label:32} {row['measure']:10} {row['mean']:.4f} +- {row['deviation']:.4f}  {row['values']}", flush=True)
@@ -45,12 +47,15 @@ def main() -> None:
         pathlib.Path(arguments.json).write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=2))
 
 
-def variants(name: str):
+def variants(name: str, gpt: pathlib.Path | None):
     """(label, case, keys) of the runs a case compares."""
     if name == "features":
         for features in FEATURES:
             config, *rest = CASES["wikiann"]
             yield f"wikiann {features}", (f"{config},features={features}", *rest), {}
+    elif name == "imdb-gpt":
+        for label, keys in (("both objectives", {"task.lm_weight": 0.5}), ("its own alone", {}), ("from scratch", {"train.pretrained": "false"})):
+            yield f"imdb GPT, {label}", CASES["imdb"], keys | {"init_from": gpt}
     else:
         yield f"{name} pre-trained", CASES[name], {}
         yield f"{name} from scratch", CASES[name], {"train.pretrained": "false"}
@@ -60,12 +65,12 @@ def finetuned(arguments, prepared, label, config, measure, files, keys, more) ->
     """Mean, deviation and values of the held-out measure over the seeds."""
     train, valid = (file if (file := prepared / name).exists() else arguments.data / name for name in files)
     steps = keys.get("train.num_steps")
-    keys = keys | more | {"data.train_files": train, "data.valid_files": valid, "init_from": arguments.init_from}
+    keys = {"init_from": arguments.init_from} | keys | more | {"data.train_files": train, "data.valid_files": valid}
     if arguments.tiny:
         steps = keys["train.num_steps"] = 2
     if steps:
         keys |= {"train.eval_every": steps, "checkpoint.every": steps, "optimizer.warmup_steps": steps // 10}
-    command = [sys.executable, "-m", "transformer_jax.finetune", f"--config=configs/finetune/{config}", f"--workdir={arguments.workdir / label.replace(' ', '_')}",
+    command = [sys.executable, "-m", "transformer_jax.finetune", f"--config=configs/finetune/{config}", f"--workdir={arguments.workdir / label.replace(',', '').replace(' ', '_')}",
                f"--seeds={arguments.seeds}", *(f"--config.{key}={value}" for key, value in keys.items())]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return {"measure": measure, **json.loads(done.stdout)[f"valid/{measure}"]}

@@ -27,7 +27,7 @@ job=$(sbatch --parsable --ntasks-per-node=2 --overcommit --chdir="$root" --outpu
 wait_for '^step 50/400'
 scancel --signal=TERM --batch "$job"
 wait_for 'preempted, queued again'
-wait_for '^step 400  valid/loss'
+wait_for '^step 400  valid/'
 wait_for_end() { while squeue -h -j "$job" 2> /dev/null | grep -q .; do sleep 1; done; }
 wait_for_end
 

@@ -12,7 +12,7 @@ from transformer_jax.workdir import fine_tunes, make_task, settled
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"], "gpt/shakespeare_char.py": ["gpu", "cpu"],
-             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"], "gpt/imdb.py": ["cpu"], "bert/small.py": ["mini"],
+             "gpt/gpt2.py": ["124m"], "gpt/gpt3.py": ["175b"], "gpt/imdb.py": ["cpu", "tiny"], "bert/small.py": ["mini"],
              "bert/imdb.py": ["cpu", "gpu"], "finetune/glue.py": ["cola", "mrpc", "mrpc,gpt", "stsb", "mnli"], "finetune/sentiment.py": ["imdb", "olid"],
              "finetune/squad.py": ["1.1", "2.0"], "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"]}  # made tiny, the other sizes are the same
 BERT = {"model.vocab_size": 96, "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.max_length": 64}

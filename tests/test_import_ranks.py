@@ -7,17 +7,18 @@ import transformer_jax
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
 # what each part may import of the others; whatever is not listed as a part is a binary and may import all
-LOW = {"config", "progress", "bleu", "pictures", "hardware", "buckets"}
+LOW = {"config", "progress", "bleu", "attended", "pictures", "hardware", "buckets"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
-    "config": set(), "progress": set(), "bleu": set(), "pictures": set(), "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
+    "config": set(), "progress": set(), "bleu": set(), "attended": set(), "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
     "hosts": LOW, "lease": LOW, "buckets": {"config"},
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
     "training": BASE | {"hosts", "training", "tasks.task"} - {"losses"},
     "workdir": BASE | {"hosts", "lease", "training", "tasks"}, "prompting": BASE | {"decoding"},
-    "planning": BASE | {"planning", "training", "layers"},
+    "planning": BASE | {"planning", "training", "layers", "data.rows"},
+    "scaling": BASE | {"scaling", "planning", "workdir", "cli"},
     "huggingface": LOW | {"data"},
 }
 FLAX = {"layers", "models", "training/state.py"}

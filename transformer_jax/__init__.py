@@ -1,9 +1,32 @@
-"""Train, fine-tune and study Transformers in JAX and Flax."""
+"""Train, fine-tune and study Transformers in JAX and Flax. The same lines serve every family:
+
+    import transformer_jax
+    from transformer_jax import config
+
+    settings = config.load("configs/gpt/quickstart.py", {"train.num_steps": 300})    # or config.experiment(model=..., task=..., ...)
+    scores = transformer_jax.train(settings, "runs/mine")       # starts the run, or goes on with it; {"valid/loss": ..., ...}
+    task, params = transformer_jax.open_run("runs/mine")        # the best checkpoint
+
+    task.translate(params, texts)       # config.task.name translation: for each text its translations, each with .text and .score
+    task.generate(params, prompts)      # causal_lm: for each prompt .text, .tokens and .finished; task.log_likelihoods scores continuations
+    task.fill(params, texts)            # masked_lm: for each [MASK] of each text its words, each with .word and .probability; task.features gives hidden states
+    task.predict(params, texts)         # a fine-tuned run: for each text .text, the label or answer, and .details, with probabilities
+    task.evaluate(params, "test")       # every task: {"bleu": ...}, {"perplexity": ...}, {"accuracy": ...}
+    task.attention(params, text)        # every task: .weights (layers, H, Q, K), .queries and .keys, which pictures.attention draws
+
+The first four take any iterable of texts and give an iterator in the same order. `load` gives the parts for work of one's own:
+
+    model, params, tokenizer = transformer_jax.load("runs/mine")
+    model.apply({"params": params}, tokens)                     # gpt: (B, L) -> logits of the next tokens (B, L, V)
+    model.apply({"params": params}, source, target)             # encoder_decoder: (B, S), (B, T) -> logits (B, T, V)
+    model.apply({"params": params}, tokens)                     # bert: (B, L) -> hidden states (B, L, M), logits (B, L, V), those of the next sentence (B, 2)
+
+Tokens are int32, logits float32. What is wrong with a config, a file or a text raises config.UserError, in one line.
+"""
 import time
 
 STARTED = time.monotonic()  # for the time from command to first step
 __version__ = "0.1.0"
-
 
 
 def __getattr__(name):

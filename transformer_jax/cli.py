@@ -15,20 +15,42 @@ FLAGS = flags.FLAGS
 EXIT_USER, EXIT_PREEMPTED = 2, 75
 
 
-def define_config() -> None:
+def define_commands(*names: str) -> None:
+    """Programs that do several things are told which by their first argument; `command()` gives it."""
+    _commands.extend(names)
+
+
+def command() -> str:
+    return _command[0]
+
+
+def define_config(required: bool = True) -> None:
+    if not required:
+        _optional.append("config")
     _define("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.")
 
 
-def define_workdir() -> None:
-    _define("workdir", None, "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME).")
+def define_workdir(several: bool = False) -> None:
+    """`several`: the flag may be left out or given several times; the program says how many it takes."""
+    meaning = "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME)."
+    if several:
+        _optional.append("workdir")
+        flags.DEFINE_multi_string("workdir", [], f"{meaning} For some purposes several may be given.")
+    else:
+        _define("workdir", None, meaning)
 
 
 def define_training() -> None:
-    """What the trainers share. Slurm and Cloud TPU say themselves where the other processes of a run are."""
+    """What the trainers share."""
     define_config()
     define_workdir()
+    define_hosts()
     flags.DEFINE_string("profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard.")
-    _define("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
+
+
+def define_hosts() -> None:
+    """Slurm and Cloud TPU say themselves where the other processes of a run are."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
     flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
     flags.DEFINE_integer("process_id", None, "Number of this one, from 0.")
     flags.DEFINE_integer("patience", 300, "Seconds to wait for the others at the start.", lower_bound=1)
@@ -52,16 +74,23 @@ def overrides(allowed: tuple[str, ...]) -> list[tuple[str, str]]:
     return _overrides
 
 
-def load_config(without: str = ""):
-    """The config that --config and its overrides name, validated; with `without`, (that, overrides of keys that begin so, which are left out)."""
+def load_config(without: str = "", argument: str = ""):
+    """The config that --config (with `argument`, if that is given) and its overrides name, validated.
+
+    With `without`, (that, overrides of keys that begin so, which are left out).
+    """
     from transformer_jax import config
 
     apart = [(key, value) for key, value in _overrides if without and key.startswith(without)]
-    found = config.load(FLAGS.config, [override for override in _overrides if override not in apart])
+    path = f"{FLAGS.config}:{argument}" if argument else FLAGS.config
+    found = config.load(path, [override for override in _overrides if override not in apart])
     return (found, apart) if without else found
 
 
 _overrides: list[tuple[str, str]] = []
+_commands: list[str] = []  # of this program
+_command: list[str] = []  # the one given
+_optional: list[str] = []  # flags that may be left out
 
 
 def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None) -> None:
@@ -104,6 +133,11 @@ def _parse(argv: list[str]) -> None:
     if {"--help", "-h", "-help"} & set(argv):
         print(sys.modules["__main__"].__doc__.strip(), FLAGS.main_module_help(), FLAGS.module_help(__name__), sep="\n")
         sys.exit(0)
+    if _commands:
+        if len(argv) < 2 or argv[1] not in _commands:
+            raise UserError(f"the first argument says what to do: {', '.join(_commands)}" + (f"; not {argv[1]!r}" if len(argv) > 1 else ""))
+        _command.append(argv[1])
+        argv = [argv[0], *argv[2:]]
     try:
         rest = FLAGS(_take_overrides(argv))
     except flags.Error as error:
@@ -111,7 +145,7 @@ def _parse(argv: list[str]) -> None:
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}")
     for name in ("config", "workdir"):
-        if name in FLAGS and not FLAGS[name].value:
+        if name in FLAGS and not FLAGS[name].value and name not in _optional:
             raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
 
 
@@ -119,7 +153,7 @@ def profile() -> tuple[int, int] | None:
     """The updates --profile names."""
     if FLAGS.profile is None:
         return None
-    first, colon, last = FLAGS.profile.partition(":")
+    first, _, last = FLAGS.profile.partition(":")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise UserError(f"--profile={FLAGS.profile}: FROM:TO is asked for, the first and the last update to trace, from 1")
     return int(first), int(last)

@@ -17,6 +17,7 @@ import pkgutil
 import traceback
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -214,8 +215,11 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
     _put(config, key, _coerce(key, value, keys[key][0]))
 
 
-def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
-    """The config of `file.py` or `file.py:arg` with `("train.batch", "32")`-like overrides, validated."""
+def load(path: str, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()) -> ConfigDict:
+    """The config of `file.py` or `file.py:arg` with overrides, validated: {"train.batch": 32}, or pairs with values as a command line gives them, ("train.batch", "32").
+
+    Raises UserError for what is wrong with the file, a key or a value.
+    """
     file, _, arg = path.partition(":")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--config={path}: no such file {file}")
@@ -235,7 +239,7 @@ def load(path: str, overrides: list[tuple[str, str]] = ()) -> ConfigDict:
         raise UserError(f"{file}:{line}: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config() returns {type(config).__name__}, not a config made by experiment(...)")
-    for key, value in overrides:
+    for key, value in dict(overrides).items():
         set_key(config, key, value)
     validate(config)
     return config
@@ -259,8 +263,9 @@ def choice(argument: str, choices):
 def validate(config: ConfigDict) -> None:
     """Refuses what can be known to be wrong without devices or data. Mesh and shapes: `sharding.check`."""
     model, train = config.model, config.train
-    for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every",
-                "checkpoint.every", "checkpoint.keep", "decode.batch", "decode.beam", "decode.average", *(f"model.{k}" for k in model if k.startswith(("num_", "d_")) or k in ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll", "local_window", "vocab_multiple")), "optimizer.decay_steps"):
+    sizes = ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll", "local_window", "vocab_multiple")
+    for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every", "checkpoint.every", "checkpoint.keep", "optimizer.decay_steps",
+                "decode.batch", "decode.beam", "decode.average", *(f"model.{key}" for key in model if key.startswith(("num_", "d_")) or key in sizes)):
         if get(config, key) is not None and get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
     for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra", "decode.alpha"):

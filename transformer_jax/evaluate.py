@@ -22,7 +22,8 @@ def main() -> None:
 
     options = cli.FLAGS
     prompts, shots = _prompts(options)
-    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.", "data.valid_", "data.test_", "data.tfds_dir", "data.split_on", "data.text_field", "data.cache", "task.null_threshold", "task.n_best", "task.max_answer")))
+    allowed = ("decode.", "data.valid_", "data.test_", "data.tfds_dir", "data.split_on", "data.text_field", "data.cache", "task.null_threshold", "task.n_best", "task.max_answer")
+    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed))
     if prompts:
         from transformer_jax import prompting
 

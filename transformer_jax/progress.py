@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+_in_notebook = {"force_terminal": False, "force_jupyter": False} if "ipykernel" in sys.modules else {}  # plain lines: they are kept in the file
+console = Console(stderr=True, highlight=False, soft_wrap=True, **_in_notebook)
 
 
 def say(text: str) -> None:

@@ -17,6 +17,7 @@ AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES = {
     "batch": ("data", "fsdp"),  # rows of a batch
+    "lookup": ("data",),  # rows of a batch whose vectors are looked up, where those are split over fsdp
     "length": ("sequence",),  # positions of a row
     "layers": (),  # the stacked axis of nn.scan
     "embed": ("fsdp",),  # d_model, of parameters; activations keep it whole
@@ -108,6 +109,18 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
         return x
     mesh, table = _current.get()
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical_axes, table)))
+
+
+def on_each_device(f, arguments: tuple, axes: tuple, result: tuple) -> jax.Array:
+    """f(*arguments), computed by each device on its own part: for kernels that the partitioner can't split.
+
+    `axes`: the logical axes of each argument, `result`: those of f's value.
+    """
+    if _current.get() is None or _current.get()[0].size == 1:
+        return f(*arguments)
+    mesh, table = _current.get()
+    specs = tuple(PartitionSpec() if argument is None else spec(names, table) for argument, names in zip(arguments, axes))
+    return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=spec(result, table), check_vma=False)(*arguments)
 
 
 def platform() -> str:

@@ -33,9 +33,8 @@ def main() -> None:
             lines = [f"{score:.4f}\t{text}" if options.scores else text for text, score in found]
         print("\n".join(lines), flush=True)
         if options.attention and number == 0:
-            weights, queries, keys = task.cross_attention(params, first[0], found[0].text)
-            weights, queries, keys = pictures.by_words(weights.mean(axis=(0, 1)), queries, keys)
-            pictures.attention(options.attention, weights, queries, keys, "attention to the source, mean of layers and heads")
+            looked = task.attention(params, first[0], found[0].text)
+            pictures.save(pictures.mean_attention(looked, "attention to the source, mean of layers and heads"), options.attention)
 
 
 def _lines(first: list[str]):

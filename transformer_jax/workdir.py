@@ -7,8 +7,9 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,9 +82,9 @@ def _labels(config, before) -> list[str]:
 
 
 def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) -> dict[str, float]:
-    """The config's run, started or gone on with in `workdir`; returns its last evaluation.
+    """The config's run, started or gone on with in `workdir`; returns its last evaluation, {"valid/loss": ..., ...} as plain floats.
 
-    `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
+    Raises UserError for what is wrong with config, data or workdir, RunError where the run can't go on, Preempted after SIGTERM. `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
     """
     if fine_tunes(config):
         config = settled(config, workdir, of_model)
@@ -97,7 +98,10 @@ def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) 
         own = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))  # places, which may differ from host to host
         hosts.agree({f"config.{key}": value for key, value in configs.flat(config).items() if not key.startswith(own)} | versions())
         with hosts.first():
-            record(config, task, workdir)
+            if not hosts.index():
+                record(config, task, workdir)
+            elif not (buckets.folder_of_run(workdir) / "config.json").exists():
+                raise UserError(f"--workdir={workdir}: not the folder that process 0 has just written to; it must be on storage that all hosts share")
         hosts.agree(task.fingerprint())
         return loop.run(config, task, workdir, program, profile)
 
@@ -150,8 +154,6 @@ def record(config, task, workdir) -> None:
     Raises UserError where config or data differ from the recorded run in what may not change.
     """
     workdir = buckets.folder_of_run(workdir)
-    if hosts.index() and not (workdir / "config.json").exists():
-        raise UserError(f"--workdir={workdir}: not the folder that process 0 has just written to; it must be on storage that all hosts share")
     fingerprint = json.loads(json.dumps(task.fingerprint()))
     if (workdir / "config.json").exists():
         recorded, was = read_config(workdir)
@@ -161,9 +163,6 @@ def record(config, task, workdir) -> None:
             raise UserError(f"{workdir} holds a run with another config: {'; '.join(changed)}. Use another workdir, or the recorded values")
         if changed := [part for part in fingerprint if fingerprint[part] != was.get(part)]:
             raise UserError(f"{workdir}: not the {' and '.join(changed)} this run was trained with")
-    if hosts.index():
-        task.rows()
-        return
     task.rows()  # before anything is written: what is wrong with the data must leave no run behind
     if not (workdir / "config.json").exists():
         for left in (workdir / "tokenizer").iterdir() if (workdir / "tokenizer").is_dir() else ():  # by a run that was killed before it was recorded
@@ -205,14 +204,15 @@ def read_config(workdir):
         raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
 
 
-def open_run(workdir, step: str | int = "best", overrides: list[tuple[str, str]] = ()):
-    """(task, params) of a run; `step` is "best", "latest" or a number, `overrides` change the recorded config for this use.
+def open_run(workdir, step: str | int = "best", overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()):
+    """(task, params) of a run; `step` is "best", "latest" or a number, `overrides` change the recorded config for this use, as in `config.load`: {"decode.beam": 1}.
 
-    With `config.decode.average` = N the parameters are the mean of the N newest checkpoints up to that step.
+    The parameters are a tree of float32 arrays, `params` of the task's methods and of `task.model.apply({"params": params}, ...)`; a fine-tuned
+    run's have its head's under "head". Raises UserError where there is no run, no such checkpoint, or not its tokenizer. With `config.decode.average` = N the parameters are the mean of the N newest checkpoints up to that step.
     """
     workdir = buckets.folder_of_run(workdir)
     config, fingerprint = read_config(workdir)
-    for key, value in overrides:
+    for key, value in dict(overrides).items():
         configs.set_key(config, key, value)
     configs.validate(config)
     task = make_task(config, workdir)
@@ -237,7 +237,9 @@ def mean(trees: Iterable):
 
 
 def load(workdir, step: str | int = "best"):
-    """(model, params, tokenizer) of a run: `model.apply({"params": params}, ...)` gives logits."""
+    """(model, params, tokenizer) of a run: `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and gives float32 logits (B, L, V); see the
+    class of the model. A translation's tokenizer has the sides .source and .target; a fine-tuned run's model comes without its head.
+    """
     task, params = open_run(workdir, step)
     return task.model, params, task.tokenizer
 

@@ -3,8 +3,9 @@
 python -m transformer_jax.finetune --config=configs/finetune/sentiment.py:imdb --config.init_from=DIR --workdir=DIR2 \\
     --config.data.train_files=train.tsv --config.data.valid_files=test.tsv
 
-`imdb`: label<TAB>text, 1 positive and 0 negative, or, `imdb-tfds`, the set that TFDS has prepared in --config.data.tfds_dir=DIR; the first 512 tokens of each review, BERT's hyper-parameters. `imdb-cpu`: the first 256, for the small models of
-configs/*/imdb.py:cpu. `olid`: the columns tweet and subtask_a. `olid-cpu`: for the small models.
+`imdb`: label<TAB>text, 1 positive and 0 negative, or, `imdb-tfds`, the set that TFDS has prepared in --config.data.tfds_dir=DIR; the first 512 tokens of each
+review, BERT's hyper-parameters. `imdb-cpu`: the first 256, for the small models of configs/*/imdb.py:cpu. `olid`: the columns tweet and subtask_a.
+`olid-cpu`: for the small models.
 """
 from transformer_jax.config import choice, experiment
 

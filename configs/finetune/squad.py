@@ -3,8 +3,9 @@
 python -m transformer_jax.finetune --config=configs/finetune/squad.py:1.1 --config.init_from=DIR --workdir=DIR2 \\
     --config.data.train_files=train-v1.1.json --config.data.valid_files=dev-v1.1.json
 
-`1.1,tfds` and `2.0,tfds` read the set as TFDS has prepared it in --config.data.tfds_dir=DIR. `1.1`: 3 epochs, batches of 32, a rate of 5e-5; `2.0`: 2 epochs, batches of 48, questions without an answer; the threshold that
-evaluate finds best on the held-out set (best_f1_threshold) is given to predict as --config.task.null_threshold. BERT large reaches EM 84.1, F1 90.9 and EM 78.7, F1 81.9. Not yet run here from published weights.
+`1.1,tfds` and `2.0,tfds` read the set as TFDS has prepared it in --config.data.tfds_dir=DIR. `1.1`: 3 epochs, batches of 32, a rate of 5e-5; `2.0`: 2 epochs,
+batches of 48, questions without an answer; the threshold that evaluate finds best on the held-out set (best_f1_threshold) is given to predict as
+--config.task.null_threshold. BERT large reaches EM 84.1, F1 90.9 and EM 78.7, F1 81.9. Not yet run here from published weights.
 """
 from transformer_jax.config import choice, experiment
 

@@ -12,12 +12,12 @@ from transformer_jax.config import choice, experiment
 
 
 def get_config(size="gpu"):
-    """`gpu`: the shape of GPT-2's smallest; `cpu`: 4 layers of 256."""
-    small = choice(size, {"gpu": False, "cpu": True})
-    shape = dict(d_model=256, num_layers=4, num_heads=4, dropout=0.0, unroll=4) if small else dict(d_model=768, num_layers=12, num_heads=12, dropout=0.1)
-    steps, rows, length, rate = (1000, 16, 256, 2e-3) if small else (6000, 64, 512, 6e-4)
+    """`gpu`: the shape of GPT-2's smallest; `cpu`: 4 layers of 256; `tiny`: 2 of 128, to fine-tune beside configs/bert/imdb.py:cpu."""
+    width, layers, heads, vocab_size, steps, rows, length, rate = choice(size, {
+        "gpu": (768, 12, 12, 16_000, 6000, 64, 512, 6e-4), "cpu": (256, 4, 4, 8000, 1000, 16, 256, 2e-3), "tiny": (128, 2, 4, 8000, 2000, 16, 256, 2e-3)})
+    shape = dict(d_model=width, num_layers=layers, num_heads=heads, dropout=0.1 if size == "gpu" else 0.0, unroll=1 if size == "gpu" else layers)
     return experiment(
-        model=dict(name="gpt", vocab_size=8000 if small else 16_000, max_length=length, attention_dropout=shape["dropout"], **shape),
+        model=dict(name="gpt", vocab_size=vocab_size, max_length=length, attention_dropout=shape["dropout"], **shape),
         task=dict(name="causal_lm", length=length, sample_tokens=60),
         data=dict(tokenizer="byte_bpe"),
         train=dict(num_steps=steps, batch=rows, log_every=50, eval_every=500),

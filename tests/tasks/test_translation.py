@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from transformer_jax import bleu, pictures
+from transformer_jax import bleu
 from transformer_jax.config import UserError
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task, open_run, record
@@ -134,10 +134,3 @@ def test_bleu_as_the_paper_counted_it():
     assert found == pytest.approx(sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score) and 50 < found < 100
     assert bleu._compound_split(["Ein Test-Satz, ja!"], "de") == ["Ein Test ##AT##-##AT## Satz , ja !"]
     assert bleu.scores(references, references)["bleu"] == pytest.approx(100)
-
-
-def test_attention_by_words():
-    weights = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
-    found, queries, keys = pictures.by_words(weights, ["▁Ha", "us"], ["▁a", "▁hou", "se"])
-    np.testing.assert_allclose(found, [[0.3, 0.7]])
-    assert (queries, keys) == (["Haus"], ["a", "house"])

@@ -31,7 +31,7 @@ def trained(task, program, state, stop):
     return state, losses, read
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("encoder_decoder", "bert"))])
 def test_from_eight_devices_to_four_two_one_and_back(family, tmp_path):
     config = FAMILIES[family](tmp_path, model__dropout=0.1, train__num_steps=30, train__batch=8)
     task = make_task(config)

@@ -15,7 +15,7 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task
 
-EXACT = dict(model__dropout=0.2, train__accumulation=2, train__num_steps=20, train__log_every=3, train__eval_every=7, checkpoint__every=1, checkpoint__keep=30)
+EXACT = dict(model__dropout=0.2, train__accumulation=2, train__num_steps=10, train__log_every=3, train__eval_every=7, checkpoint__every=1, checkpoint__keep=30)
 
 
 def final_state(workdir, config, program, step):
@@ -31,19 +31,19 @@ def lines(workdir):
 
 def test_resume_is_bit_equal_at_every_step(tiny, tmp_path):
     """With dropout, packing and accumulation, whatever the step: state and metrics as if it had never stopped."""
-    config = tiny(**EXACT)
+    config, last = tiny(**EXACT), EXACT["train__num_steps"]
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:4])
     run(config, task, tmp_path / "straight", program)
-    config.checkpoint.every = 20  # the resumed runs save at their end alone
-    expected, said = final_state(tmp_path / "straight", config, program, 20), lines(tmp_path / "straight")
-    for k in range(1, 20):
+    config.checkpoint.every = last  # the resumed runs save at their end alone
+    expected, said = final_state(tmp_path / "straight", config, program, last), lines(tmp_path / "straight")
+    for k in range(1, last):
         resumed = tmp_path / "resumed"
         shutil.copytree(tmp_path / "straight", resumed)
-        for step in range(k + 1, 21):
+        for step in range(k + 1, last + 1):
             shutil.rmtree(resumed / "checkpoints" / str(step))
         run(config, task, resumed, program)
-        jax.tree.map(np.testing.assert_array_equal, final_state(resumed, config, program, 20), expected)
+        jax.tree.map(np.testing.assert_array_equal, final_state(resumed, config, program, last), expected)
         assert lines(resumed) == said, k
         shutil.rmtree(resumed)
 

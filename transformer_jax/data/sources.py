@@ -6,7 +6,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from transformer_jax import buckets
 from transformer_jax.config import UserError
@@ -106,6 +106,13 @@ def filled(key: str, file: str) -> None:
     with buckets.path(file).open("rb") as content:
         if not content.read(1):
             raise UserError(f"{key}={file}: the file is empty")
+
+
+def several(texts: Iterable[str]) -> Iterable[str]:
+    """The texts. Raises TypeError for a single one, which would else be taken for as many texts as it has characters."""
+    if isinstance(texts, str):
+        raise TypeError(f"a list of texts is asked for: [{texts[:30]!r}], not the text alone")
+    return texts
 
 
 def text_lines(path: str, keep_ends: bool = False) -> Iterator[str]:

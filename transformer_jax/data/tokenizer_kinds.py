@@ -46,6 +46,27 @@ class Tokenizer:
         """Each id as it can be shown in a picture."""
         raise NotImplementedError
 
+    def words(self, ids: list[int]) -> tuple[list[str], list[int]]:
+        """The words that ids form, for a picture, and for each id the number of its word. Spaces divide words; the end of a document stands alone."""
+        found, numbers, closed = [], [], True
+        for i, piece in zip(ids, self.pieces(ids)):
+            if closed or i == self.eos_id or self.begins_word(piece):
+                found.append("")
+            found[-1] += self.shown(piece)
+            numbers.append(len(found) - 1)
+            closed = i == self.eos_id or self.ends_word(piece)
+        return found, numbers
+
+    def begins_word(self, piece: str) -> bool:
+        return piece.startswith("▁")
+
+    def ends_word(self, piece: str) -> bool:
+        return False
+
+    def shown(self, piece: str) -> str:
+        """A piece as a part of its word."""
+        return piece.strip("▁")
+
     def fingerprint(self) -> str:
         return hashlib.sha256(self.model).hexdigest()
 
@@ -216,6 +237,12 @@ class GPT1BPE(BPE):
 
     def pieces(self, ids):
         return [(self._tokenizer.id_to_token(i) or "<unk>").translate(_VISIBLE) for i in ids]
+
+    def ends_word(self, piece):
+        return piece.endswith("</w>")
+
+    def shown(self, piece):
+        return piece.removesuffix("</w>")
 
 
 def bpe(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:

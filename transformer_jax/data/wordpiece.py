@@ -82,6 +82,12 @@ class WordPiece(Tokenizer):
     def pieces(self, ids):
         return [self._pieces[i if i < self.vocab_size else self.unk_id] for i in ids]
 
+    def begins_word(self, piece):
+        return not piece.startswith("##")
+
+    def shown(self, piece):
+        return piece.removeprefix("##")
+
     def hf_files(self) -> dict[str, bytes]:
         """What Hugging Face's AutoTokenizer reads."""
         config = {"tokenizer_class": "BertTokenizer", "do_lower_case": not self.cased}

@@ -5,15 +5,16 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_jax.attended import Attended, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import rows, tokenizers
+from transformer_jax.data import rows, sources, tokenizers
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.progress import say, track
 
@@ -203,11 +204,28 @@ class FineTuning:
             loss, count = loss + float(total), count + int(counted)
         return {"loss": loss / max(count, 1), **self.scores(examples, np.concatenate(outputs)[: len(examples)])}
 
-    def predict(self, params, lines: Iterable[str]) -> Iterator[tuple[str, dict]]:
-        """For each line what `shown` makes of it; see `asked` for what a line holds."""
-        examples = list(self.asked(lines))
+    def predict(self, params, lines: Iterable[str]) -> Iterator["Prediction"]:
+        """For each line what the run says of it, in order; see `asked` for what a line holds. Raises UserError for a line that is none."""
+        examples = list(self.asked(sources.several(lines)))
         outputs = (output for found, _, _ in self._over(params, examples, "predicting (batches)") for output in found)
-        return (self.shown(example, output) for example, output in zip(examples, outputs))
+        return (Prediction(*self.shown(example, output)) for example, output in zip(examples, outputs))
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """Kinds of attention that can be looked at."""
+        return ("encoder",) if self.encoder.bidirectional else ("decoder",)
+
+    def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
+        """What each word of a text, or each of its `pieces`, attends to in the fine-tuned model; two texts are separated by a tab.
+
+        Raises UserError for what is longer than `config.model.max_length`.
+        """
+        ids = self.tokenizer.encode(text.split("\t")[:2])
+        row = self.encoder.row(self.tokenizer, ids[0], ids[1] if len(ids) > 1 else None, sum(map(len, ids)) + len(ids) + 1)
+        if len(row["tokens"]) > self.model.max_length:
+            raise UserError(f"{len(row['tokens'])} tokens, at most config.model.max_length={self.model.max_length} can be read")
+        side = self.encoder.shown(self.tokenizer, ids, pieces)
+        return between(self.encoder.attention(params, row), side, side)
 
     def _over(self, params, examples, label):
         """(the head's outputs, summed loss, count) batch by batch."""
@@ -223,3 +241,8 @@ class FineTuning:
             return found.reshape(len(batch["segment_ids"]), -1, *found.shape[1:]), total, count  # (examples, rows of each, ...)
 
         return jax.jit(scored)
+
+
+class Prediction(NamedTuple):
+    text: str  # the label, the tags, the answer ...
+    details: dict  # JSON-able: the same with its probabilities

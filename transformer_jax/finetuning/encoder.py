@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.attended import Side
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
+from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy
 
 
@@ -55,6 +57,19 @@ class Encoder:
     def layers(self, params, batch) -> jax.Array:
         """The embeddings and every layer's hidden states (layers + 1, B, L, M), of BERT."""
         return self.model.apply({"params": params}, batch["tokens"], batch["token_types"], None, batch["segment_ids"], method="layers")
+
+    def attention(self, params, row: Row) -> np.ndarray:
+        """The attention weights (layers, H, L, L) float32 in one row."""
+        tokens, types = row["tokens"][None], row["token_types"][None]
+        return weights_in(self.model, params, "encoder", tokens, types) if self.bidirectional else weights_in(self.model, params, "decoder", tokens)
+
+    def shown(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
+        """The labels of a row of one text or two."""
+        begin, between, end = ("[CLS]", "[SEP]", "[SEP]") if self.bidirectional else ("<start>", "<delimiter>", "<extract>")
+        found = Side([begin], [0])
+        for number, ids in enumerate(texts, 1):
+            found = found + Side.of(tokenizer, ids, pieces) + Side([end if number == len(texts) else between], [0])
+        return found
 
     def summary(self, params, hidden, batch) -> jax.Array:
         """One vector a row (B, M)."""

@@ -15,9 +15,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
+from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import documents, rows, tokenizers, windows
+from transformer_jax.data import documents, rows, sources, tokenizers, windows
 from transformer_jax.decoding.sampling import Sampling, Texts, sample
+from transformer_jax.layers.attention import weights_in
+from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy, token_log_probs
 from transformer_jax.progress import say, track
 
@@ -38,6 +42,7 @@ class CausalLM:
     sample_tokens: int = 0  # of a text written and shown at each evaluation
 
     num_phases = 1
+    attentions = ("decoder",)  # kinds that can be looked at
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -155,7 +160,7 @@ class CausalLM:
         """
         if "" in stop:
             raise UserError("an empty stop string would end every text at once")
-        numbered, size = enumerate(prompts), 0
+        numbered, size, params = enumerate(sources.several(prompts)), 0, for_decoding(params, compute_dtype(self.model.dtype))
         while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
             size = size or len(chunk)  # the last batch is filled up to the shape of the others
             encoded = [self._begun(ids) for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
@@ -227,6 +232,14 @@ class CausalLM:
             return more(params, texts, keys, limits, steps, how)
 
         return begin, jax.jit(more, static_argnums=5, donate_argnums=1)
+
+    def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
+        """What each word of a text, or each of its `pieces`, attends to. Raises UserError for a text longer than `config.model.max_length`."""
+        ids = self._begun(self.tokenizer.encode([text])[0])
+        if len(ids) > self.model.max_length:
+            raise UserError(f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
+        side = Side.of(self.tokenizer, ids, pieces)
+        return between(weights_in(self.model, params, "decoder", jnp.array([ids])), side, side)
 
     def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator["Likelihood"]:
         """log P(continuation | context) for each (context, continuation), in order. An empty context is the beginning of a document.

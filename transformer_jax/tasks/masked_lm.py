@@ -14,8 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
+from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import documents, masking, rows, sentence_pairs, tokenizers, windows
+from transformer_jax.data import documents, masking, rows, sentence_pairs, sources, tokenizers, windows
+from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy, label_nll
 from transformer_jax.progress import track
 
@@ -35,6 +37,8 @@ class MaskedLM:
     phases: tuple = ((1.0, 128, 20),)  # (share of config.train.num_steps, tokens of a row, most predictions of a row), one after the other
     next_sentence: float = 1.0  # weight of the second task; 0: there is none, and rows are windows of the text, not pairs (Liu et al. 2019)
     whole_words: bool = False  # mask all pieces of a word or none
+
+    attentions = ("encoder",)  # kinds that can be looked at
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -74,12 +78,16 @@ class MaskedLM:
         stored = windows.tokenised(self._text(split), self.config.data, tokenizer, split)
         return sentence_pairs.MaskedWindows(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
 
+    @property
+    def phase_steps(self) -> list[int]:
+        """Updates of each phase."""
+        ends = [round(share * self.config.train.num_steps) for share in itertools.accumulate(share for share, _, _ in self.phases)]
+        return [end - begin for begin, end in zip([0, *ends], ends)]
+
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
         train, last = self.config.train, self.num_phases - 1
-        ends = [round(share * train.num_steps) for share in itertools.accumulate(share for share, _, _ in self.phases)]
-        steps = [end - begin for begin, end in zip([0, *ends], ends)]
-        phases = [rows.Phase([self._component("train", phase)], train.batch, None if phase == last else count) for phase, count in enumerate(steps)]
+        phases = [rows.Phase([self._component("train", phase)], train.batch, None if phase == last else count) for phase, count in enumerate(self.phase_steps)]
         valid = {"valid": self._evaluated("valid")} if self._text("valid") else {}
         return types.SimpleNamespace(train=rows.TrainRows(phases, self.config.data.seed), eval=valid)
 
@@ -166,7 +174,7 @@ class MaskedLM:
 
         Raises UserError for a text without [MASK], or one longer than `config.model.max_length`.
         """
-        numbered = enumerate(texts, 1)
+        numbered = enumerate(sources.several(texts), 1)
         while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
             encoded = [[self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id] for _, text in chunk]
             for (number, _), ids in zip(chunk, encoded):
@@ -186,12 +194,23 @@ class MaskedLM:
         depth = self.model.num_layers + 1
         if wrong := [layer for layer in layers if not -depth <= layer < depth]:
             raise UserError(f"layer {wrong[0]}: there are 0 (the embeddings) to {depth - 1}")
-        numbered = enumerate(texts, 1)
+        numbered = enumerate(sources.several(texts), 1)
         while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
             encoded = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in self.tokenizer.encode([text for _, text in chunk])]
             states = self._states(params, *self._padded(encoded, chunk[0][0]))
             chosen = np.asarray(states[np.array(layers) % depth], np.float32)
             yield from ((self.tokenizer.pieces(ids), chosen[:, row, : len(ids)]) for row, ids in enumerate(encoded))
+
+    def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
+        """What each word of a text, or each of its `pieces`, attends to; [CLS], [SEP] and any [MASK] among them.
+
+        Raises UserError for a text longer than `config.model.max_length`.
+        """
+        ids = [self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id]
+        if len(ids) > self.model.max_length:
+            raise UserError(f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
+        side = Side.of(self.tokenizer, ids, pieces)
+        return between(weights_in(self.model, params, "encoder", jnp.array([ids])), side, side)
 
     def _padded(self, encoded, first):
         """Tokens and segment ids (B, L) of a chunk whose first text has the number `first`."""

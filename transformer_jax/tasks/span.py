@@ -9,9 +9,9 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data import tables
+from transformer_jax.data import sources, tables
 from transformer_jax.finetuning import scores
-from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.base import ROW, FineTuning, Prediction
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 
@@ -156,7 +156,7 @@ class Span(FineTuning):
     def predict(self, params, lines):
         """A question and its context a line, separated by a tab."""
         asked = []
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(sources.several(lines), 1):
             question, _, context = line.partition("\t")
             if not question.strip() or not context.strip():
                 raise UserError(f"line {number}: a question and its context are asked for, separated by a tab")
@@ -166,7 +166,7 @@ class Span(FineTuning):
         for parts in _by_question(zip(examples, outputs)):
             span, margin, ranked = self._answer(parts)
             answer = "" if self.unanswerable and margin > self.null_threshold else span
-            yield answer, {"answer": answer, "n_best": [{"answer": text, "probability": p} for text, p in ranked]}
+            yield Prediction(answer, {"answer": answer, "n_best": [{"answer": text, "probability": p} for text, p in ranked]})
 
 
 def _by_question(pairs):

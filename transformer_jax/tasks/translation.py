@@ -14,10 +14,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import bleu
+from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, sources, tokenizers
 from transformer_jax.decoding import sampling
 from transformer_jax.decoding.beam_search import beam_search
+from transformer_jax.layers.attention import weights_in
+from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy
 from transformer_jax.progress import say, track
 
@@ -40,6 +44,7 @@ class Translation:
     bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
 
     num_phases = 1
+    attentions = ("cross", "encoder", "decoder")  # kinds that can be looked at
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -154,7 +159,7 @@ class Translation:
         decode = self.config.decode
         if n_best > decode.beam:
             raise UserError(f"{n_best} translations of a line need as many beams: config.decode.beam={decode.beam}")
-        numbered = enumerate(lines, 1)
+        numbered, params = enumerate(sources.several(lines), 1), for_decoding(params, compute_dtype(self.model.dtype))
         while chunk := list(itertools.islice(numbered, _READ_AHEAD * decode.batch)):
             encoded = self.tokenizer.source.encode([line for _, line in chunk])
             for (number, _), ids in zip(chunk, encoded):
@@ -185,45 +190,57 @@ class Translation:
 
     @cached_property
     def _decode(self):
-        """Compiled: params, source (B, S), most target tokens of each (B,), n_best -> Beams of target ids (B, n_best, S + max_extra)."""
+        """Compiled: params `for_decoding`, source (B, S), most target tokens of each (B,), n_best -> Beams of target ids (B, n_best, S + max_extra)."""
         options, target = self.config.decode, self.tokenizer.target
 
         @partial(jax.jit, static_argnums=3)
         def decode(params, source, limits, n_best):
-            slots = source.shape[1] + options.max_extra
+            most = source.shape[1] + options.max_extra
             segments = (source > 0).astype(jnp.int32)
 
-            def run(tokens, position, memory=None, caches={}):
-                """Tokens (B * beam,) at one position -> logits (B * beam, V) of the next, and the caches with them in it."""
-                positions = jnp.full((len(tokens), 1), position)
-                hidden, caches = self.model.apply({"params": params, **caches}, tokens[:, None], memory, positions, None, segments,
-                                                  decode=slots, method="decode", mutable=["cache", "memory"])
-                return self.model.apply({"params": params}, hidden[:, 0], method="logits"), caches
+            def run(tokens, position, memory=None, caches={}, ancestors=None):
+                """Tokens (B, beams) at one position -> logits (B, beams, V) of the next, and the caches with them in it."""
+                hidden, caches = self.model.apply({"params": params, **caches}, tokens, memory, jnp.int32(position), None, segments,
+                                                  decode=most * options.beam, ancestors=ancestors, method="decode", mutable=["cache", "memory"])
+                return self.model.apply({"params": params}, hidden, method="logits"), caches
 
             memory = self.model.apply({"params": params}, source, None, segments, method="encode")
-            logits, caches = run(jnp.full(len(source) * options.beam, target.bos_id), 0, memory)
+            logits, caches = run(jnp.full((len(source), 1), target.bos_id), 0, memory)
 
-            def step(cache, tokens, position):
-                logits, new = run(tokens, position, caches={"cache": cache, "memory": caches["memory"]})
+            def step(cache, tokens, position, ancestors):
+                logits, new = run(tokens, position, None, {"cache": cache, "memory": caches["memory"]}, ancestors)
                 return logits, new["cache"]
 
+            def one(cache, tokens, position):
+                logits, cache = step(cache, tokens[:, None], position, None)
+                return logits[:, 0], cache
+
             if options.beam == 1:
-                return sampling.greedy(step, logits, caches["cache"], limits, alpha=options.alpha, max_steps=slots, eos_id=target.eos_id)
-            return beam_search(step, logits, caches["cache"], limits, beam=options.beam, alpha=options.alpha, max_steps=slots,
+                return sampling.greedy(one, logits[:, 0], caches["cache"], limits, alpha=options.alpha, max_steps=most, eos_id=target.eos_id)
+            return beam_search(step, logits[:, 0], caches["cache"], limits, beam=options.beam, alpha=options.alpha, max_steps=most,
                                eos_id=target.eos_id, n_best=n_best)
 
         return decode
 
-    def cross_attention(self, params, source: str, target: str) -> tuple[np.ndarray, list[str], list[str]]:
-        """Attention from the pieces of `target` to those of `source`: weights (layers, H, T, S) and the pieces, end tokens included."""
-        sides = []
-        for tokenizer, text in ((self.tokenizer.source, source), (self.tokenizer.target, target)):
-            sides.append((tokenizer, [*tokenizer.encode([text])[0], tokenizer.eos_id]))
-        (from_, source_ids), (to, target_ids) = sides
-        inputs = jnp.array([[to.bos_id, *target_ids[:-1]]])
-        _, found = self.model.apply({"params": params}, jnp.array([source_ids]), inputs, method="hidden", mutable=["intermediates"])
-        weights = found["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
-        return np.asarray(weights[:, 0]), to.pieces(target_ids), from_.pieces(source_ids)
+    def attention(self, params, source: str, target: str | None = None, kind: str = "cross", *, pieces: bool = False) -> Attended:
+        """What a translation, by default the model's own, attends to in its source ("cross") or itself ("decoder"), or the source in itself ("encoder").
+
+        By words, or by `pieces`; end tokens included. A query of the decoder is named after the word it predicts, a key after the word it has read.
+        """
+        if target is None:
+            target = "" if kind == "encoder" else next(self.translate(params, [source]))[0].text
+        (from_, source_ids), (to, target_ids) = ((tokenizer, [*tokenizer.encode([text])[0], tokenizer.eos_id]) for tokenizer, text in
+                                                 ((self.tokenizer.source, source), (self.tokenizer.target, target)))
+        if max(len(source_ids), len(target_ids)) > self.model.max_length:
+            raise UserError(f"{max(len(source_ids), len(target_ids))} tokens, at most config.model.max_length={self.model.max_length} can be read")
+        read, inputs = jnp.array([source_ids]), [to.bos_id, *target_ids[:-1]]
+        keys = Side.of(from_, source_ids, pieces)
+        if kind == "encoder":
+            return between(weights_in(self.model, params, "encoder", read, method="encode"), keys, keys)
+        queries = Side.of(to, target_ids, pieces)
+        if kind == "decoder":
+            keys = Side(["<s>"], [0]) + Side.of(to, target_ids[:-1], pieces)
+        return between(weights_in(self.model, params, "decoder", read, jnp.array([inputs]), cross=kind == "cross"), queries, keys)
 
 
 class Hypothesis(NamedTuple):

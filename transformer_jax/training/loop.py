@@ -166,7 +166,6 @@ def _initial_params(config, program, params):
         if names:
             say(f"  {len(names)} {what}: {', '.join(names)}")
 
-
     def begun(path, leaf):
         name = "/".join(optimizer.names(path))
         if name == "token_embed/embedding" and name in found and known < config.model.vocab_size:  # new tokens begin as initialised
@@ -236,13 +235,13 @@ def _check_finite(state, train):
 @contextlib.contextmanager
 def _sigterm():
     """Whether to stop at a step, since SIGTERM came: to this process, or to one of several (in the main thread; elsewhere signals are not ours to take)."""
-    event = threading.Event()
     if hosts.count() > 1:
         yield hosts.preempted
         return
     if threading.current_thread() is not threading.main_thread():
         yield lambda step: False
         return
+    event = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: event.set())
     try:
         yield lambda step: event.is_set()

@@ -9,7 +9,7 @@ import time
 import jax
 import tensorboardX
 
-from transformer_jax import buckets
+from transformer_jax import buckets, pictures
 from transformer_jax.config import RunError
 from transformer_jax.progress import Bar, console, say
 
@@ -118,20 +118,8 @@ class Reporter:
 
 def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
     """curves.png of the run's metrics.jsonl: losses, accuracies, learning rate, norms, by step. Returns its path."""
-    from matplotlib.figure import Figure  # slow to import
-
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    panels = {"loss": ("loss", "nll"), "accuracy": ("accuracy",), "learning rate": ("learning_rate",), "norms": ("grad_norm", "update_norm")}
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    for axes, (title, endings) in zip(figure.subplots(2, 2).flat, panels.items()):
-        names = sorted({name for line in lines for name in line if name.rpartition("/")[2] in endings})
-        for name in names:
-            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            axes.plot([x for x, _ in points], [y for _, y in points], label=name, marker="." if len(points) < 50 else None)
-        axes.set(title=title, xlabel="step", yscale="log" if title == "norms" and names else "linear")
-        axes.grid(alpha=0.3)
-        if names:
-            axes.legend()
+    figure = pictures.curves({"": lines})
     path = workdir / "curves.png"
     figure.savefig(half := path.with_suffix(".half.png"), dpi=100)
     os.replace(half, path)

@@ -1,0 +1,41 @@
+"""Every notebook runs at its tiny setting from a clean kernel, in a folder of its own; what is committed was executed, in order, without an error."""
+import ast
+import os
+import pathlib
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = pathlib.Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_six():
+    assert [path.name[0] for path in NOTEBOOKS] == list("123456")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    env = {**os.environ, "NOTEBOOK_SETTING": "tiny", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+           "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/transformer_jax/compiled")}
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client.execute(env=env)  # raises what a cell raises
+    pictures = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
+    assert pictures and all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_committed(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in code for output in cell.outputs]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    assert outputs and not any(output.output_type == "error" for output in outputs)
+    assert path.stat().st_size < 450_000
+    assert "%pip install" in code[0].source
+    for cell in code[1:]:  # what is worth a definition belongs in the package
+        plain = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
+        assert not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in ast.walk(ast.parse(plain))), cell.source

@@ -1,0 +1,77 @@
+"""The same lines for every family: train, open_run, use, evaluate, load."""
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import transformer_jax
+from tests.conftest import build_bert, build_config, build_gpt
+from tests.finetuning import examples
+from transformer_jax import config as configs
+
+STEPS = {"train.num_steps": 2, "train.log_every": 1, "train.eval_every": 2, "checkpoint.every": 2, "train.batch": 32, "decode.batch": 8}
+
+
+def build(family, folder):
+    if family == "fine-tuned":
+        return examples.build(folder, "classification", examples.pretrained(folder, "bert"))
+    return {"encoder_decoder": build_config, "gpt": build_gpt, "bert": build_bert}[family](folder)
+
+
+def translates(task, params):
+    (one,), (other,) = task.translate(params, ["a dog runs", "the cat sleeps"])
+    assert isinstance(one.text, str) and one.score < 0 and other.score < 0
+
+
+def generates(task, params):
+    one, other = task.generate(params, ["the cat", "a dog"], max_tokens=3)
+    assert isinstance(one.text, str) and 1 <= one.tokens <= 3 and other.finished in ("end", "length")
+
+
+def fills(task, params):
+    (mask,), masks = task.fill(params, ["the [MASK] sat", "a [MASK] [MASK]"], top_k=2)
+    assert len(mask) == 2 and len(masks) == 2 and mask[0].probability >= mask[1].probability > 0 and isinstance(mask[0].word, str)
+
+
+def predicts(task, params):
+    one, other = task.predict(params, ["the cat sat", "the dog ran"])
+    assert one.text in ("cat", "dog") and other.details["label"] == other.text and sum(one.details["probabilities"].values()) == pytest.approx(1)
+
+
+USES = {"encoder_decoder": (translates, "translate"), "gpt": (generates, "generate"), "bert": (fills, "fill"), "fine-tuned": (predicts, "predict")}
+
+
+@pytest.mark.parametrize("family", USES)
+def test_the_same_lines(family, tmp_path):
+    config = build(family, tmp_path / "data")
+    for key, value in STEPS.items():
+        configs.set_key(config, key, value)
+    scores = transformer_jax.train(config, tmp_path / "run")
+    assert scores["valid/loss"] > 0 and all(isinstance(value, float) for value in scores.values())
+
+    task, params = transformer_jax.open_run(tmp_path / "run", overrides={"decode.beam": 1})
+    assert task.config.decode.beam == 1
+    use, name = USES[family]
+    use(task, params)
+    with pytest.raises(TypeError, match="list of texts"):  # not as many texts as it has characters
+        list(getattr(task, name)(params, "the cat [MASK]"))
+    assert all(np.isfinite(value) for value in task.evaluate(params, "valid").values() if not isinstance(value, str))
+    assert task.attention(params, "the cat sat").weights.ndim == 4
+
+    model, params, tokenizer = transformer_jax.load(tmp_path / "run")
+    tokens = jnp.array([[5, 6, 7]])
+    vocabulary = config.model.vocab_size
+    if family == "encoder_decoder":
+        assert model.apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary) and tokenizer.target.eos_id == 3
+    elif family == "gpt":
+        assert model.apply({"params": params}, tokens).shape == (1, 3, vocabulary)
+    elif family == "bert":
+        assert [x.shape for x in model.apply({"params": params}, tokens)] == [(1, 3, 32), (1, 3, vocabulary), (1, 2)]
+    else:
+        assert model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32) and tokenizer.cls_id >= 0
+
+
+def test_overrides_are_a_mapping_or_pairs():
+    loaded = [configs.load("configs/gpt/quickstart.py", given) for given in ({"train.num_steps": 7, "train.batch": "4"}, [("train.num_steps", "7"), ("train.batch", "4")])]
+    assert loaded[0].to_dict() == loaded[1].to_dict() and loaded[0].train.num_steps == 7
+    with pytest.raises(configs.UserError, match="did you mean train.num_steps"):
+        configs.load("configs/gpt/quickstart.py", {"train.num_stps": 7})
