@@ -29,3 +29,12 @@ def test_what_the_compiler_refuses_is_an_answer():
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["fits"] is False and found["bytes_per_device"]["peak"] > found["device_memory"]
     assert "it does not fit" in done.stderr and "--config.train.accumulation=" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_of_175_billion_parameters_on_64_chips():
+    done = call("dry_run", "--config=configs/gpt/gpt3.py:175b", "--topology=v5p:4x4x4", "--config.mesh.data=1", "--config.mesh.fsdp=64",
+                "--config.train.batch=64", "--config.train.first_batch=0", "--config.train.ramp_steps=0")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]
+    assert found["arguments"] <= 32.9e9 and found["temporaries"] <= 35.7e9  # what MaxText's compilation of the same takes
