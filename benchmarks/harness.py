@@ -1,21 +1,28 @@
 """What the benchmarks share: their flags, the table they print and the JSON they write."""
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from transformer_jax import cli
+from transformer_jax import cli, pictures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PEERS = ("torch", "transformers", "ctranslate2")  # their versions are recorded where a case used them
 
 
-def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str], default: Iterable[str] = (), data: str = "") -> None:
-    """Runs the cases (tiny -> rows) that --case picks, else those of `default`, else all. With `data`, the help of a flag --data, they are (tiny, its value) -> rows.
+def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str], default: Iterable[str] = (), data: str = "",
+         plot: Callable[[list[dict]], "Figure"] | None = None) -> None:
+    """Runs the cases (tiny -> rows) that --case picks, else those of `default`, else all. With `data`, the help of a flag --data, they are (tiny, its value) -> rows. With `plot` there is a flag --plot.
 
     A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better)."""
     cli.use_huge_pages()  # for the peers, too
@@ -25,6 +32,8 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
     parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
     if data:
         parser.add_argument("--data", help=data)
+    if plot:
+        parser.add_argument("--plot", help="draw the rows to this PNG file")
     arguments = parser.parse_args()
     given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
     rows = []
@@ -38,6 +47,8 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
                   "versions": {name: metadata.version(name) for name in [*libraries, *(peer for peer in PEERS if peer in sys.modules)]}, "command": sys.argv, "rows": rows}
         with open(arguments.json, "w") as out:
             json.dump(record, out, indent=2)
+    if plot and arguments.plot:
+        pictures.save(plot(rows), arguments.plot)
 
 
 def _shown(value: float) -> str:
@@ -48,6 +59,12 @@ def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
     """Seconds of each call, the median of `repeats` rounds in which all have their turn: what else the machine does meets all alike. The first round warms up."""
     spent = [{name: seconds(call) for name, call in calls.items()} for _ in range(repeats + 1)]
     return {name: statistics.median(one[name] for one in spent[1:]) for name in calls}
+
+
+def apart(function: Callable, *arguments):
+    """function(*arguments) in a process of its own, which takes with it what it held. Raises BrokenProcessPool where it was killed."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -22,6 +22,9 @@ FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 TRAINING = {"torch eager": dict(compiled=False), "torch.compile": dict(compiled=True)}  # the ways torch has to train
 if DEVICE == "cuda":
     TRAINING = {f"{name}, {kernel}": {**options, "kernels": [backend]} for name, options in TRAINING.items() for kernel, backend in (("flash", FLASH), ("cuDNN", CUDNN))}
+ATTENTION = {False: {"torch SDPA": ()}, True: {"torch SDPA": ()}}  # without and with a mask in memory: its kernels to choose from
+if DEVICE == "cuda":
+    ATTENTION = {False: {"torch, flash": [FLASH], "torch, cuDNN": [CUDNN]}, True: {"torch, efficient": [SDPBackend.EFFICIENT_ATTENTION], "torch, cuDNN": [CUDNN]}}
 
 
 def gpt(vocab_size: int, d_model: int, num_layers: int, num_heads: int, length: int, dropout: float) -> torch.nn.Module:
@@ -63,6 +66,26 @@ def train_step(model: torch.nn.Module, batch: dict[str, np.ndarray], compiled: b
         synchronise()
 
     return step
+
+
+def attention(arrays: np.ndarray, seen: np.ndarray | None, causal: bool, kernels: tuple = ()) -> Callable[[int], None]:
+    """(times) -> None: forward and backward, so often, of q, k, v and the gradient by the output, (4, B, L, H, D); bfloat16 on a GPU.
+
+    `seen`: a mask (B or 1, 1, Q or 1, K), which holds what is causal, too."""
+    *inputs, d_out = torch.tensor(arrays, device=DEVICE, dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float32)
+    for one in inputs:
+        one.requires_grad_()
+    mask = None if seen is None else torch.tensor(seen, device=DEVICE).expand(-1, -1, arrays.shape[2], -1)
+
+    def passes(times: int):
+        for _ in range(times):
+            with sdpa_kernel(kernels) if kernels else contextlib.nullcontext():
+                q, k, v = (one.transpose(1, 2) for one in inputs)
+                out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+            torch.autograd.grad(out, inputs, d_out.transpose(1, 2))
+        synchronise()
+
+    return passes
 
 
 class Beams:

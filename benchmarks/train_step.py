@@ -42,7 +42,7 @@ def masked_head(tiny: bool):
     """BERT at a vocabulary of 30,522: the 20 masked positions of each row of 128 alone meet the vocabulary, against all of them doing so."""
     rows, length, most = (2, 32, 5) if tiny else (16, 128, 20)
     for name, layers, width in (("tiny", 2, 128), ("mini", 4, 256), ("small", 4, 512)):
-        spent = in_turn({count: _bert(rows, length, most, count, layers, width)[0] for count in (most, length)}, 2 if tiny else 7)
+        spent = in_turn({count: stepping(*bert_rows(rows, length, most, count, layers, width)[:2]) for count in (most, length)}, 2 if tiny else 7)
         yield {"case": f"BERT-{name}, {rows} rows of {length}, masked positions", "ours": rows / spent[most], "unit": "examples/s",
                "peer": rows / spent[length], "peer_name": "all positions", "ratio": spent[length] / spent[most]}
 
@@ -52,13 +52,9 @@ def gpt(name: str, layers: int, width: int, vocab_size: int, rows: int, length: 
     import peers
 
     rows, length = (2, 64) if tiny else (rows, length)
-    padded = -(-vocab_size // 64) * 64
-    tokens = _RANDOM.integers(0, vocab_size, (rows, length + 1))
-    config = _experiment(rows, dict(name="gpt", vocab_size=vocab_size, vocab_multiple=64, d_model=width, num_layers=layers, num_heads=width // 64, max_length=length),
-                         dict(name="causal_lm", length=length))
-    ours = stepping(CausalLM(config, None, length), {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "weights": np.ones((rows, length))})
-    make = lambda: peers.gpt(padded, width, layers, width // 64, length, 0.0)
-    yield from _against_torch(f"{name}, {rows} rows of {length}", ours, make, {"input_ids": tokens[:, :-1], "labels": tokens[:, :-1]}, rows * length, tiny)
+    *ours, batch = gpt_rows(rows, length, layers, width, vocab_size)
+    make = lambda: peers.gpt(padded(vocab_size), width, layers, width // 64, length, 0.0)
+    yield from _against_torch(f"{name}, {rows} rows of {length}", stepping(*ours), make, batch, rows * length, tiny)
 
 
 def bert(name: str, layers: int, width: int, rows: int, length: int, most: int, tiny: bool):
@@ -68,8 +64,8 @@ def bert(name: str, layers: int, width: int, rows: int, length: int, most: int, 
     rows, length, most = (2, 32, 5) if tiny else (rows, length, most)
     make = lambda: peers.bert(30_522, width, layers, width // 64, length, 0.0)
     for count, shown in ((length, "all positions"), (most, "ours masked alone")):
-        ours, batch = _bert(rows, length, most, count, layers, width)
-        yield from _against_torch(f"{name}, {rows} rows of {length}, {shown}", ours, make, batch, rows * length, tiny)
+        *ours, batch = bert_rows(rows, length, most, count, layers, width)
+        yield from _against_torch(f"{name}, {rows} rows of {length}, {shown}", stepping(*ours), make, batch, rows * length, tiny)
 
 
 def transformer(name: str, layers: int, width: int, d_ff: int, heads: int, vocab_size: int, rows: int, length: int, tiny: bool):
@@ -99,8 +95,21 @@ def _against_torch(case: str, ours: Callable[[], None], make: Callable, batch: d
         yield {"case": case, "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name], "peer_name": name, "ratio": spent[name] / spent["ours"]}
 
 
-def _bert(rows: int, length: int, most: int, count: int, layers: int, width: int):
-    """Our step with `most` masked positions of each row, of which `count` (most, or length: all) meet the vocabulary; and the same rows for the peer."""
+def padded(vocab_size: int) -> int:
+    return -(-vocab_size // 64) * 64
+
+
+def gpt_rows(rows: int, length: int, layers: int, width: int, vocab_size: int, **model):
+    """A GPT's task and random rows; and the same rows for the peer. `model`: other keys of it."""
+    tokens = _RANDOM.integers(0, vocab_size, (rows, length + 1))
+    shape = dict(name="gpt", vocab_size=vocab_size, vocab_multiple=64, d_model=width, num_layers=layers, num_heads=width // 64, max_length=length)
+    config = _experiment(rows, shape, dict(name="causal_lm", length=length), **model)
+    batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "weights": np.ones((rows, length))}
+    return CausalLM(config, None, length), batch, {"input_ids": tokens[:, :-1], "labels": tokens[:, :-1]}
+
+
+def bert_rows(rows: int, length: int, most: int, count: int, layers: int, width: int, **model):
+    """BERT's task and rows with `most` masked positions each, of which `count` (most, or length: all) meet the vocabulary; and the same rows for the peer."""
     vocab_size = 30_522
     tokens, places = _RANDOM.integers(5, vocab_size, (rows, length)), np.sort(np.argsort(_RANDOM.random((rows, length)))[:, :most])
     masked = np.zeros((rows, length), np.int32)
@@ -111,14 +120,15 @@ def _bert(rows: int, length: int, most: int, count: int, layers: int, width: int
     }
     text = {"tokens": np.where(masked, 4, tokens), "token_types": np.broadcast_to(np.arange(length) >= length // 2, tokens.shape)}
     follows = _RANDOM.integers(0, 2, rows)
-    config = _experiment(rows, dict(name="bert", vocab_size=vocab_size, num_layers=layers, d_model=width, num_heads=width // 64, max_length=length), dict(name="masked_lm"))
-    ours = stepping(MaskedLM(config, None, phases=((1.0, length, count),)), text | {"segment_ids": np.ones_like(tokens), "follows": follows} | asked[count])
-    return ours, {"input_ids": text["tokens"], "token_type_ids": text["token_types"], "labels": np.where(masked, tokens, -100), "next_sentence_label": 1 - follows}
+    shape = dict(name="bert", vocab_size=vocab_size, num_layers=layers, d_model=width, num_heads=width // 64, max_length=length)
+    task = MaskedLM(_experiment(rows, shape, dict(name="masked_lm"), **model), None, phases=((1.0, length, count),))
+    batch = text | {"segment_ids": np.ones_like(tokens), "follows": follows} | asked[count]
+    return task, batch, {"input_ids": text["tokens"], "token_type_ids": text["token_types"], "labels": np.where(masked, tokens, -100), "next_sentence_label": 1 - follows}
 
 
-def _experiment(rows: int, model: dict, task: dict):
+def _experiment(rows: int, model: dict, task: dict, **more):
     quiet = {"dropout": 0.0, "attention_dropout": 0.0, "unroll": model.get("num_layers") or model["num_decoder_layers"]}
-    return experiment(model=model | quiet, task=task, train=dict(batch=rows), optimizer=dict(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=0.0))
+    return experiment(model=model | quiet | more, task=task, train=dict(batch=rows), optimizer=dict(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=0.0))
 
 
 CPU = {

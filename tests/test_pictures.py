@@ -53,6 +53,13 @@ def test_curves_of_several_runs_against_steps_or_tokens():
     assert [len(axes.lines) for axes in pictures.curves({"": runs["small"]}).axes] == [2, 0, 0, 0]  # loss, and nothing of the other panels
 
 
+def test_growth_has_a_panel_for_each_axis_with_both_costs():
+    figure = pictures.growth({"length": [(64, 1.0, 0.9), (128, 2.0, 1.8)], "depth": [(2, 3.0, 3.0), (4, 6.0, 6.0)]})
+    assert [axes.get_xlabel() for axes in figure.axes] == ["length", "depth"]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    assert lines == {"measured": [[64, 1.0], [128, 2.0]], "predicted": [[64, 0.9], [128, 1.8]]}
+
+
 def test_similarity_is_the_cosine():
     vectors = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
     np.testing.assert_allclose(drawn(pictures.similarity(vectors, ""))[0], [[1, 0, 0.5**0.5], [0, 1, 0.5**0.5], [0.5**0.5, 0.5**0.5, 1]], atol=1e-12)

@@ -198,6 +198,22 @@ def curves(runs: Mapping[str, Sequence[dict]], panels: Mapping[str, Sequence[str
     return figure
 
 
+def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "") -> "Figure":
+    """How a cost grows, a panel for each of what it grows with: (N, 3) of value, cost as measured and as predicted. Both axes are logarithmic: a slope is an exponent."""
+    figure = _figure((3.6 * len(measured), 3.6), title)
+    for axes, (name, points) in zip(figure.subplots(1, len(measured), sharey=True, squeeze=False)[0], measured.items()):
+        value, cost, predicted = np.asarray(points).T
+        axes.plot(value, predicted, "k--", linewidth=1, label="predicted")
+        axes.plot(value, cost, "o-", label="measured")
+        axes.set(xlabel=name, xscale="log", yscale="log")
+        axes.set_xticks(value, [f"{each:g}" for each in value], fontsize=8)
+        axes.set_xticks([], minor=True)
+        axes.grid(alpha=0.3, which="both")
+    figure.axes[0].set_ylabel(unit)
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
 def _points(lines: Sequence[dict], name: str, against: str) -> tuple[np.ndarray, np.ndarray]:
     """The values of a metric, and what `against` counted at their steps: only training's lines have it."""
     steps, values = (np.array(column, float) for column in zip(*[(line["step"], line[name]) for line in lines if line.get(name) is not None] or [(np.nan, np.nan)]))

@@ -1,0 +1,158 @@
+"""What a training step holds: the largest batch that fits a GPU; on a CPU, which has no such limit, bytes at equal batches.
+
+python benchmarks/memory.py [--json=FILE] [--case=gpt2_124m] [--case=rematerialised] [--case=logits] [--case=resident] [--tiny]
+
+`gpt2_124m`, `bert_large` (GPU): rows that fit, found by doubling and halving, and the peak at a common batch; ours with each rematerialisation, torch eager with flash attention.
+`rematerialised`, `logits` (CPU): what the compiler allots to a step, with each rematerialisation, and with the logits in chunks against all of them at once. `resident` (CPU):
+by how much a process grows that trains, beside torch's (benchmarks/peers.py says how to get it). Each figure comes from a process of its own.
+"""
+import importlib
+import os
+from collections.abc import Callable
+
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"  # what is one piece can't be fragmented; and a step has the GPU to itself
+os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.95"
+
+import jax
+from harness import apart, main
+from train_step import bert_rows, gpt_rows, stepping
+
+from transformer_jax import losses
+from transformer_jax.training.loop import Program
+
+SMALL = "gpt", (256, 4, 512, 8192)  # length, layers, width, vocabulary
+REMATS = ("none", "dots", "full")
+
+
+def largest(tiny: bool, name: str, kind: str, shape: tuple, common: int):
+    """Our rows that fit with each rematerialisation, against torch's."""
+    common, limit = (2, 4) if tiny else (common, 2**20)
+    ways = {f"ours, remat {remat}": (ours_holds, remat) for remat in REMATS} | {"torch eager, flash": (theirs_hold, "torch eager, flash")}
+    fit = {way: most(lambda rows: rows <= limit and apart(held, holds, kind, shape, rows, option), common) for way, (holds, option) in ways.items()}
+    peaks = {way: apart(held, holds, kind, shape, common, option) for way, (holds, option) in ways.items()}
+    *ours, theirs = ways
+    for way in ours:
+        yield {"case": f"{name}, rows of {shape[0]} that fit, {way}", "ours": fit[way], "unit": "rows", "peer": fit[theirs], "peer_name": theirs, "ratio": fit[way] / fit[theirs]}
+        yield {"case": f"{name}, {common} rows of {shape[0]}, {way}", "ours": peaks[way] / 1e6, "unit": "MB", "peer": peaks[theirs] / 1e6, "peer_name": theirs,
+               "ratio": peaks[theirs] / peaks[way]}
+
+
+def most(fits: Callable[[int], object], rows: int) -> int:
+    """The most rows that fit, to an eighth, looked for from `rows` on; 0 where not one does."""
+    while rows and not fits(rows):
+        rows //= 2
+    step = rows
+    while step and fits(rows + step):
+        rows, step = rows + step, rows + step
+    while step > max(rows // 8, 1):
+        step //= 2
+        rows += step if fits(rows + step) else 0
+    return rows
+
+
+def held(holds: Callable, *arguments) -> int | None:
+    """Peak bytes, None where they were more than there are."""
+    try:
+        return holds(*arguments)
+    except RuntimeError as error:  # both JAX's and torch's
+        if any(words in str(error).lower() for words in ("out of memory", "resource_exhausted", "alloc_failed")):
+            return None
+        raise
+
+
+def ours_holds(kind: str, shape: tuple, rows: int, remat: str) -> int:
+    """The GPU's peak in two updates."""
+    step = stepping(*_rows(kind, shape, rows, remat=remat)[:2])
+    step(), step()
+    return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+
+
+def theirs_hold(kind: str, shape: tuple, rows: int, way: str) -> int:
+    """Torch's peak in two updates: the first makes the optimizer's state."""
+    import peers
+
+    step = _their_step(kind, shape, rows, way)
+    step(), step()
+    return peers.torch.cuda.max_memory_allocated()
+
+
+def rematerialised(tiny: bool):
+    for rows in (2, 4) if tiny else (8, 16, 32):
+        whole, *less = (apart(compiled_bytes, rows, remat, False) for remat in REMATS)
+        for remat, found in zip(REMATS[1:], less):
+            yield {"case": f"{_small(rows)}, remat {remat}", "ours": found / 1e6, "unit": "MB", "peer": whole / 1e6, "peer_name": "none", "ratio": whole / found}
+
+
+def logits(tiny: bool):
+    for rows in (2, 4) if tiny else (8, 16, 32):
+        chunked, whole = (apart(compiled_bytes, rows, "full", at_once) for at_once in (False, True))  # where the layers keep little
+        yield {"case": f"{_small(rows)}, remat full, logits in chunks", "ours": chunked / 1e6, "unit": "MB", "peer": whole / 1e6, "peer_name": "all logits at once", "ratio": whole / chunked}
+
+
+def compiled_bytes(rows: int, remat: str, whole_logits: bool) -> int:
+    """Arguments and temporaries of the small GPT's step; what is written over the arguments counts once."""
+    if whole_logits:
+        losses.CHUNK_LOGITS["cpu"] = 2**62
+    task, *_ = _rows(*SMALL, rows, remat=remat)
+    program = Program.of(task.config, task, jax.devices()[:1])
+    found = program.train_step.lower(program.state, program.batch).compile().memory_analysis()
+    return found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
+
+
+def resident(tiny: bool):
+    os.environ["GLIBC_TUNABLES"] = ""  # plain malloc gives back what is freed: what is resident is held
+    for rows in (2, 4) if tiny else (8, 16, 32):
+        theirs = apart(grown, rows, None)
+        for remat in REMATS:
+            ours = apart(grown, rows, remat)
+            yield {"case": f"{_small(rows)}, resident, remat {remat}", "ours": ours / 1e6, "unit": "MB", "peer": theirs / 1e6, "peer_name": "torch eager", "ratio": theirs / ours}
+
+
+def grown(rows: int, remat: str | None) -> int:
+    """Peak bytes of the process in its third and fourth update (compiling is over) beyond those before it knew a model; remat None: torch."""
+    if remat is None:
+        importlib.import_module("peers")  # what importing takes is no model's
+    jax.devices()
+    before = _status("VmRSS")
+    step = _their_step(*SMALL, rows, "torch eager") if remat is None else stepping(*_rows(*SMALL, rows, remat=remat)[:2])
+    step(), step()
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")  # the peak begins anew
+    step(), step()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    """getrusage's peak would be that of the process that began this one, were it larger."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def _rows(kind: str, shape: tuple, rows: int, **model):
+    """(our task, its batch, the peer's batch). The layers stay in their loop: where they stand in line, XLA finds what is computed again equal to what was, and keeps it."""
+    length, layers, width, vocab_size = shape
+    if kind == "gpt":
+        return gpt_rows(rows, length, layers, width, vocab_size, unroll=1, **model)
+    return bert_rows(rows, length, length * 20 // 128, length * 20 // 128, layers, width, unroll=1, **model)
+
+
+def _their_step(kind: str, shape: tuple, rows: int, way: str):
+    import peers
+
+    length, layers, width, vocab_size = shape
+    return peers.train_step(getattr(peers, kind)(vocab_size, width, layers, width // 64, length, 0.0), _rows(kind, shape, rows)[2], **peers.TRAINING[way])
+
+
+def _small(rows: int) -> str:
+    length, layers, width, _ = SMALL[1]
+    return f"GPT, {layers} layers of {width}, {rows} rows of {length}"
+
+
+CPU = {"rematerialised": rematerialised, "logits": logits, "resident": resident}
+GPU = {
+    "gpt2_124m": lambda tiny: largest(tiny, "GPT-2 124M", "gpt", (1024, 12, 768, 50_304), 16),
+    "bert_large": lambda tiny: largest(tiny, "BERT-large", "bert", (512, 24, 1024, 30_522), 16),
+}  # GPT-2's vocabulary as both pad it
+
+if __name__ == "__main__":
+    main(__doc__, CPU | GPU, ("jax", "flax"), GPU if apart(jax.default_backend) == "gpu" else CPU)
