@@ -31,6 +31,15 @@ def test_what_the_compiler_refuses_is_an_answer():
     assert "it does not fit" in done.stderr and "--config.train.accumulation=" in done.stderr
 
 
+def test_rematerialisation_saves_memory_with_the_layers_in_line():
+    temporaries = {}
+    for remat in ("none", "full"):
+        done = call("dry_run", *WIDE, "--config.train.batch=64", "--topology=v5e:2x2", "--config.model.vocab_size=256", "--config.model.unroll=2", f"--config.model.remat={remat}")
+        assert done.returncode == 0, done.stderr
+        temporaries[remat] = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]["temporaries"]
+    assert temporaries["full"] < 0.75 * temporaries["none"]
+
+
 @pytest.mark.slow
 def test_a_model_of_175_billion_parameters_on_64_chips():
     done = call("dry_run", "--config=configs/gpt/gpt3.py:175b", "--topology=v5p:4x4x4", "--config.mesh.data=1", "--config.mesh.fsdp=64",

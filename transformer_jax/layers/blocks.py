@@ -84,7 +84,8 @@ class Stack(nn.Module):
             return x, x if every_layer else None
 
         if self.remat != "none":
-            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
+            # A loop keeps what is computed twice apart; in line XLA would find it equal and keep the first (on a CPU it does nevertheless).
+            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=self.unroll >= self.num_layers)
         scan = nn.scan(layer, length=self.num_layers, unroll=self.unroll, split_rngs={"params": True, "dropout": True},
                        metadata_params={nn.PARTITION_NAME: "layers"}, variable_axes={"params": 0, "intermediates": 0})
         last, every = scan(self.block(name="layers"), x, jnp.array(reach, jnp.int32) if reach else None)
