@@ -1,5 +1,6 @@
 """Translating with a trained model: the cache changes nothing, batches change nothing, and the loss counts what it should."""
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import sacrebleu
 
 from transformer_jax import bleu
 from transformer_jax.config import UserError
+from transformer_jax.decoding import growth
+from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task, open_run, record
 
@@ -75,6 +78,21 @@ def test_a_translation_does_not_depend_on_its_batch(trained, beam):
     alone = open_run(workdir, overrides=[("decode.beam", str(beam)), ("decode.batch", "1")])
     texts = [[best[0].text for best in task.translate(params, LINES)] for task, params in (together, alone)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_cache_that_grows_holds_what_one_of_full_size_does(trained, beam, monkeypatch):
+    found = []
+    for first in (2, 1000):
+        monkeypatch.setattr(growth, "_FIRST", first)
+        task, params = open_run(trained[0], overrides=[("decode.beam", str(beam))])
+        target = task.tokenizer.target
+        task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=target.bos_id, eos_id=-1))  # no end: each writes to its limit
+        source = np.array([target.encode([line])[0][:8] + [target.eos_id] for line in LINES[1:2] * 2])
+        found.append(jax.device_get(task._decode(for_decoding(params, jnp.float32), source, np.array([9, 14]), 1)))
+    np.testing.assert_array_equal(found[0].ids, found[1].ids)
+    np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=1e-5)
+    assert [np.count_nonzero(row) for row in found[0].ids[:, 0]] == [9, 14]
 
 
 def test_a_file_of_any_length_is_held_in_part(trained):

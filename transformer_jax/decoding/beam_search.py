@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.decoding import growth
+
 NEVER = -1e9  # log-probability of what can't be: finite, so that differences stay numbers
 
 
@@ -20,13 +22,15 @@ def length_penalty(length: jax.Array, alpha: float) -> jax.Array:
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def beam_search(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, beam: int, alpha: float, max_steps: int, eos_id: int, n_best: int = 1) -> Beams:
+def beam_search(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, beam: int, alpha: float, max_steps: int, eos_id: int, n_best: int = 1,
+                grow: Callable = lambda cache, positions: cache) -> Beams:
     """The `n_best` hypotheses with the highest log-probability over `length_penalty`, from `beam` open ones at a time.
 
     `logits` (B, V) predict the first token, which stands at position 1, behind the beginning at 0.
     `step(cache, tokens (B, K), position, ancestors (B, K, T)) -> (logits (B, K, V), cache)`: the beams of an input stand side by side,
     and the cache keeps what each wrote where it wrote it. `ancestors[b, k, p]` is the beam at position p that beam k goes on from, -1
     where there is none yet: to reorder this table with the beams costs nothing, to reorder the cache would cost as much as the model itself.
+    `grow(cache, positions)` gives the cache room for what all beams write at so many.
 
     A hypothesis ends with `eos_id`; one that has `limits` (B,) tokens without it counts only if nothing else ends. An input is done when
     none of its open beams can still come among its `n_best`: the log-probability only falls, so the bound is the present one over the
@@ -59,7 +63,7 @@ def beam_search(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, 
     def running(state):
         number, open_, ended, *_ = state
         bound = open_.scores[:, 0] / length_penalty(limits, alpha)
-        return (number < max_steps) & jnp.any((bound > ended.scores[:, n_best - 1]) & (number < limits))
+        return jnp.any((bound > ended.scores[:, n_best - 1]) & (number < limits))
 
     def advance(state):
         number, open_, ended, ancestors, cache = state
@@ -70,7 +74,7 @@ def beam_search(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, 
     one = jnp.where(jnp.arange(beam) == 0, 0.0, NEVER)  # all beams begin alike: only the first may branch
     first = jnp.broadcast_to(logits[:, None].astype(jnp.float32), (batch, beam, vocab))
     start = choose(jnp.int32(0), first, Beams(blank, jnp.tile(one, (batch, 1))), Beams(blank, jnp.full((batch, beam), NEVER)), (blank - 1).at[:, :, 0].set(0))
-    _, open_, ended, *_ = jax.lax.while_loop(running, advance, (*start, cache))
+    _, open_, ended, *_ = growth.while_loop(running, advance, (*start, cache), most=max_steps, grow=grow)
     # what has not ended stands behind whatever has
     unended = open_.scores / length_penalty(limits, alpha)[:, None]
     _, order = jax.lax.top_k(jnp.concatenate([ended.scores, unended + NEVER / 10], axis=1), n_best)

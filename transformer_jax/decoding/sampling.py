@@ -7,20 +7,22 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.decoding import growth
 from transformer_jax.decoding.beam_search import Beams, length_penalty
 
 
-def greedy(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, alpha: float, max_steps: int, eos_id: int) -> Beams:
+def greedy(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, alpha: float, max_steps: int, eos_id: int,
+           grow: Callable = lambda cache, positions: cache) -> Beams:
     """The likeliest token each time, until every row has ended or reached its limit; one hypothesis a row.
 
     `step(cache, tokens (B,), position) -> (logits (B, V), cache)`; `logits` predict the first token, which will
-    stand at position 1; `limits` (B,) are the most tokens of each row, the end included.
+    stand at position 1; `limits` (B,) are the most tokens of each row, the end included. `grow(cache, positions)` gives the cache room for so many.
     """
     batch = logits.shape[0]
 
     def running(state):
         number, _, ended, *_ = state
-        return (number < max_steps) & jnp.any(~ended & (number < limits))
+        return jnp.any(~ended & (number < limits))
 
     def advance(state):
         number, logits, ended, scores, lengths, ids, cache = state
@@ -36,7 +38,8 @@ def greedy(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, alpha
 
     start = (jnp.int32(0), logits, jnp.zeros(batch, bool), jnp.zeros(batch), jnp.zeros(batch, jnp.int32),
              jnp.zeros((batch, max_steps), jnp.int32), cache)
-    _, _, _, scores, lengths, ids, _ = jax.lax.while_loop(running, advance, start)
+    room = lambda cache, count: grow(cache, count + 1)  # for the beginning, too
+    _, _, _, scores, lengths, ids, _ = growth.while_loop(running, advance, start, most=max_steps, grow=room)
     return Beams(ids[:, None], (scores / length_penalty(lengths, alpha))[:, None])
 
 

@@ -9,12 +9,15 @@ from transformer_jax.layers import kernels
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.masks import Mask
 
+# How the cache keeps (B, L, H, D): keys as their product with queries wants them, values as that with weights does.
+_CACHED = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3)}
+
 
 class Attention(nn.Module):
     """Attention from x to `memory`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
 
-    Decoding: `decode` is the number of slots of the cache (0: none). Self-attention writes the keys and values of x to the
-    slots `mask.query_slots` of the "cache" and attends to all slots the mask shows. Cross-attention keeps those of `memory` in
+    Decoding: `decode` is the number of slots of a cache that begins here (0: no decoding). Self-attention writes the keys and values of x
+    to the slots `mask.query_slots` of the "cache" and attends to all slots the mask shows. Cross-attention keeps those of `memory` in
     the "memory" collection the first time; later calls pass no memory.
     """
 
@@ -47,8 +50,7 @@ class Attention(nn.Module):
                 self.put_variable("memory", "keys", k)
                 self.put_variable("memory", "values", v)
         elif decode:
-            k = self._remember("keys", k, (0, 2, 3, 1), mask.query_slots, decode)  # (B, H, D, K): as the product with queries wants it
-            v = self._remember("values", v, (0, 2, 1, 3), mask.query_slots, decode)  # (B, H, K, D): as that with weights does
+            k, v = self._remember("keys", k, mask.query_slots, decode), self._remember("values", v, mask.query_slots, decode)
         dropout = Dropout(self.dropout, name="weight_dropout")
         if self.is_mutable_collection("intermediates"):
             self.sow("intermediates", "weights", kernels.attention_weights(q, k, mask))
@@ -56,9 +58,9 @@ class Attention(nn.Module):
         y = kernel(q, k, v, mask, lambda w: dropout(w, train=train)).reshape(*x.shape[:-1], *heads)
         return Linear(heads, model, ("heads", "head_dim", "embed"), self.use_bias, self.output_init or self.kernel_init, self.dtype, name="out")(y)
 
-    def _remember(self, name: str, new: jax.Array, order: tuple[int, ...], slots: jax.Array, num_slots: int) -> jax.Array:
-        """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache, whose axes stand in `order`, or from slot () on; returns the whole cache (B, K, H, D)."""
-        batch, _, heads, size = new.shape
+    def _remember(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int) -> jax.Array:
+        """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache, or from slot () on; returns the whole cache (B, K, H, D)."""
+        (batch, _, heads, size), order = new.shape, _CACHED[name]
         shape = tuple(np.array((batch, num_slots, heads, size))[list(order)])
         cache = self.variable("cache", name, lambda: jnp.zeros(shape, new.dtype))
         if slots.ndim == 0:  # in place, and much faster than a scatter
@@ -67,6 +69,15 @@ class Attention(nn.Module):
             place = (jnp.arange(batch)[:, None], *(slots if axis == 1 else slice(None) for axis in order[1:]))
             cache.value = cache.value.at[place].set(new)
         return cache.value.transpose(np.argsort(order))
+
+
+def lengthened(cache: dict, num_slots: int) -> dict:
+    """The collection "cache" with room for `num_slots`; what it has stays."""
+    def longer(path, x):
+        axis = next(_CACHED[key.key].index(1) for key in path if getattr(key, "key", None) in _CACHED)
+        return jnp.pad(x, [(0, num_slots - size if a == axis else 0) for a, size in enumerate(x.shape)])
+
+    return jax.tree_util.tree_map_with_path(longer, cache)
 
 
 def weights_in(model: nn.Module, params, stack: str, *tokens: jax.Array, method: str = "hidden", cross: bool = False) -> np.ndarray:

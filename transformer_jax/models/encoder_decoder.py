@@ -82,11 +82,11 @@ class EncoderDecoder(nn.Module):
                ancestors=None):
         """Target tokens (B, T) and memory (B, S, M) -> hidden states (B, T, M).
 
-        With `decode` slots of cache, `positions` (B, T), or () where the rows share them, say which slots the tokens fill, and `memory` is
-        needed in the first call alone. With `ancestors` (B, T, P) the T tokens are the open beams at one position (): each has a slot there,
+        With `decode`, the slots of a cache that begins here, `positions` (B, T), or () where the rows share them, say which slots the tokens fill,
+        and `memory` is needed in the first call alone. With `ancestors` (B, T, P) the T tokens are the open beams at one position (): each has a slot there,
         and sees of every position the slot of the beam it descends from.
         """
-        slots = positions if ancestors is None else positions * (decode // ancestors.shape[-1])
+        slots = positions if ancestors is None else positions * target.shape[1]
         mask = Mask(causal=ancestors is None, query_segments=segment_ids, key_segments=segment_ids, query_slots=slots if decode else None, ancestors=ancestors)
         cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
         x = self._embed(self.target_embed, target, positions, train)

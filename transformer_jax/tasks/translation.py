@@ -19,7 +19,7 @@ from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, sources, tokenizers
 from transformer_jax.decoding import sampling
 from transformer_jax.decoding.beam_search import beam_search
-from transformer_jax.layers.attention import weights_in
+from transformer_jax.layers.attention import lengthened, weights_in
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy
@@ -201,7 +201,7 @@ class Translation:
             def run(tokens, position, memory=None, caches={}, ancestors=None):
                 """Tokens (B, beams) at one position -> logits (B, beams, V) of the next, and the caches with them in it."""
                 hidden, caches = self.model.apply({"params": params, **caches}, tokens, memory, jnp.int32(position), None, segments,
-                                                  decode=most * options.beam, ancestors=ancestors, method="decode", mutable=["cache", "memory"])
+                                                  decode=options.beam, ancestors=ancestors, method="decode", mutable=["cache", "memory"])
                 return self.model.apply({"params": params}, hidden, method="logits"), caches
 
             memory = self.model.apply({"params": params}, source, None, segments, method="encode")
@@ -215,10 +215,10 @@ class Translation:
                 logits, cache = step(cache, tokens[:, None], position, None)
                 return logits[:, 0], cache
 
+            how = dict(alpha=options.alpha, max_steps=most, eos_id=target.eos_id, grow=lambda cache, positions: lengthened(cache, positions * options.beam))
             if options.beam == 1:
-                return sampling.greedy(one, logits[:, 0], caches["cache"], limits, alpha=options.alpha, max_steps=most, eos_id=target.eos_id)
-            return beam_search(step, logits[:, 0], caches["cache"], limits, beam=options.beam, alpha=options.alpha, max_steps=most,
-                               eos_id=target.eos_id, n_best=n_best)
+                return sampling.greedy(one, logits[:, 0], caches["cache"], limits, **how)
+            return beam_search(step, logits[:, 0], caches["cache"], limits, beam=options.beam, n_best=n_best, **how)
 
         return decode
 
