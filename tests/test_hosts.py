@@ -60,6 +60,7 @@ def test_losses_equal_those_of_one_process(family, count, tmp_path):
         assert several == pytest.approx(one, abs=1e-5) and len(one) == (1 if name == "valid/loss" else 6)
 
 
+@pytest.mark.slow
 def test_two_then_one_then_four_processes_read_the_same_rows(tmp_path):
     """Preempted twice, resumed by another number of processes: every row once, by one process, and the losses of a run without a seam."""
     build, trainer, more = FAMILIES["gpt"]

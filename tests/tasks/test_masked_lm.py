@@ -66,7 +66,7 @@ def reference(tmp_path_factory):
     return folder, first_losses(build(folder, train__accumulation=2))[0]
 
 
-@pytest.mark.parametrize("mesh", [dict(data=4), dict(data=2, tensor=2), dict(data=2, fsdp=2, tensor=2)], ids=str)
+@pytest.mark.parametrize("mesh", [*(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (dict(data=4), dict(data=2, tensor=2))), dict(data=2, fsdp=2, tensor=2)], ids=str)
 def test_equal_losses_on_every_mesh(reference, mesh):
     folder, expected = reference
     config = build(folder, train__accumulation=2, **{f"mesh__{axis}": size for axis, size in mesh.items()})

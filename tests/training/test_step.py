@@ -46,7 +46,7 @@ def test_equal_losses_on_every_mesh(reference, mesh, devices):
     np.testing.assert_allclose(losses(config, devices=devices)[0], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("build", [build_gpt, build_bert], ids=["gpt", "bert"])
+@pytest.mark.parametrize("build", [pytest.param(build_gpt, marks=pytest.mark.slow), build_bert], ids=["gpt", "bert"])
 def test_meshes_of_the_other_families(build, tmp_path):
     """Also split over fsdp and tensor at once, and context parallelism: each device has some queries of every row, and gathers all keys and values."""
     exact = dict(model__dropout=0.0, model__attention_dropout=0.0, train__batch=16)

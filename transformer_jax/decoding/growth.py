@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import jax
 
-_FIRST = 16  # positions there is room for at first; then twice as many each time
+_FIRST = 32  # positions there is room for at first; then twice as many each time
 
 
 def while_loop(running: Callable, advance: Callable, state: tuple, *, most: int, grow: Callable) -> tuple:
