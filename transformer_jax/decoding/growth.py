@@ -7,7 +7,7 @@ _FIRST = 32  # positions there is room for at first; then twice as many each tim
 
 
 def while_loop(running: Callable, advance: Callable, state: tuple, *, most: int, grow: Callable) -> tuple:
-    """jax.lax.while_loop over states (number, ..., cache) in which each round adds one to `number`, from below `most` of them on.
+    """jax.lax.while_loop over states (number, ..., cache) in which each round adds one to `number`; it ends where that reaches `most`, too.
 
     `grow(cache, positions)` gives the cache room for so many; a loop is compiled for each size.
     """

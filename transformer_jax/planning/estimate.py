@@ -12,7 +12,7 @@ from transformer_jax.planning import hlo, topology
 from transformer_jax.planning.shardings import bytes_per_device
 
 # The least optimization the TPU compiler has takes a quarter to a third of the time and partitions alike: the collectives' bytes of GPT-3 175B on v5p:4x4x4 are
-# the same. What is live at once there is 57.1 GB instead of 60.8; of GPT-2 124M on v5e:4x4, 64 rows without dropout, 9.86 GB instead of 9.82.
+# the same. What is live at once there was 57.1 GB instead of 60.8; of GPT-2 124M on v5e:4x4, 64 rows without dropout, 9.86 GB instead of 9.82.
 _QUICKLY = {"exec_time_optimization_effort": -1.0}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
