@@ -4,12 +4,11 @@ python benchmarks/attention.py [--json=FILE] [--case=causal] [--case=packed ...]
 
 Ours is the kernel that layers/kernels.py picks; before it is timed it has to agree with the formula. The peers are jax.nn.dot_product_attention as XLA compiles it and, where torch is
 installed, its scaled_dot_product_attention (benchmarks/peers.py says how to get it): on a GPU by each of its kernels that takes the mask. 12 heads of 64; bfloat16 on a GPU,
-float32 on a CPU. What a peer can't compute, for want of memory or of a kernel, it says on stderr, and has no row.
+float32 on a CPU. `packed`: 8 documents a row; `padded`: rows at least half full. What a peer can't compute, for want of memory or of a kernel, is said on stderr, and has no row.
 """
 import functools
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is for the peers, too
@@ -17,42 +16,75 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memor
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import in_turn, main
+from harness import main, sides
 
 from transformer_jax.layers import kernels
 from transformer_jax.layers.masks import Mask
 
 HEADS, HEAD_DIM = 12, 64
-DOCUMENTS = 8  # of a packed row
+_DOCUMENTS = 8  # of a packed row
 _MOST_CHECKED = 4096  # the length up to which the formula's scores, of one row, are written out
-_RANDOM = np.random.default_rng(0)
 
 
-def attention(tiny: bool, case: str, causal: bool, segments: Callable[[int, int], np.ndarray] | None):
-    """`segments` of (rows, length): documents numbered from 1, 0 is padding; None: whole rows."""
+def attention(tiny: bool, kind: str):
     gpu = jax.default_backend() == "gpu"
     lengths, tokens, times = ((512, 1024, 2048, 4096, 8192, 16384), 2**15, 10) if gpu else ((128, 256, 512, 1024, 2048), 2**11, 1)
     lengths, tokens, times = ((128, 256), 256, 1) if tiny else (lengths, tokens, times)
-    dtype = jnp.bfloat16 if gpu else jnp.float32
     for length in lengths:
-        shape = (tokens // length, length, HEADS, HEAD_DIM)
-        ids = None if segments is None else segments(*shape[:2])
-        mask = Mask(causal=causal) if ids is None else Mask(causal=causal, query_segments=jnp.asarray(ids), key_segments=jnp.asarray(ids))
-        arrays = _RANDOM.standard_normal((4, *shape), np.float32)  # q, k, v and the gradient by the output
-        if ids is not None:
-            arrays[3][ids == 0] = 0  # nobody reads what padding sees
-        given = tuple(jnp.asarray(array, dtype) for array in arrays)
-        kernel = kernels.pick(*given[:2], mask, dropout=False)
-        ours, jax_nn = (functools.partial(passes(function), *given, mask) for function in (kernel, public))
-        if length <= _MOST_CHECKED:
-            agree(ours(), arrays, mask, 2e-2 if gpu else 1e-5)
-        calls = {"ours": functools.partial(_repeated, ours), "jax.nn, XLA": functools.partial(_repeated, jax_nn), **_torch(arrays, mask)}
-        name = f"{case}, {shape[0]} rows of {length}"
-        calls = {way: functools.partial(call, times) for way, call in calls.items() if way == "ours" or _computes(f"{name}, {way}", call)}
-        spent = in_turn(calls, 2 if tiny else 9)
-        for way in [*calls][1:]:
-            yield {"case": f"{name}, {kernel.__name__}", "ours": 1e3 * spent["ours"] / times, "unit": "ms", "peer": 1e3 * spent[way] / times, "peer_name": way,
+        rows = tokens // length
+        makers = {"ours": ("jax", functools.partial(ours, kind, rows, length, times)), "jax.nn, XLA": ("jax", functools.partial(jax_nn, kind, rows, length, times))}
+        spent = sides(makers | {way: ("torch", functools.partial(torchs, kind, rows, length, times, way)) for way in _ways(kind)}, 2 if tiny else 7)
+        for way in [*spent][1:]:
+            yield {"case": f"{kind}, {rows} rows of {length}", "ours": 1e3 * spent["ours"] / times, "unit": "ms", "peer": 1e3 * spent[way] / times, "peer_name": way,
                    "ratio": spent[way] / spent["ours"]}
+
+
+def ours(kind: str, rows: int, length: int, times: int) -> Callable[[], None]:
+    arrays, mask = _inputs(kind, rows, length)
+    given = _on_device(arrays)
+    run = functools.partial(passes(kernels.pick(*given[:2], mask, dropout=False)), *given, mask)
+    if length <= _MOST_CHECKED:
+        agree(run(), arrays, mask, 2e-2 if given[0].dtype == jnp.bfloat16 else 1e-5)
+    return functools.partial(_repeated, run, times)
+
+
+def jax_nn(kind: str, rows: int, length: int, times: int) -> Callable[[], None]:
+    arrays, mask = _inputs(kind, rows, length)
+    return functools.partial(_repeated, functools.partial(passes(public), *_on_device(arrays), mask), times)
+
+
+def torchs(kind: str, rows: int, length: int, times: int, way: str) -> Callable[[], None]:
+    import peers
+
+    arrays, mask = _inputs(kind, rows, length)
+    seen = None
+    if mask.key_segments is not None:  # without causality it is padding alone that hides: what padding sees counts nothing, one row of a mask does for all queries
+        seen = np.asarray(mask.dense(length, length) if mask.causal else mask.replace(query_segments=None).dense(1, length))
+    return functools.partial(peers.attention(arrays, seen, mask.causal, peers.ATTENTION[seen is not None][way]), times)
+
+
+def _ways(kind: str) -> list[str]:
+    if importlib.util.find_spec("torch") is None:
+        return []
+    import peers
+
+    return list(peers.ATTENTION[KINDS[kind][1] is not None])
+
+
+def _inputs(kind: str, rows: int, length: int) -> tuple[np.ndarray, Mask]:
+    """q, k, v and the gradient by the output, (4, B, L, H, D) float32, and what is seen."""
+    random = np.random.default_rng(0)
+    causal, segments = KINDS[kind]
+    arrays, mask = random.standard_normal((4, rows, length, HEADS, HEAD_DIM), np.float32), Mask(causal=causal)
+    if segments is not None:
+        ids = segments(random, rows, length)
+        mask = mask.replace(query_segments=jnp.asarray(ids), key_segments=jnp.asarray(ids))
+        arrays[3][ids == 0] = 0  # nobody reads what padding sees
+    return arrays, mask
+
+
+def _on_device(arrays: np.ndarray) -> tuple:
+    return tuple(jnp.asarray(array, jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32) for array in arrays)
 
 
 def passes(kernel: Callable) -> Callable:
@@ -82,36 +114,15 @@ def agree(found: tuple, arrays: np.ndarray, mask: Mask, tolerance: float) -> Non
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max(), err_msg=name)
 
 
-def packed(rows: int, length: int) -> np.ndarray:
-    """Rows full of documents that end anywhere."""
-    ends = np.sort(_RANDOM.integers(1, length, (rows, DOCUMENTS - 1)), axis=1)
+def packed(random: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """Rows full of documents that end anywhere: (rows, length), the documents numbered from 1."""
+    ends = np.sort(random.integers(1, length, (rows, _DOCUMENTS - 1)), axis=1)
     return (1 + (ends[:, :, None] <= np.arange(length)).sum(axis=1)).astype(np.int32)
 
 
-def padded(rows: int, length: int) -> np.ndarray:
-    """Rows at least half full."""
-    return (np.arange(length) < _RANDOM.integers(length // 2, length + 1, rows)[:, None]).astype(np.int32)
-
-
-def _torch(arrays: np.ndarray, mask: Mask) -> dict[str, Callable[[int], None]]:
-    if importlib.util.find_spec("torch") is None:
-        return {}
-    import peers
-
-    seen = None
-    if mask.key_segments is not None:
-        length = arrays.shape[2]  # without causality it is padding alone that hides: what padding sees counts nothing, one row of a mask does for all queries
-        seen = np.asarray(mask.dense(length, length) if mask.causal else mask.replace(query_segments=None).dense(1, length))
-    return {name: peers.attention(arrays, seen, mask.causal, backends) for name, backends in peers.ATTENTION[seen is not None].items()}
-
-
-def _computes(what: str, call: Callable[[int], None]) -> bool:
-    try:
-        call(1)
-    except RuntimeError as error:  # both JAX's and torch's, out of memory among them
-        print(f"{what}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
-        return False
-    return True
+def padded(random: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """Rows at least half full; 0 is padding."""
+    return (np.arange(length) < random.integers(length // 2, length + 1, rows)[:, None]).astype(np.int32)
 
 
 def _repeated(call: Callable, times: int) -> None:
@@ -121,12 +132,7 @@ def _repeated(call: Callable, times: int) -> None:
     jax.block_until_ready(found)
 
 
-CASES = {
-    "causal": functools.partial(attention, case="causal", causal=True, segments=None),
-    "dense": functools.partial(attention, case="dense", causal=False, segments=None),
-    "packed": functools.partial(attention, case=f"{DOCUMENTS} documents a row", causal=True, segments=packed),
-    "padded": functools.partial(attention, case="padded", causal=False, segments=padded),
-}
+KINDS = {"causal": (True, None), "dense": (False, None), "packed": (True, packed), "padded": (False, padded)}  # causal, segments
 
 if __name__ == "__main__":
-    main(__doc__, CASES, ("jax", "flax"))
+    main(__doc__, {kind: functools.partial(attention, kind=kind) for kind in KINDS}, ("jax", "flax"))

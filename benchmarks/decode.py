@@ -5,24 +5,26 @@ python benchmarks/decode.py [--json=FILE] [--case=cache] [--case=beam] [--case=g
 `beam` and `gpt2` take their turns with Hugging Face's `generate` and with CTranslate2 (benchmarks/peers.py says how to get them). Weights are random there, and all
 write the same number of tokens. On a GPU `gpt2` computes in bfloat16 on both sides. `cache` needs no torch.
 """
+import functools
 import os
 import pathlib
 import statistics
 import types
+from collections.abc import Callable
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is for the peers, too
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import in_turn, main, seconds
+from harness import main, seconds, sides
 
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.tasks.translation import Translation
+from transformer_jax.tasks.translation import Translation, two_at_once
 from transformer_jax.training.state import abstract_params
 
 
@@ -62,38 +64,46 @@ def beam(tiny: bool, data: str | None):
     Ours and, of two rows, one of Hugging Face's batch sentences of like length, as `translate` does by itself; the other takes them as they stand in the file. CTranslate2,
     which has one length for a batch, gets the batches that waste least. Tokens are counted without what fills up a batch.
     """
-    import peers
-
     layers, width, vocab_size, size, batches = (1, 64, 96, 4, 2) if tiny else (6, 512, 8000, 32, 10)
-    shape = dict(vocab_size=vocab_size, d_model=width, d_ff=4 * width, num_layers=layers, num_heads=width // 64)
     lengths = _lengths(data, vocab_size, size * batches)  # (sentences, 2)
-    random = np.random.default_rng(0)
-    sentences = [random.integers(1, vocab_size - 1, source) for source, _ in lengths]
-    sorted_by = lambda side: _batches(np.argsort(-lengths[:, side], kind="stable"), size)
-    in_order = _batches(np.arange(len(lengths)), size)
+    theirs = functools.partial(their_beams, lengths, layers, width, vocab_size, size)
+    spent = sides({"ours": ("jax", functools.partial(our_beams, lengths, layers, width, vocab_size, size)), "HF generate, file order": ("torch", functools.partial(theirs, "generate", None)),
+                   "HF generate, sorted": ("torch", functools.partial(theirs, "generate", 0)), "CTranslate2, sorted": ("ctranslate2", functools.partial(theirs, "ctranslate2", 1))},
+                  1 if tiny else 3)
+    tokens, where = int(lengths[:, 1].sum()), "Multi30k's lengths" if data else "drawn lengths"
+    for name in [*spent][1:]:
+        yield {"case": f"beam 4, batch {size}, {layers} layers of {width}, {where}", "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name],
+               "peer_name": name, "ratio": spent[name] / spent["ours"]}
 
+
+def our_beams(lengths: np.ndarray, layers: int, width: int, vocab_size: int, size: int) -> Callable[[], None]:
     config = experiment(model=dict(name="encoder_decoder", vocab_size=vocab_size, d_model=width, d_ff=4 * width, num_heads=width // 64, num_encoder_layers=layers,
                                    num_decoder_layers=layers, max_length=512, dtype="float32"), task=dict(name="translation"), decode=dict(beam=4, batch=size))
     task = Translation(config, None)
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=0, eos_id=-1))  # no end: each writes to its limit
-    params = for_decoding(_weights(task), jnp.float32)
+    params, sentences = for_decoding(_weights(task), jnp.float32), _sentences(lengths, vocab_size)
 
-    def ours():
-        for chosen in sorted_by(0):
-            source = np.zeros((size, -(-lengths[chosen, 0].max() // 16) * 16), np.int32)
-            for row, i in enumerate(chosen):
-                source[row, : len(sentences[i])] = sentences[i]
-            jax.block_until_ready(task._decode(params, source, lengths[chosen, 1], 1))
+    def write(chosen):
+        source = np.zeros((size, -(-lengths[chosen, 0].max() // 16) * 16), np.int32)
+        for row, i in enumerate(chosen):
+            source[row, : len(sentences[i])] = sentences[i]
+        return jax.block_until_ready(task._decode(params, source, lengths[chosen, 1], 1))
 
-    theirs = peers.Beams(peers.marian(**shape, length=512, dropout=0.0), 4)
-    whole = lambda write, batches: lambda: [write([sentences[i] for i in chosen], lengths[chosen, 1]) for chosen in batches]
-    calls = {"ours": ours, "HF generate, file order": whole(theirs.generate, in_order), "HF generate, sorted": whole(theirs.generate, sorted_by(0)),
-             "CTranslate2, sorted": whole(theirs.ctranslate2, sorted_by(1))}
-    spent, tokens = in_turn(calls, 1 if tiny else 3), int(lengths[:, 1].sum())
-    where = "Multi30k's lengths" if data else "drawn lengths"
-    for name in [*calls][1:]:
-        yield {"case": f"beam 4, batch {size}, {layers} layers of {width}, {where}", "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name],
-               "peer_name": name, "ratio": spent[name] / spent["ours"]}
+    return lambda: list(two_at_once(write, _batches(lengths, 0, size)))
+
+
+def their_beams(lengths: np.ndarray, layers: int, width: int, vocab_size: int, size: int, engine: str, side: int | None) -> Callable[[], None]:
+    """`engine`: the method of peers.Beams; `side`: 0 or 1, by whose lengths sentences are sorted, None as they stand in the file."""
+    import peers
+
+    model = peers.marian(vocab_size, width, 4 * width, layers, width // 64, 512, 0.0)
+    write, sentences = getattr(peers.Beams(model, 4), engine), _sentences(lengths, vocab_size)
+    return lambda: [write([sentences[i] for i in chosen], lengths[chosen, 1]) for chosen in _batches(lengths, side, size)]
+
+
+def _sentences(lengths: np.ndarray, vocab_size: int) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(1, vocab_size - 1, source) for source, _ in lengths]
 
 
 def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:
@@ -108,27 +118,35 @@ def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:
     return np.array(sides).T
 
 
-def _batches(order: np.ndarray, size: int) -> list[np.ndarray]:
+def _batches(lengths: np.ndarray, side: int | None, size: int) -> list[np.ndarray]:
+    order = np.arange(len(lengths)) if side is None else np.argsort(-lengths[:, side], kind="stable")
     return [order[start:start + size] for start in range(0, len(order), size)]
 
 
 def gpt2(tiny: bool, data: str | None):
     """GPT-2 124M draws 128 tokens behind a prompt of 64, for one text and for 32; Hugging Face's generate with its static cache (compiled by itself on a GPU)."""
-    import peers
-
     layers, width, prompt, count = (1, 64, 8, 4) if tiny else (12, 768, 64, 128)
     for batch in (1, 4 if tiny else 32):
-        config = experiment(model=dict(name="gpt", vocab_size=50_257, d_model=width, num_layers=layers, num_heads=width // 64, max_length=1024), task=dict(name="causal_lm"),
-                            decode=dict(batch=batch))
-        task = CausalLM(config, None)
-        task.tokenizer = tokenizers.train(["".join(map(chr, range(32, 127)))], "characters", 50_257)
-        task.tokenizer.eos_id = -1  # no end: all write the same number of tokens
-        params = _weights(task)
-        texts = [chr(97 + row % 26) * prompt for row in range(batch)]
-        theirs = peers.Sampler(peers.gpt(50_257, width, layers, width // 64, 1024, 0.0), np.random.default_rng(0).integers(0, 50_257, (batch, prompt)), count)
-        spent = in_turn({"ours": lambda: list(task.generate(params, texts, max_tokens=count)), "theirs": theirs}, 1 if tiny else 3)
+        sizes = (layers, width, batch, prompt, count)
+        spent = sides({"ours": ("jax", functools.partial(our_texts, *sizes)), "theirs": ("torch", functools.partial(their_texts, *sizes))}, 1 if tiny else 3)
         yield {"case": f"GPT-2, {layers} layers of {width}, batch {batch}, {count} tokens", "ours": batch * count / spent["ours"], "unit": "tokens/s",
                "peer": batch * count / spent["theirs"], "peer_name": "HF generate, static cache", "ratio": spent["theirs"] / spent["ours"]}
+
+
+def our_texts(layers: int, width: int, batch: int, prompt: int, count: int) -> Callable[[], None]:
+    config = experiment(model=dict(name="gpt", vocab_size=50_257, d_model=width, num_layers=layers, num_heads=width // 64, max_length=1024), task=dict(name="causal_lm"),
+                        decode=dict(batch=batch))
+    task = CausalLM(config, None)
+    task.tokenizer = tokenizers.train(["".join(map(chr, range(32, 127)))], "characters", 50_257)
+    task.tokenizer.eos_id = -1  # no end: all write the same number of tokens
+    params, texts = _weights(task), [chr(97 + row % 26) * prompt for row in range(batch)]
+    return lambda: list(task.generate(params, texts, max_tokens=count))
+
+
+def their_texts(layers: int, width: int, batch: int, prompt: int, count: int) -> Callable[[], None]:
+    import peers
+
+    return peers.Sampler(peers.gpt(50_257, width, layers, width // 64, 1024, 0.0), np.random.default_rng(0).integers(0, 50_257, (batch, prompt)), count)
 
 
 def _weights(task):

@@ -28,7 +28,7 @@ def axis(tiny: bool, name: str):
     shapes = {int(base[name] * factor): base | {name: int(base[name] * factor)} for factor in (FACTORS[1:4] if tiny else FACTORS)}
     made = {value: rows_of(shape, tokens) for value, shape in shapes.items()}
     flops = {value: task.flops() * task.config.train.batch for value, (task, _) in made.items()}
-    spent = in_turn({value: stepping(*one) for value, one in made.items()}, 2 if tiny else 7)
+    spent = in_turn({value: stepping(task, [batch]) for value, (task, batch) in made.items()}, 2 if tiny else 7)
     for value in shapes:
         predicted = spent[base[name]] * flops[value] / flops[base[name]]
         yield {"case": f"{name} {value}", "ours": spent[value], "unit": "s", "peer": predicted, "peer_name": "as the FLOPs grow", "ratio": predicted / spent[value],

@@ -1,5 +1,6 @@
 """What the benchmarks share: their flags, the table they print and the JSON they write."""
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -56,9 +57,66 @@ def _shown(value: float) -> str:
 
 
 def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of each call, the median of `repeats` rounds in which all have their turn: what else the machine does meets all alike. The first round warms up."""
-    spent = [{name: seconds(call) for name, call in calls.items()} for _ in range(repeats + 1)]
-    return {name: statistics.median(one[name] for one in spent[1:]) for name in calls}
+    """Seconds of each call, the median of `repeats` rounds in which all have their turn: what else the machine does meets all alike.
+
+    A turn is two calls, of which the second counts: a virtual machine may take back memory that has been idle for the seconds the others took (XLA's step on a CPU: 1.6 -> 2.1 s).
+    """
+    return _medians({name: functools.partial(_settled, call) for name, call in calls.items()}, repeats)
+
+
+def sides(makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]], repeats: int) -> dict[str, float]:
+    """As `in_turn`, of {side: (library, what makes its call)}; each library's calls are made and run in a process of its own.
+
+    What a library does to a process (its threads that wait busily, its allocator) the others do not meet. A peer that cannot (RuntimeError: no memory, no such kernel) is named on stderr and left out; the first side has to.
+    """
+    for library in {library for library, _ in makers.values()}:
+        _process(library).submit(_forget).result()
+    able = {}
+    for name, (library, maker) in makers.items():
+        refused = _process(library).submit(_make, name, maker).result()
+        if refused and not able:
+            raise RuntimeError(refused)
+        if refused:
+            print(f"{name}: {refused}", file=sys.stderr)
+        else:
+            able[name] = lambda process=_process(library), name=name: process.submit(_turn, name).result()
+    return _medians(able, repeats)
+
+
+def _medians(timed: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    spent = [{name: call() for name, call in timed.items()} for _ in range(repeats)]
+    return {name: statistics.median(one[name] for one in spent) for name in timed}
+
+
+def _settled(call: Callable[[], object]) -> float:
+    call()
+    return seconds(call)
+
+
+@functools.cache
+def _process(library: str) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+_calls: dict[str, Callable[[], object]] = {}  # of the sides whose process this is
+
+
+def _forget() -> None:
+    _calls.clear()
+
+
+def _make(name: str, maker: Callable[[], Callable[[], object]]) -> str | None:
+    """Makes the side's call and tries it; says why it can't."""
+    try:
+        call = maker()
+        call()
+    except RuntimeError as error:  # both JAX's and torch's
+        return f"{error}".strip().splitlines()[0]
+    _calls[name] = call
+
+
+def _turn(name: str) -> float:
+    return _settled(_calls[name])
 
 
 def apart(function: Callable, *arguments):

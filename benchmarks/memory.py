@@ -15,7 +15,7 @@ os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.95"
 
 import jax
 from harness import apart, main
-from train_step import bert_rows, gpt_rows, stepping
+from train_step import bert_rows, gpt_rows, our_step, their_step
 
 from transformer_jax import losses
 from transformer_jax.training.loop import Program
@@ -62,7 +62,7 @@ def held(holds: Callable, *arguments) -> int | None:
 
 def ours_holds(kind: str, shape: tuple, rows: int, remat: str) -> int:
     """The GPU's peak in two updates."""
-    step = stepping(*_rows(kind, shape, rows, remat=remat)[:2])
+    step = our_step(_rows, (kind, shape, rows), remat=remat)
     step(), step()
     return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
 
@@ -114,7 +114,7 @@ def grown(rows: int, remat: str | None) -> int:
         importlib.import_module("peers")  # what importing takes is no model's
     jax.devices()
     before = _status("VmRSS")
-    step = _their_step(*SMALL, rows, "torch eager") if remat is None else stepping(*_rows(*SMALL, rows, remat=remat)[:2])
+    step = _their_step(*SMALL, rows, "torch eager") if remat is None else our_step(_rows, (*SMALL, rows), remat=remat)
     step(), step()
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # the peak begins anew
@@ -137,10 +137,8 @@ def _rows(kind: str, shape: tuple, rows: int, **model):
 
 
 def _their_step(kind: str, shape: tuple, rows: int, way: str):
-    import peers
-
     length, layers, width, vocab_size = shape
-    return peers.train_step(getattr(peers, kind)(vocab_size, width, layers, width // 64, length, 0.0), _rows(kind, shape, rows)[2], **peers.TRAINING[way])
+    return their_step(_rows, (kind, shape, rows), kind, (vocab_size, width, layers, width // 64, length, 0.0), way)
 
 
 def _small(rows: int) -> str:

@@ -48,21 +48,22 @@ def marian(vocab_size: int, d_model: int, d_ff: int, num_layers: int, num_heads:
         eos_token_id=0, bos_token_id=0, decoder_start_token_id=vocab_size - 1, forced_eos_token_id=None, attn_implementation="sdpa"))
 
 
-def train_step(model: torch.nn.Module, batch: dict[str, np.ndarray], compiled: bool, kernels: tuple = ()) -> Callable[[], None]:
-    """An update by fused AdamW of the loss the model itself gives for `batch`; on a GPU under bfloat16 autocast, the weights float32. Waits for its end.
+def train_step(model: torch.nn.Module, batches: list[dict[str, np.ndarray]], compiled: bool, kernels: tuple = ()) -> Callable[[], None]:
+    """An update by fused AdamW of the loss the model itself gives for each of the batches; on a GPU under bfloat16 autocast, the weights float32. Waits for the end.
 
     `kernels`: of attention, that torch may choose from."""
     model = model.to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    batch = {name: torch.tensor(array, device=DEVICE).long() for name, array in batch.items()}
+    batches = [{name: torch.tensor(array, device=DEVICE).long() for name, array in batch.items()} for batch in batches]
     forward = torch.compile(model) if compiled else model
 
     def step():
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"), sdpa_kernel(kernels) if kernels else contextlib.nullcontext():
-            loss = forward(**batch).loss
-        loss.backward()
-        optimizer.step()
+        for batch in batches:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"), sdpa_kernel(kernels) if kernels else contextlib.nullcontext():
+                loss = forward(**batch).loss
+            loss.backward()
+            optimizer.step()
         synchronise()
 
     return step

@@ -6,6 +6,7 @@ The peers are models of Hugging Face on torch, eager and compiled, in the same s
 beside. Ours and theirs take their turns on the same rows, update float32 weights by AdamW, and compute in float32 on a CPU, in bfloat16 on a GPU. Dropout is off unless the
 case names it. `masked_head` needs no torch.
 """
+import functools
 import os
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memor
 
 import jax
 import numpy as np
-from harness import in_turn, main
+from harness import in_turn, main, sides
 
 from transformer_jax.config import experiment
 from transformer_jax.tasks.causal_lm import CausalLM
@@ -22,18 +23,18 @@ from transformer_jax.tasks.translation import Translation
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program
 
-_RANDOM = np.random.default_rng(0)
 
-
-def stepping(task, batch: dict[str, np.ndarray]) -> Callable[[], None]:
-    """A training step of `task` on `batch` that waits for its end."""
+def stepping(task, batches: list[dict[str, np.ndarray]]) -> Callable[[], None]:
+    """A training step of `task` on each of the batches; waits for the end."""
     program = Program.of(task.config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = {name: jax.device_put(np.asarray(array, np.int32)[None], program.batch[name].sharding) for name, array in batch.items()}
+    batches = [{name: jax.device_put(np.asarray(array, np.int32)[None], program.batch[name].sharding) for name, array in batch.items()} for batch in batches]
 
     def step():
         nonlocal state
-        state = jax.block_until_ready(program.train_step(state, batch))
+        for batch in batches:
+            state = program.train_step(state, batch)
+        jax.block_until_ready(state)
 
     return step
 
@@ -42,57 +43,53 @@ def masked_head(tiny: bool):
     """BERT at a vocabulary of 30,522: the 20 masked positions of each row of 128 alone meet the vocabulary, against all of them doing so."""
     rows, length, most = (2, 32, 5) if tiny else (16, 128, 20)
     for name, layers, width in (("tiny", 2, 128), ("mini", 4, 256), ("small", 4, 512)):
-        spent = in_turn({count: stepping(*bert_rows(rows, length, most, count, layers, width)[:2]) for count in (most, length)}, 2 if tiny else 7)
+        spent = in_turn({count: our_step(bert_rows, (rows, length, most, count, layers, width)) for count in (most, length)}, 2 if tiny else 7)
         yield {"case": f"BERT-{name}, {rows} rows of {length}, masked positions", "ours": rows / spent[most], "unit": "examples/s",
                "peer": rows / spent[length], "peer_name": "all positions", "ratio": spent[length] / spent[most]}
 
 
 def gpt(name: str, layers: int, width: int, vocab_size: int, rows: int, length: int, tiny: bool):
     """A GPT-2 of these sizes. Its vocabulary is padded to a multiple of 64 on both sides where it isn't one."""
-    import peers
-
     rows, length = (2, 64) if tiny else (rows, length)
-    *ours, batch = gpt_rows(rows, length, layers, width, vocab_size)
-    make = lambda: peers.gpt(padded(vocab_size), width, layers, width // 64, length, 0.0)
-    yield from _against_torch(f"{name}, {rows} rows of {length}", stepping(*ours), make, batch, rows * length, tiny)
+    sizes, peer = (rows, length, layers, width, vocab_size), (padded(vocab_size), width, layers, width // 64, length, 0.0)
+    yield from _against_torch(f"{name}, {rows} rows of {length}", gpt_rows, sizes, "gpt", peer, rows * length, tiny)
 
 
 def bert(name: str, layers: int, width: int, rows: int, length: int, most: int, tiny: bool):
     """Both with all positions at the vocabulary, as Hugging Face's model computes them, and ours as it is, with the masked positions alone."""
-    import peers
-
     rows, length, most = (2, 32, 5) if tiny else (rows, length, most)
-    make = lambda: peers.bert(30_522, width, layers, width // 64, length, 0.0)
     for count, shown in ((length, "all positions"), (most, "ours masked alone")):
-        *ours, batch = bert_rows(rows, length, most, count, layers, width)
-        yield from _against_torch(f"{name}, {rows} rows of {length}, {shown}", stepping(*ours), make, batch, rows * length, tiny)
+        sizes, peer = (rows, length, most, count, layers, width), (30_522, width, layers, width // 64, length, 0.0)
+        yield from _against_torch(f"{name}, {rows} rows of {length}, {shown}", bert_rows, sizes, "bert", peer, rows * length, tiny)
 
 
 def transformer(name: str, layers: int, width: int, d_ff: int, heads: int, vocab_size: int, rows: int, length: int, tiny: bool):
     """The encoder-decoder on full rows: nothing is padding, so that packing counts nothing."""
-    import peers
-
     rows, length = (2, 16) if tiny else (rows, length)
-    source, target = _RANDOM.integers(1, vocab_size - 1, (2, rows, length + 1))
-    config = _experiment(rows, dict(name="encoder_decoder", vocab_size=vocab_size, d_model=width, d_ff=d_ff, num_heads=heads, num_encoder_layers=layers, num_decoder_layers=layers,
-                                    max_length=length + 64), dict(name="translation", source_length=length, target_length=length, label_smoothing=0.0))
-    ones, places = np.ones((rows, length)), np.broadcast_to(np.arange(length), (rows, length))
-    ours = stepping(Translation(config, None, length, length, 0.0), {
-        "source": source[:, 1:], "source_positions": places, "source_segment_ids": ones,
-        "target": target[:, :-1], "target_positions": places, "target_segment_ids": ones, "labels": target[:, 1:]})
-    make = lambda: peers.marian(vocab_size, width, d_ff, layers, heads, length + 64, 0.0)
-    batch = {"input_ids": source[:, 1:], "decoder_input_ids": target[:, :-1], "labels": target[:, 1:]}
-    yield from _against_torch(f"{name}, {rows} rows of {length}+{length}", ours, make, batch, rows * length, tiny)
+    sizes, peer = (rows, length, layers, width, d_ff, heads, vocab_size), (vocab_size, width, d_ff, layers, heads, length + 64, 0.0)
+    yield from _against_torch(f"{name}, {rows} rows of {length}+{length}", translation_rows, sizes, "marian", peer, rows * length, tiny)
 
 
-def _against_torch(case: str, ours: Callable[[], None], make: Callable, batch: dict, tokens: int, tiny: bool):
-    """A row for each way torch has to do it; the same model made anew for each."""
+def _against_torch(case: str, rows_of: Callable, sizes: tuple, kind: str, peer: tuple, tokens: int, tiny: bool):
+    """A row for each way torch has to do it; the same model, peers.`kind`(*peer), made anew for each."""
     import peers
 
-    ways = {name: peers.train_step(make(), batch, **options) for name, options in peers.TRAINING.items() if not (tiny and options["compiled"])}
-    spent = in_turn({"ours": ours, **ways}, 2 if tiny else 9)
-    for name in ways:
-        yield {"case": case, "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name], "peer_name": name, "ratio": spent[name] / spent["ours"]}
+    ways = [name for name, options in peers.TRAINING.items() if not (tiny and options["compiled"])]
+    makers = {way: ("torch", functools.partial(their_step, rows_of, sizes, kind, peer, way)) for way in ways}
+    spent = sides({"ours": ("jax", functools.partial(our_step, rows_of, sizes))} | makers, 2 if tiny else 9)
+    for way in [*spent][1:]:
+        yield {"case": case, "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[way], "peer_name": way, "ratio": spent[way] / spent["ours"]}
+
+
+def our_step(rows_of: Callable, sizes: tuple, **model) -> Callable[[], None]:
+    task, batch, _ = rows_of(*sizes, **model)
+    return stepping(task, [batch])
+
+
+def their_step(rows_of: Callable, sizes: tuple, kind: str, peer: tuple, way: str) -> Callable[[], None]:
+    import peers
+
+    return peers.train_step(getattr(peers, kind)(*peer), [rows_of(*sizes)[2]], **peers.TRAINING[way])
 
 
 def padded(vocab_size: int) -> int:
@@ -101,17 +98,17 @@ def padded(vocab_size: int) -> int:
 
 def gpt_rows(rows: int, length: int, layers: int, width: int, vocab_size: int, **model):
     """A GPT's task and random rows; and the same rows for the peer. `model`: other keys of it."""
-    tokens = _RANDOM.integers(0, vocab_size, (rows, length + 1))
+    tokens = np.random.default_rng(0).integers(0, vocab_size, (rows, length + 1))
     shape = dict(name="gpt", vocab_size=vocab_size, vocab_multiple=64, d_model=width, num_layers=layers, num_heads=width // 64, max_length=length)
-    config = _experiment(rows, shape, dict(name="causal_lm", length=length), **model)
+    config = quiet(rows, shape, dict(name="causal_lm", length=length), **model)
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "weights": np.ones((rows, length))}
     return CausalLM(config, None, length), batch, {"input_ids": tokens[:, :-1], "labels": tokens[:, :-1]}
 
 
 def bert_rows(rows: int, length: int, most: int, count: int, layers: int, width: int, **model):
     """BERT's task and rows with `most` masked positions each, of which `count` (most, or length: all) meet the vocabulary; and the same rows for the peer."""
-    vocab_size = 30_522
-    tokens, places = _RANDOM.integers(5, vocab_size, (rows, length)), np.sort(np.argsort(_RANDOM.random((rows, length)))[:, :most])
+    vocab_size, random = 30_522, np.random.default_rng(0)
+    tokens, places = random.integers(5, vocab_size, (rows, length)), np.sort(np.argsort(random.random((rows, length)))[:, :most])
     masked = np.zeros((rows, length), np.int32)
     np.put_along_axis(masked, places, 1, axis=1)
     asked = {
@@ -119,14 +116,26 @@ def bert_rows(rows: int, length: int, most: int, count: int, layers: int, width:
         length: {"masked_positions": np.broadcast_to(np.arange(length), tokens.shape), "masked_labels": tokens, "masked_weights": masked},
     }
     text = {"tokens": np.where(masked, 4, tokens), "token_types": np.broadcast_to(np.arange(length) >= length // 2, tokens.shape)}
-    follows = _RANDOM.integers(0, 2, rows)
+    follows = random.integers(0, 2, rows)
     shape = dict(name="bert", vocab_size=vocab_size, num_layers=layers, d_model=width, num_heads=width // 64, max_length=length)
-    task = MaskedLM(_experiment(rows, shape, dict(name="masked_lm"), **model), None, phases=((1.0, length, count),))
+    task = MaskedLM(quiet(rows, shape, dict(name="masked_lm"), **model), None, phases=((1.0, length, count),))
     batch = text | {"segment_ids": np.ones_like(tokens), "follows": follows} | asked[count]
     return task, batch, {"input_ids": text["tokens"], "token_type_ids": text["token_types"], "labels": np.where(masked, tokens, -100), "next_sentence_label": 1 - follows}
 
 
-def _experiment(rows: int, model: dict, task: dict, **more):
+def translation_rows(rows: int, length: int, layers: int, width: int, d_ff: int, heads: int, vocab_size: int):
+    """The encoder-decoder's task and full rows; and the same rows for the peer."""
+    source, target = np.random.default_rng(0).integers(1, vocab_size - 1, (2, rows, length + 1))
+    shape = dict(name="encoder_decoder", vocab_size=vocab_size, d_model=width, d_ff=d_ff, num_heads=heads, num_encoder_layers=layers, num_decoder_layers=layers, max_length=length + 64)
+    config = quiet(rows, shape, dict(name="translation", source_length=length, target_length=length, label_smoothing=0.0))
+    ones, places = np.ones((rows, length)), np.broadcast_to(np.arange(length), (rows, length))
+    batch = {"source": source[:, 1:], "source_positions": places, "source_segment_ids": ones,
+             "target": target[:, :-1], "target_positions": places, "target_segment_ids": ones, "labels": target[:, 1:]}
+    return Translation(config, None, length, length, 0.0), batch, {"input_ids": source[:, 1:], "decoder_input_ids": target[:, :-1], "labels": target[:, 1:]}
+
+
+def quiet(rows: int, model: dict, task: dict, **more):
+    """A config without dropout, its layers in line."""
     quiet = {"dropout": 0.0, "attention_dropout": 0.0, "unroll": model.get("num_layers") or model["num_decoder_layers"]}
     return experiment(model=model | quiet | more, task=task, train=dict(batch=rows), optimizer=dict(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=0.0))
 

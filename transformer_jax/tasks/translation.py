@@ -1,9 +1,11 @@
 """Translation: packed pairs, label-smoothed cross-entropy, and translating text with the trained model."""
+import collections
 import dataclasses
 import itertools
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -168,10 +170,10 @@ class Translation:
                                     f"(config.model.max_length={self.model.max_length} less config.decode.max_extra={decode.max_extra} and the end)")
             order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
             outputs = [[Hypothesis("", 0.0)] * n_best] * len(chunk)
-            for start in range(0, len(order), decode.batch):
-                chosen = order[start:start + decode.batch]
-                for i, found in zip(chosen, self._translate_batch(params, [encoded[i] for i in chosen], n_best)):
-                    outputs[i] = found
+            batches = [order[start:start + decode.batch] for start in range(0, len(order), decode.batch)]
+            found = two_at_once(lambda chosen: self._translate_batch(params, [encoded[i] for i in chosen], n_best), batches)
+            for i, hypotheses in zip(itertools.chain(*batches), itertools.chain.from_iterable(found)):
+                outputs[i] = hypotheses
             yield from outputs
 
     def _translate_batch(self, params, sources_: list[list[int]], n_best: int) -> list[list["Hypothesis"]]:
@@ -241,6 +243,23 @@ class Translation:
         if kind == "decoder":
             keys = Side(["<s>"], [0]) + Side.of(to, target_ids[:-1], pieces)
         return between(weights_in(self.model, params, "decoder", read, jnp.array([inputs]), cross=kind == "cross"), queries, keys)
+
+
+def two_at_once(function: Callable, items: Iterable) -> Iterator:
+    """function(item) of each, in order, the next one begun before the last has ended: of two searches each fills what the other leaves idle.
+
+    Beam 4 with a model of base size, two CPU cores: 17.2 -> 13.5 s. The first runs alone, since it compiles what others need; and all do
+    on several devices, which would wait for each other in different orders.
+    """
+    items = iter(items)
+    yield from map(function, itertools.islice(items, 1))
+    with ThreadPoolExecutor(1 if jax.device_count() > 1 else 2) as pool:
+        begun = collections.deque()
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if len(begun) > 2:
+                yield begun.popleft().result()
+        yield from (one.result() for one in begun)
 
 
 class Hypothesis(NamedTuple):
