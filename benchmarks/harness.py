@@ -1,6 +1,7 @@
 """What the benchmarks share: their flags, the table they print and the JSON they write."""
 import argparse
 import functools
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from transformer_jax import cli, pictures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEERS = ("torch", "transformers", "ctranslate2")  # their versions are recorded where a case used them
+PEERS = ("torch", "transformers", "ctranslate2")  # their versions are recorded where they are installed
 
 
 def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries: Iterable[str], default: Iterable[str] = (), data: str = "",
@@ -37,17 +38,17 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
         parser.add_argument("--plot", help="draw the rows to this PNG file")
     arguments = parser.parse_args()
     given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
+    record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
+              "versions": {name: metadata.version(name) for name in [*libraries, *filter(importlib.util.find_spec, PEERS)]}, "command": ["--data=DIR" if argument.startswith("--data=") else argument for argument in sys.argv]}
     rows = []
     for name in arguments.case or default or cases:
         for row in cases[name](*given):
             rows.append(row)
             against = f"{_shown(row['peer']):>14} {row['peer_name']:24} {row['ratio']:6.2f}" if "peer" in row else ""
             print(f"{row['case']:44} {_shown(row['ours']):>14} {row['unit']:10} {against}", flush=True)
-    if arguments.json:
-        record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
-                  "versions": {name: metadata.version(name) for name in [*libraries, *(peer for peer in PEERS if peer in sys.modules)]}, "command": sys.argv, "rows": rows}
-        with open(arguments.json, "w") as out:
-            json.dump(record, out, indent=2)
+            if arguments.json:  # what is measured is kept, whatever comes
+                with open(arguments.json, "w") as out:
+                    json.dump(record | {"rows": rows}, out, indent=2)
     if plot and arguments.plot:
         pictures.save(plot(rows), arguments.plot)
 

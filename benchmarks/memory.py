@@ -32,9 +32,10 @@ def largest(tiny: bool, name: str, kind: str, shape: tuple, common: int):
     peaks = {way: apart(held, holds, kind, shape, common, option) for way, (holds, option) in ways.items()}
     *ours, theirs = ways
     for way in ours:
-        yield {"case": f"{name}, rows of {shape[0]} that fit, {way}", "ours": fit[way], "unit": "rows", "peer": fit[theirs], "peer_name": theirs, "ratio": fit[way] / fit[theirs]}
-        yield {"case": f"{name}, {common} rows of {shape[0]}, {way}", "ours": peaks[way] / 1e6, "unit": "MB", "peer": peaks[theirs] / 1e6, "peer_name": theirs,
-               "ratio": peaks[theirs] / peaks[way]}
+        yield {"case": f"{name}, rows of {shape[0]} that fit, {way}", "ours": fit[way], "unit": "rows", "peer": fit[theirs], "peer_name": theirs, "ratio": fit[way] / max(fit[theirs], 1)}
+        if peaks[way] and peaks[theirs]:  # else the common batch does not fit
+            yield {"case": f"{name}, {common} rows of {shape[0]}, {way}", "ours": peaks[way] / 1e6, "unit": "MB", "peer": peaks[theirs] / 1e6, "peer_name": theirs,
+                   "ratio": peaks[theirs] / peaks[way]}
 
 
 def most(fits: Callable[[int], object], rows: int) -> int:

@@ -19,7 +19,7 @@ from transformer_jax import config as configs
 TINY = {
     "model.vocab_size": 96, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 2,
     "model.num_decoder_layers": 2, "model.max_length": 128, "model.dropout": 0.0, "task.source_length": 32, "task.target_length": 32,
-    "train.batch": 8, "train.num_steps": 4, "train.log_every": 2, "train.eval_every": 4, "checkpoint.every": 2, "decode.max_extra": 8,
+    "train.batch": 8, "train.num_steps": 4, "train.log_every": 2, "train.eval_every": 4, "checkpoint.every": 2, "decode.max_extra": 8, "decode.beam": 1,
     "optimizer.warmup_steps": 2, "data.tokenizer": "bpe",  # unigram pieces of so small a text depend on SentencePiece's release
 }
 

@@ -27,7 +27,7 @@ def call(program, *arguments, text=None, **env):
 def overrides(tmp_path_factory):
     """Flags of a tiny run on files, after --config=configs/wmt/multi30k.py."""
     folder = tmp_path_factory.mktemp("cli")
-    keys = {**TINY, **write_pairs(folder / "text"), "data.cache": folder / "cache"}
+    keys = {**TINY, **write_pairs(folder / "text"), "data.cache": folder / "cache", "decode.beam": 4}
     return ["--config=configs/wmt/multi30k.py", *(f"--config.{key}={value}" for key, value in keys.items())]
 
 
@@ -108,6 +108,8 @@ def refused(done, *words):
     (["--config.checkpoint.every=3"], ["config.checkpoint.every=3", "config.train.eval_every=4", "multiple"]),
     (["--config.decode.max_extra=200"], ["config.decode.max_extra=200", "config.model.max_length"]),
     (["--config.mesh.rules=('embed','fsdp')"], ["config.mesh.rules"]),
+    (["--config.mesh.rules=(1,)"], ["config.mesh.rules", "logical axis"]),
+    (["--config.task.bleu_lines=-1"], ["config.task.bleu_lines=-1"]),
     (["--config.task.source_length=3"], ["no pair is left"]),
 ])
 def test_a_wrong_run_is_refused_and_leaves_nothing(overrides, tmp_path, extra, words):

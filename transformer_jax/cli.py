@@ -149,6 +149,13 @@ def _parse(argv: list[str]) -> None:
             raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
 
 
+def check_output(name: str) -> None:
+    """Raises UserError, before anything is computed, where the file that a flag names has no folder to be in."""
+    path = FLAGS[name].value
+    if path and not os.path.isdir(os.path.dirname(path) or "."):
+        raise UserError(f"--{name}={path}: no such folder")
+
+
 def profile() -> tuple[int, int] | None:
     """The updates --profile names."""
     if FLAGS.profile is None:

@@ -29,15 +29,16 @@ def main() -> None:
     path = pathlib.Path(options.output or "")
     if path.suffix not in (".npz", ".safetensors"):
         raise UserError(f"--output={options.output or ''}: must be a file *.npz or *.safetensors")
+    cli.check_output("output")
     try:
         layers = tuple(int(layer) for layer in options.layers)
     except ValueError:
         raise UserError(f"--layers={','.join(options.layers)}: must be whole numbers") from None
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
-    if not hasattr(task, "features"):
+    if not callable(getattr(task, "features", None)):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features")
     found = {}
-    for number, (pieces, states) in enumerate(task.features(params, text_lines("/dev/stdin"), layers)):
+    for number, (pieces, states) in enumerate(task.features(params, text_lines("-"), layers)):
         found[f"text_{number}"] = np.ascontiguousarray(states)
         print(json.dumps(pieces, ensure_ascii=False))
     half = path.with_name(f".{path.stem}.half{path.suffix}")

@@ -26,7 +26,7 @@ def main() -> None:
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that fills masks")
     if options.top_k > task.tokenizer.vocab_size:
         raise UserError(f"--top_k={options.top_k}: the vocabulary has {task.tokenizer.vocab_size} tokens")
-    for masks in task.fill(params, options.text or text_lines("/dev/stdin"), options.top_k):
+    for masks in task.fill(params, options.text or text_lines("-"), options.top_k):
         if options.json:
             print(json.dumps([[{"word": word, "probability": round(p, 6)} for word, p in mask] for mask in masks], ensure_ascii=False), flush=True)
         else:

@@ -61,16 +61,13 @@ def main() -> None:
 
 def _lines(path: str):
     from transformer_jax import buckets
-    from transformer_jax.data.sources import text_lines
+    from transformer_jax.data.sources import from_json, text_lines
 
     if path != "-" and not buckets.path(path).is_file():
         raise UserError(f"--prompts={path}: no such file")
-    for number, line in enumerate(text_lines("/dev/stdin" if path == "-" else path), 1):
+    for number, line in enumerate(text_lines(path), 1):
         if path.endswith(".jsonl"):
-            try:
-                line = json.loads(line)
-            except ValueError:
-                line = None
+            line = from_json(line, f"{path}:{number}")
             if not isinstance(line, str):
                 raise UserError(f"{path}:{number}: not a JSON string")
         yield line

@@ -7,7 +7,6 @@ masks         which keys a query sees: causal, padding, packed, local
 curves        learning curves of one --workdir or several together, from their metrics.jsonl
 """
 import json
-import os
 
 from absl import flags
 
@@ -44,8 +43,7 @@ def main() -> None:
         if options[name].present:
             raise UserError(f"--{name}: not for {picture}, which takes {', '.join(f'--{flag}' for flag in (*_USES[picture], 'output'))}")
     path = options.output or f"{picture}.png"
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise UserError(f"--output={path}: no such folder")
+    cli.check_output("output")
     pictures.save({"attention": attention, "coreference": coreference, "positions": positions, "masks": masks, "curves": curves}[picture](options), path)
     print(path)
 

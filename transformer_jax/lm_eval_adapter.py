@@ -85,7 +85,8 @@ class WorkdirLM(LM):
             max_gen_toks = longest // 2
         how = Sampling(temperature=0.0 if do_sample is False else temperature, top_k=top_k, top_p=top_p)
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        prompts = [last_tokens(context, longest - max_gen_toks, self.task.tokenizer) for context in contexts]
+        room = longest - max_gen_toks - (len(self.task.begun([0])) - 1)  # what stands before a text takes room, too
+        prompts = [last_tokens(context, room, self.task.tokenizer) for context in contexts]
         return (found.text for found in self.task.generate(self.params, prompts, max_tokens=max_gen_toks, how=how, stop=stop))
 
 

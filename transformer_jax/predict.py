@@ -1,7 +1,7 @@
 """What a fine-tuned run says of texts, one a line of stdin: python -m transformer_jax.predict --workdir=DIR < texts > labels
 
 Classification takes a text a line, or two separated by a tab; tagging words separated by spaces; span a question, a tab and its context; choice a context
-and its choices, separated by tabs. --json gives an object a line, with probabilities.
+and its choices, separated by tabs, and between them what all begin with, where the task has such a column (SWAG). --json gives an object a line, with probabilities.
 """
 import json
 
@@ -24,7 +24,7 @@ def main() -> None:
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.", "task.null_threshold", "task.n_best", "task.max_answer")))
     if not hasattr(task, "predict"):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not a fine-tuned one")
-    for plain, found in task.predict(params, options.text or text_lines("/dev/stdin")):
+    for plain, found in task.predict(params, options.text or text_lines("-")):
         print(json.dumps(found, ensure_ascii=False) if options.json else plain, flush=True)
 
 

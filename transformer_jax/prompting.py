@@ -158,7 +158,7 @@ def _texts(task, prompts: Prompts, shots: int, room: int) -> tuple[list[str], in
         random = np.random.default_rng([prompts.seed, number])  # an item's k examples are the first of its k + 1, whatever the other items
         order = random.permutation(len(prompts.examples))[:shots]
         text = lambda count: prompts.text(item, [prompts.examples[i] for i in order[:count]])
-        count = bisect.bisect_left(range(shots + 1), True, key=lambda count: len(task.tokenizer.encode([text(count)])[0]) > room) - 1
+        count = bisect.bisect_left(range(shots + 1), True, key=lambda count: len(task.begun(task.tokenizer.encode([text(count)])[0])) > room) - 1
         if count < 0:
             raise UserError(f"item {number + 1}: with its completion it exceeds config.model.max_length={task.model.max_length}, even without examples")
         texts.append(text(count))

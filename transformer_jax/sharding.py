@@ -53,7 +53,7 @@ def rules(config) -> dict[str, tuple[str, ...]]:
     """RULES with the overrides of `config.mesh.rules`."""
     table = dict(RULES)
     for rule in config.rules:
-        if len(rule) != 2 or not isinstance(rule[0], str) or not isinstance(rule[1], tuple):
+        if not isinstance(rule, tuple) or len(rule) != 2 or not isinstance(rule[0], str) or not isinstance(rule[1], tuple):
             raise UserError(f"config.mesh.rules: {rule!r} is not (logical axis, (mesh axis, ...))")
         logical, axes = rule
         if logical not in table:

@@ -22,6 +22,7 @@ def main() -> None:
     from transformer_jax import pictures, workdir
 
     options = cli.FLAGS
+    cli.check_output("attention")
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not hasattr(task, "translate"):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates")
@@ -39,19 +40,16 @@ def main() -> None:
 
 def _lines(first: list[str]):
     """The lines of stdin, with progress where it is a file; the first is kept in `first`."""
+    from transformer_jax.data.sources import text_lines
     from transformer_jax.progress import Bar
 
     status = os.fstat(sys.stdin.fileno())
-    with Bar("translating (bytes)", status.st_size) if stat.S_ISREG(status.st_mode) else Bar("translating (bytes)", None) as bar:
-        for number, raw in enumerate(sys.stdin.buffer, 1):
-            try:
-                line = raw.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise UserError(f"stdin:{number}: not UTF-8") from None
-            if number == 1:
+    with Bar("translating (bytes)", status.st_size if stat.S_ISREG(status.st_mode) else None) as bar:
+        for line in text_lines("-"):
+            if not first:
                 first.append(line)
             yield line
-            bar.advance(len(raw))
+            bar.advance(len(line.encode()) + 1)
 
 
 if __name__ == "__main__":

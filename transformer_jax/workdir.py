@@ -62,6 +62,8 @@ def settled(config, workdir, of_model=()):
     if not (origin / "config.json").is_file():
         raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
     before = read_config(origin)[0]
+    if goes_on and before.task.name != config.task.name:
+        raise UserError(f"--workdir={workdir}: holds a {before.task.name} run, not a {config.task.name} one; take another folder")
     with config.ignore_type():
         config.model = before.model
     if not hasattr(configs.named_class("model", config.model.name), "pooled") and not fine_tunes(before):

@@ -15,7 +15,7 @@ TASKS = {  # training examples, measure, task
     "sst2": (67_349, "accuracy", dict(text="sentence", label="label", labels=("0", "1"))),
     "mrpc": (3_668, "f1", dict(text="#1 String", pair="#2 String", label="Quality", labels=("0", "1"))),
     "stsb": (5_749, "spearman", dict(text="sentence1", pair="sentence2", label="score", regression=True)),
-    "qqp": (363_846, "f1", dict(text="question1", pair="question2", label="is_duplicate", labels=("0", "1"))),
+    "qqp": (363_846, "f1", dict(text="question1", pair="question2", label="is_duplicate", labels=("0", "1"), skip_malformed=True)),  # so many are whole
     "mnli": (392_702, "accuracy", dict(text="sentence1", pair="sentence2", label="gold_label", labels=("contradiction", "entailment", "neutral"))),
     "qnli": (104_743, "accuracy", dict(text="question", pair="sentence", label="label", labels=("entailment", "not_entailment"))),
     "rte": (2_490, "accuracy", dict(text="sentence1", pair="sentence2", label="label", labels=("entailment", "not_entailment"))),

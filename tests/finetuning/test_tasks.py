@@ -231,6 +231,11 @@ WRONG = [  # kind, file, its content, keys, message
     ("classification", None, "", dict(task__length=100), "config.model.max_length=64"),
     ("classification", None, "", dict(task__symmetric=True), "config.task.symmetric needs"),
     ("choice", None, "", dict(task__choices=("2",)), "at least two columns"),
+    ("choice", "train.tsv", " \tb\tc\t1\n", {}, "train.tsv:1: an empty context"),
+    ("choice", "train.tsv", "a\tb\tc\t5\n", dict(task__choices=(2, 3)), "train.tsv:1: label '5'"),
+    ("tagging", "valid.conll", "the\t2\n", dict(task__labels=(0, 1)), "valid.conll:1: unknown tag '2'; there are: 0, 1"),
+    ("pairs", "train.jsonl", '{"a": "x \\ud83d", "b": "y", "same": 1}\n', {}, "train.jsonl:1: half a character"),
+    ("span", "train.json", '{"data": "\\ud83d"}', {}, "train.json: half a character"),
 ]
 
 
@@ -242,6 +247,41 @@ def test_what_can_not_be_read_is_refused(kind, file, content, keys, message, run
     with pytest.raises(UserError) as refused:
         workdir.train(config, tmp_path / "run")
     assert message in str(refused.value) and "\n" not in str(refused.value) and not (tmp_path / "run").exists()
+
+
+def test_rows_that_are_not_whole_are_left_out_where_asked(runs, tmp_path, capsys):
+    config = build(tmp_path, "classification", runs["bert"], task__skip_malformed=True)
+    (tmp_path / "valid.tsv").write_text("cat\tthe cat\ndog\n\ndog\t \ndog\ta dog\n")
+    task = workdir.make_task(workdir.settled(config, tmp_path / "none"))
+    assert len(task._examples("valid")) == 2
+    said = capsys.readouterr().err
+    assert "valid.tsv: 2 rows of another number of columns are left out" in said and "1 rows without a text are left out" in said
+
+
+def test_what_looks_like_a_header_is_said(runs, tmp_path, capsys):
+    config = build(tmp_path, "classification", runs["bert"])
+    (tmp_path / "train.tsv").write_text("label\ttext\n" + (tmp_path / "train.tsv").read_text())
+    assert workdir.settled(config, tmp_path / "none").task.labels == ("cat", "dog", "label") and "'label', is that of no other: if it is a header" in capsys.readouterr().err
+
+
+def test_choices_that_begin_alike_are_predicted_as_trained(runs, tmp_path):
+    config = build(tmp_path, "choice", runs["bert"], task__beginning="2", task__choices=("3", "4"), task__label="5")
+    (tmp_path / "train.tsv").write_text("the dog ran\ta man sat\ton the mat\tto the cat\t1\n" * 4)
+    task = workdir.make_task(workdir.settled(config, tmp_path / "none"))
+    asked, = task.asked(["the dog ran\ta man sat\ton the mat\tto the cat"])
+    assert asked[0] == task._examples("train")[0][0]
+    with pytest.raises(UserError, match="line 1: a context, a beginning and 2 choices"):
+        task.asked(["the dog ran\ta man sat on the mat\ta man sat to the cat"])
+
+
+def test_the_work_counted_is_the_work_done(runs, tmp_path):
+    """A vocabulary that nothing meets costs nothing; an LSTM on a frozen encoder does."""
+    task = lambda kind, family, **keys: workdir.make_task(workdir.settled(build(tmp_path / f"{kind}{len(keys)}", kind, runs[family], **keys), tmp_path / "none"))
+    plain, both = task("classification", "gpt"), task("classification", "gpt", task__lm_weight=0.5)
+    assert both.flops() - plain.flops() == 3 * 2 * 32 * plain.model.d_model * plain.model.vocab_size
+    frozen, recurrent = task("tagging", "bert", task__frozen=True), task("tagging", "bert", task__features="last", task__lstm_width=8)
+    first, second = 2 * 4 * 4 * (frozen.model.d_model + 4), 2 * 4 * 4 * (8 + 4)  # directions, gates, width of a direction, inputs
+    assert recurrent.flops() - frozen.flops() == 3 * 32 * 2 * (first + second)
 
 
 @pytest.mark.parametrize("kind, line, message", [
@@ -262,3 +302,5 @@ def test_runs_of_the_wrong_kind(runs, tmp_path):
     set_key(config, "init_from", "tests/fixtures/format_1")
     with pytest.raises(UserError, match="fine-tuning is for bert and gpt"):
         workdir.train(config, tmp_path / "run")
+    with pytest.raises(UserError, match="holds a masked_lm run, not a classification one"):
+        workdir.train(config, runs["bert"])

@@ -176,6 +176,10 @@ def test_masked_documents_train_and_equal_documents_alone(tmp_path):
             one.append(-np.take_along_axis(np.asarray(log_p[0]), batch["labels"][row][own][:, None], -1).sum())
     assert float(sums["loss"]) == pytest.approx(sum(one), rel=1e-4)
 
+    ids = [task.tokenizer.eos_id, *task.tokenizer.encode(["the cat sat"])[0]]  # a text stands behind the end of another, when it is scored, too
+    (context, continuation), = task._split([("the cat", " sat")])
+    assert context + continuation == ids
+
 
 @pytest.mark.parametrize("overrides, message", [
     (dict(task__length=65), "config.task.length=65"), (dict(decode__stride=33), "config.decode.stride=33"), (dict(data__tokenizer="characters", model__vocab_size=10), "model.vocab_size=10"),

@@ -12,6 +12,7 @@ from transformer_jax import bleu
 from transformer_jax.config import UserError
 from transformer_jax.decoding import growth
 from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.tasks.translation import two_at_once
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task, open_run, record
 
@@ -101,6 +102,25 @@ def test_a_file_of_any_length_is_held_in_part(trained):
     taken = []
     lines = (taken.append(1) or LINES[0] for _ in range(10**9))
     assert next(task.translate(params, lines)) and len(taken) <= 100
+
+
+def test_two_searches_at_once_keep_the_order_and_stop_together(trained, monkeypatch):
+    task, params = open_run(trained[0], overrides=[("decode.batch", "2")])
+    texts = [LINES[i % len(LINES)] for i in range(9)]
+    alone = [best.text for best, in task.translate(params, texts)]
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert [best.text for best, in task.translate(params, texts)] == alone
+
+    begun = []
+
+    def fail(item):
+        begun.append(item)
+        if item == 1:
+            raise ValueError(item)
+
+    with pytest.raises(ValueError):
+        list(two_at_once(fail, range(20)))
+    assert len(begun) <= 4
 
 
 def test_averaging_is_the_mean_of_the_checkpoints(trained):

@@ -107,6 +107,8 @@ def test_a_non_finite_loss_stops_with_the_step_named_and_saves_nothing_after_it(
     config.train.nonfinite = "skip"
     run(config, make_task(config), tmp_path / "skipping")
     assert lines(tmp_path / "skipping")[-1]["step"] == 12
+    config.train.nonfinite, config.train.num_steps, config.optimizer.learning_rate = "stop", 14, 1e-3
+    run(config, make_task(config), tmp_path / "skipping")  # what was skipped as it was allowed to be stops nothing now
 
 
 def test_sigterm_saves_and_says_so(tiny, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import pathlib
 import re
 import sysconfig
@@ -46,8 +45,8 @@ class TextFiles:
     def _json_lines(self, file: str) -> Iterator[str]:
         for number, line in enumerate(sources.text_lines(file), 1):
             try:
-                text = json.loads(line)[self.field] if line.strip() else ""
-            except (ValueError, KeyError, TypeError):
+                text = sources.from_json(line, f"{file}:{number}")[self.field] if line.strip() else ""
+            except (KeyError, TypeError):
                 text = None
             if not isinstance(text, str):
                 raise UserError(f"{file}:{number}: not a JSON object with a text under {self.field!r} (config.data.text_field)")

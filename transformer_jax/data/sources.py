@@ -1,4 +1,5 @@
 """Where text comes from: text files, TFDS directories, built-in corpora. Each split is a re-iterable of pairs."""
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -6,6 +7,7 @@ import itertools
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 from transformer_jax import buckets
@@ -116,15 +118,27 @@ def several(texts: Iterable[str]) -> Iterable[str]:
 
 
 def text_lines(path: str, keep_ends: bool = False) -> Iterator[str]:
-    """The lines of a UTF-8 file, without their ends unless they are kept; only "\\n" and "\\r\\n" end a line, a byte-order mark is dropped."""
-    with buckets.path(path).open("rb") as file:
+    """The lines of a UTF-8 file, "-" being stdin, without their ends unless they are kept; only "\\n" and "\\r\\n" end a line, a byte-order mark is dropped."""
+    with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else buckets.path(path).open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
+                raise UserError(f"{'stdin' if path == '-' else path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
             line = line.removeprefix("\ufeff" if number == 1 else "")
             yield line if keep_ends else line.rstrip("\n").removesuffix("\r")
+
+
+def from_json(text: str, where: str):
+    """The value. Raises UserError where it is none, or holds half a character (\\ud83d without its other half), which no tokenizer takes."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: half a character (a lone surrogate \\ud800 to \\udfff)") from None
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    return found
 
 
 def tfds_folder(data, split: str) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import documents, sources
+from transformer_jax.progress import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +25,10 @@ class Table:
 
     paths: tuple[str, ...]
     columns: tuple[str, ...]
+    skip: bool = False  # rows of too few columns or too many, rather than refuse them
 
     def fingerprint(self) -> dict:
-        return {"files": [sources.sha256(path) for path in self.paths], "columns": list(self.columns)}
+        return {"files": [sources.sha256(path) for path in self.paths], "columns": list(self.columns)} | ({"skip": True} if self.skip else {})
 
     def __iter__(self) -> Iterator[Record]:
         for path in self.paths:
@@ -36,9 +38,9 @@ class Table:
                 yield from self._lines(path)
 
     def _lines(self, path: str) -> Iterator[Record]:
-        header, places = None, [int(column) - 1 for column in self.columns if column.isdecimal()]
+        skipped, header, places = 0, None, [int(column) - 1 for column in self.columns if column.isdecimal()]
         for number, row in _split(path):
-            if row == [""]:
+            if row == [""] and not self.skip:
                 raise UserError(f"{path}:{number}: an empty line")
             if not places:
                 header = row
@@ -47,18 +49,20 @@ class Table:
                 places = [header.index(column) for column in self.columns]
                 continue
             if max(places) >= len(row) or (header and len(row) != len(header)):
+                if self.skip:
+                    skipped += 1
+                    continue
                 asked = f"the header has {len(header)}" if header else f"column {max(places) + 1} is asked for"
                 raise UserError(f"{path}:{number}: {len(row)} column{'s' * (len(row) > 1)}, {asked}")
             yield Record(f"{path}:{number}", tuple(row[place] for place in places))
+        if skipped:
+            say(f"{path}: {skipped:,} rows of another number of columns are left out")
 
     def _objects(self, path: str) -> Iterator[Record]:
         for number, line in enumerate(sources.text_lines(path), 1):
             if not line.strip():
                 continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path}:{number}: not JSON ({error})") from None
+            found = sources.from_json(line, f"{path}:{number}")
             if not isinstance(found, dict) or any(column not in found for column in self.columns):
                 missing = [column for column in self.columns if not isinstance(found, dict) or column not in found]
                 raise UserError(f"{path}:{number}: no key {missing[0]!r}")
@@ -73,6 +77,7 @@ def _split(path: str) -> Iterator[tuple[int, list[str]]]:
     if not path.endswith(".csv"):
         yield from enumerate((line.split("\t") for line in sources.text_lines(path)), 1)
         return
+    csv.field_size_limit(2**31 - 1)  # a text may be long
     reader = csv.reader(sources.text_lines(path, keep_ends=True), strict=True)
     try:
         for row in reader:
@@ -108,8 +113,8 @@ def _shown(value, names: Sequence[str] | None, where: str) -> str:
     return sources.decoded(value, where) if isinstance(value, (bytes, str)) else str(value)
 
 
-def table(data, split: str, columns: Sequence[str]) -> Table | TfdsTable | None:
-    """The examples of a split that `config.data` names; None if it names none. Raises UserError where files are not there."""
+def table(data, split: str, columns: Sequence[str], skip: bool = False) -> Table | TfdsTable | None:
+    """The examples of a split that `config.data` names; None if it names none. `skip`: see Table. Raises UserError where files are not there."""
     if data.tfds_name and not data[f"{split}_files"]:
         folder = sources.tfds_folder(data, split)
         return folder and TfdsTable(*folder, tuple(columns))
@@ -120,7 +125,7 @@ def table(data, split: str, columns: Sequence[str]) -> Table | TfdsTable | None:
         raise UserError("column '0': columns are numbered from 1")
     if mixed := [column for column in columns if column.isdecimal() != columns[0].isdecimal()]:
         raise UserError(f"columns {columns[0]!r} and {mixed[0]!r}: either all are names in a header, or all are numbers from 1")
-    return Table(paths, tuple(columns))
+    return Table(paths, tuple(columns), skip)
 
 
 def files(data, split: str) -> tuple[str, ...] | None:
@@ -179,7 +184,7 @@ class Squad:
         """`values` are (id, question, context, ((text, first character), ...)); no answers: there is none in the context."""
         for path in self.paths:
             try:
-                articles = json.loads(buckets.path(path).read_text("utf-8"))["data"]
+                articles = sources.from_json(buckets.path(path).read_text("utf-8"), path)["data"]
                 found = [(paragraph["context"], qa) for article in articles for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
                 found = [(qa["id"], qa["question"], context, () if qa.get("is_impossible") else tuple((a["text"], a["answer_start"]) for a in qa["answers"]))
                          for context, qa in found]

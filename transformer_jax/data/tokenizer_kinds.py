@@ -77,6 +77,12 @@ class Tokenizer:
         write(self.files(), folder)
 
 
+def in_blocks(tokenizer: huggingface.Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Ids of each text. What the library gives for one takes many times their memory: so it holds no more than 10,000 of them."""
+    blocks = (texts[start:start + 10_000] for start in range(0, len(texts), 10_000))
+    return [found.ids for block in blocks for found in tokenizer.encode_batch_fast(block, add_special_tokens=False)]
+
+
 def write(files: dict[str, bytes], folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -177,7 +183,7 @@ class BPE(Tokenizer):
         raise NotImplementedError
 
     def encode(self, texts):
-        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return in_blocks(self._tokenizer, texts)
 
     def decode(self, ids):
         return self._tokenizer.decode_batch([[i for i in each if i != self.eos_id] for each in ids])

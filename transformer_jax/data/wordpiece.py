@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizer_kinds import Tokenizer
+from transformer_jax.data.tokenizer_kinds import Tokenizer, in_blocks
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ALPHABET = 1000  # the most frequent characters, as for BERT; words with others are unknown
@@ -68,7 +68,7 @@ class WordPiece(Tokenizer):
         return cls.of(sorted(vocab, key=vocab.get), cased)
 
     def encode(self, texts):
-        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return in_blocks(self._tokenizer, texts)
 
     def encode_masked(self, text: str) -> list[int]:
         """As `encode`, but "[MASK]" in the text is `mask_id`."""

@@ -182,7 +182,7 @@ class FineTuning:
         return {} if self._examples("valid") is None else {"valid": lambda params: self._measured(params, "valid")}
 
     def flops(self, phase: int = 0) -> float:
-        return (1 if self.frozen else 3) * self.encoder.flops(self.length) * self.rows_of_example  # nothing is back-propagated to a frozen encoder
+        return (1 if self.frozen else 3) * self.encoder.flops(self.length, self.lm_weight > 0) * self.rows_of_example  # nothing is back-propagated to a frozen encoder
 
     rows_of_example = 1
 
@@ -195,7 +195,7 @@ class FineTuning:
         """Loss and scores over a whole split. Raises UserError where the run's data has no such split."""
         if self.read(split) is None:
             raise UserError(f"--set={split}: this run names no such examples; give --config.data.{split}_files")
-        return {**self._measured(params, split), "examples": len(self._examples(split))}
+        return {**self._measured(params, split), "examples": sum(1 for _ in self.read(split))}
 
     def _measured(self, params, split: str) -> dict[str, float]:
         examples, outputs, loss, count = self._examples(split), [], 0.0, 0

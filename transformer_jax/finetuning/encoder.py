@@ -83,9 +83,9 @@ class Encoder:
         table, bias = self.model.apply({"params": params}, method="output")
         return cross_entropy(hidden[:, :-1], table, bias, batch["tokens"][:, 1:], (batch["segment_ids"][:, 1:] > 0).astype(jnp.float32))[0]
 
-    def flops(self, length: int) -> float:
-        """Of a forward pass over one row, without its vocabulary projection's part of GPT's being told apart."""
-        return self.model.flops(length, 0) if self.bidirectional else self.model.flops(length)
+    def flops(self, length: int, language_model: bool) -> float:
+        """Of a forward pass over one row, the language model's objective beside or not."""
+        return self.model.flops(length, length if language_model else 0)
 
 
 def fitted(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:

@@ -27,8 +27,8 @@ def pick(q: jax.Array, k: jax.Array, mask: Mask, dropout: bool) -> Callable:
     platform, split = sharding.platform(), (sharding.parts("batch"), sharding.parts("heads"))
     if platform == "tpu" and not dropout and _tile(q, k) and q.shape[0] % split[0] == q.shape[2] % split[1] == 0:
         return splash
-    if platform == "gpu" and not dropout and q.dtype == jnp.bfloat16:
-        return cudnn
+    if platform == "gpu" and not dropout and q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[1] % 2 == k.shape[1] % 2 == 0:
+        return cudnn  # these shapes are all it takes
     return causal_blocks if mask.causal else dot_product
 
 

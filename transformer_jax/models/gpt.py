@@ -85,8 +85,8 @@ class GPT(nn.Module):
             return table, None
         return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, _NEVER)
 
-    def flops(self, length: int) -> float:
-        """Of a forward pass over one row: two per multiply-add of every matrix product, padding included.
+    def flops(self, length: int, predictions: int | None = None) -> float:
+        """Of a forward pass over one row of which `predictions` positions are predicted (None: all): two per multiply-add of every matrix product, padding included.
 
         Causal attention counts the keys that are seen; norms, softmax and embedding look-ups count nothing.
         """
@@ -95,7 +95,7 @@ class GPT(nn.Module):
         local = seen if self.local_window is None else length * min(self.local_window, length) - min(self.local_window, length) ** 2 / 2
         attention = 8 * self.d_model * width * length + 4 * width * (seen * ((self.num_layers + 1) // 2) + local * (self.num_layers // 2)) / self.num_layers
         mlp = 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
-        return self.num_layers * (attention + mlp) + 2 * self.d_model * self.vocab_size * length
+        return self.num_layers * (attention + mlp) + 2 * self.d_model * self.vocab_size * (length if predictions is None else predictions)
 
     def num_padding(self) -> int:
         """Parameters that only fill up the vocabulary: no part of the model's size."""

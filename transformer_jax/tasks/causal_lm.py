@@ -163,14 +163,14 @@ class CausalLM:
         numbered, size, params = enumerate(sources.several(prompts)), 0, for_decoding(params, compute_dtype(self.model.dtype))
         while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
             size = size or len(chunk)  # the last batch is filled up to the shape of the others
-            encoded = [self._begun(ids) for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
+            encoded = [self.begun(ids) for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
             for (number, _), ids in zip(chunk, encoded):
                 if len(ids) + max_tokens > self.model.max_length:
                     raise UserError(f"prompt {number + 1}: its {len(ids)} tokens and {max_tokens} more exceed config.model.max_length={self.model.max_length}")
             yield from self._continue(params, encoded, chunk[0][0], size, max_tokens, how, stop, seed, watch)
 
-    def _begun(self, ids: list[int]) -> list[int]:
-        """A text's beginning as in training: behind the end of another, where rows keep documents apart or there is nothing else."""
+    def begun(self, ids: list[int]) -> list[int]:
+        """The ids of a text's beginning as in training: behind the end of another, where rows keep documents apart or there is nothing else."""
         return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
 
     def _continue(self, params, encoded, first, size, max_tokens, how, stop, seed, watch):
@@ -235,7 +235,7 @@ class CausalLM:
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """What each word of a text, or each of its `pieces`, attends to. Raises UserError for a text longer than `config.model.max_length`."""
-        ids = self._begun(self.tokenizer.encode([text])[0])
+        ids = self.begun(self.tokenizer.encode([text])[0])
         if len(ids) > self.model.max_length:
             raise UserError(f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
         side = Side.of(self.tokenizer, ids, pieces)
@@ -255,7 +255,7 @@ class CausalLM:
         contexts = [context.rstrip() for context, _ in pairs]
         wholes = self.tokenizer.encode([context + continuation for context, continuation in pairs])
         shared = [len(os.path.commonprefix([*both])) for both in zip(wholes, self.tokenizer.encode(contexts))]  # a token across the border is the continuation's
-        return [(whole[:count] or [self.tokenizer.eos_id], whole[count:]) for whole, count in zip(wholes, shared)]
+        return [(self.begun(whole[:count]), whole[count:]) for whole, count in zip(wholes, shared)]
 
     def token_log_likelihoods(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator["Likelihood"]:
         """As `log_likelihoods`, of token ids: (context, continuation), neither of them empty."""

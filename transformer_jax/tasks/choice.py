@@ -28,6 +28,7 @@ class Choice(FineTuning):
         super().__post_init__()
         if len(self.choices) < 2:
             raise UserError(f"config.task.choices={self.choices}: at least two columns")
+        self.choices = tuple(map(str, self.choices))
         self.rows_of_example = len(self.choices)
 
     def read(self, split):
@@ -42,10 +43,16 @@ class Choice(FineTuning):
                 raise UserError(f"{record.where}: label {label!r}: a number from {self.first} to {self.first + count - 1} is asked for")
             if not all(choice.strip() for choice in parts[-count:]):
                 raise UserError(f"{record.where}: an empty choice")
-            beginning = f"{parts[len(self.context)]} " if self.beginning else ""
-            texts.append((" ".join(parts[: len(self.context)]), *(beginning + choice for choice in parts[-count:])))
+            if not any(part.strip() for part in parts[: len(self.context)]):
+                raise UserError(f"{record.where}: an empty context")
+            texts.append(self._joined(" ".join(parts[: len(self.context)]), *parts[len(self.context):]))
             labels.append(int(label) - self.first)
         return self._encoded(texts, labels)
+
+    def _joined(self, context: str, *parts: str) -> tuple[str, ...]:
+        """The context and its choices, each behind what all begin with, if there is such a part."""
+        beginning, choices = (f"{parts[0]} ", parts[1:]) if self.beginning else ("", parts)
+        return context, *(beginning + choice for choice in choices)
 
     def _encoded(self, texts, labels):
         sides = [self.tokenizer.encode(list(side)) for side in zip(*texts)]
@@ -80,9 +87,10 @@ class Choice(FineTuning):
         return str(number), {"choice": number, "probabilities": [float(p) for p in scipy.special.softmax(logits)]}
 
     def asked(self, lines):
-        """A context and its choices, separated by tabs."""
+        """A context, what all choices begin with where the task has such a column, and the choices, separated by tabs."""
         texts = [line.split("\t") for line in lines]
+        before, wanted = ("a context, a beginning", 2) if self.beginning else ("a context", 1)
         for number, parts in enumerate(texts, 1):
-            if len(parts) != 1 + len(self.choices) or not all(part.strip() for part in parts):
-                raise UserError(f"line {number}: a context and {len(self.choices)} choices are asked for, separated by tabs")
-        return self._encoded(texts, [0] * len(texts)) if texts else []
+            if len(parts) != wanted + len(self.choices) or not all(part.strip() for part in (parts[0], *parts[-len(self.choices):])):
+                raise UserError(f"line {number}: {before} and {len(self.choices)} choices are asked for, separated by tabs")
+        return self._encoded([self._joined(*parts) for parts in texts], [0] * len(texts)) if texts else []

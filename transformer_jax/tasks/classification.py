@@ -1,4 +1,5 @@
 """Classifying a text or a pair of texts, and giving them a number (Devlin et al. 2018, figure 4a and b; Radford et al. 2018, figure 1)."""
+import collections
 import contextlib
 import dataclasses
 import math
@@ -16,6 +17,7 @@ from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
+from transformer_jax.progress import say
 
 
 @dataclasses.dataclass
@@ -27,6 +29,7 @@ class Classification(FineTuning):
     label: str = "2"  # column of the label
     labels: tuple = ()  # all labels, in the head's order; (): those of the training examples, sorted
     regression: bool = False  # labels are numbers, to be approached by the squared error
+    skip_malformed: bool = False  # leave out, and count, rows of a wrong number of columns or without a text; else they are refused
     symmetric: bool = False  # the order of the texts means nothing: both are read and their vectors added (Radford et al. 2018, section 3.3)
 
     def __post_init__(self):
@@ -36,7 +39,7 @@ class Classification(FineTuning):
         self.rows_of_example = 1 + self.symmetric
 
     def read(self, split):
-        return tables.table(self.config.data, split, [self.text, *([self.pair] if self.pair else []), self.label])
+        return tables.table(self.config.data, split, [self.text, *([self.pair] if self.pair else []), self.label], self.skip_malformed)
 
     @cached_property
     def names(self) -> list[str]:
@@ -45,16 +48,23 @@ class Classification(FineTuning):
             return []
         if self.labels:
             return [str(label) for label in self.labels]
-        names = sorted({record.values[-1] for record in self.read("train")})
+        count = collections.Counter(record.values[-1] for record in self.read("train"))
+        names, first = sorted(count), next(iter(count), None)
+        if self.label.isdecimal() and count[first] == 1 and len(names) > 2:
+            say(f"the label of the first row, {first!r}, is that of no other: if it is a header, name the columns in config.task.text and config.task.label")
         if len(names) < 2:
             raise UserError(f"config.task.label={self.label}: {f'only one label, {names[0]!r},' if names else 'no label'} in the training examples")
         return names
 
     def examples(self, records):
-        records = list(records)
-        for record in records:
-            if not all(text.strip() for text in record.values[:-1]):
+        records, whole = [], list(records)
+        for record in whole:
+            if all(text.strip() for text in record.values[:-1]):
+                records.append(record)
+            elif not self.skip_malformed:
                 raise UserError(f"{record.where}: an empty text")
+        if len(records) < len(whole):
+            say(f"{len(whole) - len(records):,} rows without a text are left out")
         labels = [self._number(record) for record in records]
         return list(zip(*self._encoded([record.values[:-1] for record in records]), labels))
 
@@ -138,5 +148,5 @@ class Classification(FineTuning):
         wanted = 2 if self.pair else 1
         for number, parts in enumerate(texts, 1):
             if len(parts) != wanted or not all(part.strip() for part in parts):
-                raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if all(parts) else 'an empty one'}")
+                raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if all(part.strip() for part in parts) else 'an empty one'}")
         return [(*both, 0) for both in zip(*self._encoded(texts))] if texts else []

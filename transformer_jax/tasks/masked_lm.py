@@ -45,9 +45,11 @@ class MaskedLM:
         self.coefficients = {"mlm": 1.0, "nsp": self.next_sentence} if self.next_sentence else {"mlm": 1.0}
         if not 0 <= self.next_sentence:
             raise UserError(f"config.task.next_sentence={self.next_sentence}: a weight is at least 0")
+        if self.config.train.first_batch:
+            raise UserError(f"config.train.first_batch={self.config.train.first_batch}: the batch of masked language modelling does not grow")
         for phase in self.phases or [()]:
-            if len(phase) != 3 or not 0 < phase[0] <= 1 or not 8 <= phase[1] <= self.model.max_length or not 1 <= phase[2] <= phase[1]:
-                raise UserError(f"config.task.phases: {phase} is not (share of the updates, length from 8 to config.model.max_length={self.model.max_length}, most predictions)")
+            if not isinstance(phase, tuple) or len(phase) != 3 or not all(isinstance(value, (int, float)) for value in phase) or not 0 < phase[0] <= 1 or not 8 <= phase[1] <= self.model.max_length or not 1 <= phase[2] <= phase[1]:
+                raise UserError(f"config.task.phases: {phase} is not (share of the updates, length from 8 to config.model.max_length={self.model.max_length}, most predictions), as in ((1.0,128,20),)")
         if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
             raise UserError(f"config.task.phases={self.phases}: the shares of the updates must add up to 1")
         self.num_phases = len(self.phases)
@@ -158,7 +160,7 @@ class MaskedLM:
         """
         if self._text(split) is None:
             raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
-        found, batch = self._evaluated(split), self.config.train.batch
+        found, batch = self._evaluated(split), self.config.decode.batch
         step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
         sums, labels = [], np.zeros(self.model.vocab_size, np.int64)
         for number in track(range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch)):

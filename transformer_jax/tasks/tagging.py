@@ -63,7 +63,7 @@ class Tagging(FineTuning):
 
     @cached_property
     def names(self) -> list[str]:
-        return list(self.labels) or sorted({tag for record in self.read("train") for tag in record.values[1]})
+        return [str(tag) for tag in self.labels] or sorted({tag for record in self.read("train") for tag in record.values[1]})
 
     def examples(self, records):
         index, found = {name: number for number, name in enumerate(self.names)}, []
@@ -120,6 +120,13 @@ class Tagging(FineTuning):
         states = jax.lax.stop_gradient(self.encoder.layers(params, batch))
         dropout = {"dropout": rng} if train else None
         return self.head().apply({"params": params["head"]}, states[_FEATURES[self.features][0]], batch["segment_ids"] > 0, train=train, rngs=dropout), states[-1]
+
+    def flops(self, phase=0):
+        if not self.features:
+            return super().flops(phase)
+        each, read = self.lstm_width // 2, self.model.d_model * (4 if _FEATURES[self.features][1] else 1)  # of a direction; by the first layer
+        recurrent = 2 * 2 * 4 * each * (read + each + self.lstm_width + each) * self.length  # multiply-adds, directions, gates
+        return super().flops(phase) + 3 * recurrent
 
     def counted(self, batch):
         return batch["asked"]

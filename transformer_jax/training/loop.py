@@ -103,12 +103,12 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
                     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
                     clock.lap()  # compilation is no measure of speed
                 if last or step % train.log_every == 0:
-                    _check_finite(state, train)
+                    _check_finite(state, train, start)
                     state = _log(state, step, totals, program, task, rows, clock, reporter)
                 if last or (step % train.eval_every == 0 and not stop):
                     scores = evaluate(state, step)
                 if last or stop or step % config.checkpoint.every == 0:
-                    _check_finite(state, train)
+                    _check_finite(state, train, start)
                     with clock("checkpoint"):
                         reporter.send()  # a checkpoint's lines come before it
                         checkpoints.save(state, totals, scores)
@@ -225,9 +225,9 @@ def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, fl
     return found
 
 
-def _check_finite(state, train):
-    """Waits for the updates under way."""
-    if int(state.skipped) and train.nonfinite == "stop":
+def _check_finite(state, train, start):
+    """Of the updates since `start`: earlier ones may have been skipped by another setting. Waits for the updates under way."""
+    if int(state.skipped) and int(state.last_skipped) >= start and train.nonfinite == "stop":
         raise RunError(f"loss, gradient or parameters not finite at update {int(state.last_skipped):,}; nothing was saved after it. --config.train.nonfinite=skip "
                        "goes on without such updates; a lower learning rate, longer warm-up or clipping may help, in a new workdir")
 
