@@ -69,7 +69,7 @@ def stub(likelihoods=(), answers=(), max_length=1000):
 
     tokenizer = types.SimpleNamespace(encode=lambda texts: [list(text) for text in texts])
     return types.SimpleNamespace(model=types.SimpleNamespace(max_length=max_length), tokenizer=tokenizer, log_likelihoods=log_likelihoods,
-                                 generate=generate, asked=asked)
+                                 generate=generate, asked=asked, begun=lambda ids: ids)
 
 
 def test_a_prompt_is_the_papers(file):
