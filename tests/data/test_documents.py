@@ -30,10 +30,11 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
     assert documents.documents(named, "valid") is None
 
 
-@pytest.mark.parametrize("line", ["{", '{"other": "x"}', '{"text": 3}', '["text"]', "3"])
-def test_a_bad_json_line_is_named(tmp_path, line):
+@pytest.mark.parametrize("line, message", [
+    ("{", "not JSON"), ('{"text": "\\ud83d"}', "half a character"), *((line, "config.data.text_field") for line in ('{"other": "x"}', '{"text": 3}', '["text"]', "3"))])
+def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(UserError, match=r"c.jsonl:2: .*config.data.text_field"):
+    with pytest.raises(UserError, match=rf"c.jsonl:2: .*{message}"):
         list(documents.documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
 
 
