@@ -32,6 +32,12 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
     ("model.dropout", "1.0", ["config.model.dropout", "below 1"]),
     ("optimizer.weight_decay", "0.1", ["adamw"]),
     ("model.name", "gpt", ["set it in the config file"]),
+    ("optimizer.learning_rate", "-1", ["config.optimizer.learning_rate=-1.0", "not be negative"]),
+    ("optimizer.learning_rate", "1e999", ["a number"]),
+    ("optimizer.b1", "0.99999999999", ["config.optimizer.b1", "below 1"]),  # it is 1 in float32
+    ("train.seed", "9" * 20, ["a whole number"]),
+    ("train.num_steps", "1e10", ["config.train.num_steps=10000000000", "2^31"]),
+    ("train.batch", "{[]:1}", ["a whole number"]),
 ])
 def test_a_wrong_override_is_refused_by_name(key, value, words):
     with pytest.raises(UserError) as error:

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
     "training": BASE | {"hosts", "training", "tasks.task"} - {"losses"},
-    "workdir": BASE | {"hosts", "lease", "training", "tasks"}, "prompting": BASE | {"decoding"},
+    "workdir": BASE | {"hosts", "lease", "training", "tasks"}, "prompting": BASE | {"data", "decoding"},
     "planning": BASE | {"planning", "training", "layers", "data.rows"},
     "scaling": BASE | {"scaling", "planning", "workdir", "cli"},
     "huggingface": LOW | {"data"},

@@ -28,6 +28,11 @@ def test_attention_draws_the_layers_and_heads_asked_for(layer, head, expected):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_dollars_are_no_formula(tmp_path):
+    words = ["a$", r"$\frac{", "$5"]
+    pictures.save(pictures.attention(Attended(FOUND.weights, words, words), 1, title="It costs $5, not $10^."), tmp_path / "a.png")
+
+
 @pytest.mark.parametrize("layer, head, words", [(3, None, "layer 3: there are 1 to 2"), (1, 5, "head 5: there are 1 to 4"), (None, 1, "of which layer"), (0, None, "layer 0")])
 def test_a_layer_or_head_that_there_is_not(layer, head, words):
     with pytest.raises(UserError, match=words):
@@ -111,6 +116,9 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
     (["attention", "--workdir=@bert", "--text=a cat", "--target=b"], ["--target", "translation"]),
     (["coreference", "--workdir=@bert", "--text=a cat sat"], ["'it' is not among the words"]),
     (["masks", "--layer=1"], ["--layer: not for masks"]),
+    (["masks", "--config.model.foo=3"], ["--config.model.foo", "no config here"]),
+    (["masks", "--output=/proc"], ["--output=/proc", "no file can be written"]),
+    (["attention", "--workdir=@gpt", "--text=\udcff"], ["not UTF-8"]),
     (["masks", "--output=/no/such/a.png"], ["--output=/no/such/a.png", "no such folder"]),
     (["curves", "--workdir=@wmt"], ["no metrics.jsonl"]),
     (["curves", "--workdir=@gpt", "--metrics=valid/bleu"], ["--metrics=valid/bleu", "train/loss"]),

@@ -125,7 +125,11 @@ def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
 
 
 @pytest.mark.parametrize("content, words", [
-    ('{"items":\n [,]}', ":2: not JSON"),
+    ('{"items":\n [,]}', "not JSON (Expecting value: line 2 column 3"),
+    ('{"items": [{"input": "\\ud83d", "output": "b"}]}', "half a character"),
+    ('[' * 100_000, "not JSON"),
+    ('{"items": [{"input": "a", "output": "x\\ny"}]}', "item 1: output 'x\\ny' can't be written"),
+    ('{"items": [{"input": "a", "output": " "}]}', "item 1: output ' ' can't be written"),
     ("[]", "not a JSON object with items, examples"),
     ("{}", "items is missing"),
     ('{"items": []}', "no items"),

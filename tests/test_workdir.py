@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import write_pairs
+from tests.conftest import build_gpt, write_pairs
 from transformer_jax import workdir
 from transformer_jax.config import UserError
 from transformer_jax.training.loop import Program, run
@@ -48,3 +48,8 @@ def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
     path.write_text(path.read_text()[:50])
     with pytest.raises(UserError, match="not a run's record"):
         workdir.load(tmp_path / "run")
+
+
+def test_a_run_of_another_task_is_named(tmp_path):
+    with pytest.raises(UserError, match="holds a translation run, not a causal_lm one; take another folder"):
+        workdir.train(build_gpt(tmp_path / "gpt"), RELEASED[0])

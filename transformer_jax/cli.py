@@ -87,6 +87,14 @@ def load_config(without: str = "", argument: str = ""):
     return (found, apart) if without else found
 
 
+def load_settled():
+    """As `load_config`; a fine-tuning config has the model of its config.init_from."""
+    from transformer_jax import workdir
+
+    config, of_model = load_config(without="model.")
+    return workdir.settled(config, os.devnull, of_model) if workdir.fine_tunes(config) else load_config()
+
+
 _overrides: list[tuple[str, str]] = []
 _commands: list[str] = []  # of this program
 _command: list[str] = []  # the one given
@@ -130,6 +138,11 @@ def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None)
 
 def _parse(argv: list[str]) -> None:
     """Flags into FLAGS, `--config.key` overrides aside; --help prints what there is."""
+    for argument in argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"argument {argument!r}: not UTF-8") from None
     if {"--help", "-h", "-help"} & set(argv):
         print(sys.modules["__main__"].__doc__.strip(), FLAGS.main_module_help(), FLAGS.module_help(__name__), sep="\n")
         sys.exit(0)
@@ -144,6 +157,8 @@ def _parse(argv: list[str]) -> None:
         raise UserError(str(error).strip().replace("\n", " ")) from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}")
+    if _overrides and not ("config" in FLAGS and FLAGS.config) and not ("workdir" in FLAGS and FLAGS.workdir):
+        raise UserError(f"--config.{_overrides[0][0]}: there is no config here to change")
     for name in ("config", "workdir"):
         if name in FLAGS and not FLAGS[name].value and name not in _optional:
             raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
@@ -154,6 +169,8 @@ def check_output(name: str) -> None:
     path = FLAGS[name].value
     if path and not os.path.isdir(os.path.dirname(path) or "."):
         raise UserError(f"--{name}={path}: no such folder")
+    if path and (os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK)):
+        raise UserError(f"--{name}={path}: no file can be written here")
 
 
 def profile() -> tuple[int, int] | None:
@@ -224,7 +241,7 @@ def _set_up_jax() -> None:
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/transformer_jax/compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _end(line: str, code: int) -> None:

@@ -14,6 +14,7 @@ import inspect
 import os
 import pathlib
 import pkgutil
+import sys
 import traceback
 import types
 import typing
@@ -21,6 +22,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
+
+
+_ONE = 1 - 2**-25  # what float32 rounds to 1
 
 
 class UserError(Exception):
@@ -268,12 +272,16 @@ def validate(config: ConfigDict) -> None:
                 "decode.batch", "decode.beam", "decode.average", *(f"model.{key}" for key in model if key.startswith(("num_", "d_")) or key in sizes)):
         if get(config, key) is not None and get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
-    for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "decode.max_extra", "decode.alpha"):
+    for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.learning_rate", "optimizer.eps", "decode.max_extra", "decode.alpha",
+                *(f"model.{key}" for key in model if key in ("init_std", "norm_epsilon"))):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
+    for key in ("train.num_steps", "optimizer.warmup_steps", "optimizer.decay_steps"):
+        if (get(config, key) or 0) >= 2**31:
+            raise UserError(f"config.{key}={get(config, key)}: updates are counted up to 2^31 - 1")
     fractions = [f"model.{k}" for k in model if k.endswith("dropout")] + [f"task.{k}" for k in config.task if k.endswith("smoothing")]
     for key in (*fractions, "optimizer.b1", "optimizer.b2"):
-        if not 0 <= get(config, key) < 1:
+        if not 0 <= get(config, key) < _ONE:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
     if not 0 < config.optimizer.layer_decay <= 1:
         raise UserError(f"config.optimizer.layer_decay={config.optimizer.layer_decay}: must be above 0 and at most 1")
@@ -360,15 +368,17 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
     if isinstance(value, str):
         try:
             value = {"true": True, "false": False}.get(value.lower(), None) if kind is bool else ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise refuse from None
     if kind is float and type(value) in (int, float):
+        if not abs(value) <= sys.float_info.max:  # nor is it nan
+            raise refuse
         return float(value)
     if kind is int and type(value) is float and value.is_integer():
         return int(value)  # 1e5 is a count, too
     if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
         return _as_tuple(value)
-    if type(value) is not kind:
+    if type(value) is not kind or (kind is int and abs(value) > 2**63 - 1):
         raise refuse
     return value
 

@@ -5,7 +5,7 @@ A fine-tuning config takes its model from --config.init_from. Without --config: 
 configs (FLOPs of attention, recurrence and convolution; parameters of every named model; training costs), each figure beside the printed one. Tables go to stderr, one JSON object to stdout.
 """
 import json
-import os
+import math
 
 from absl import flags
 
@@ -21,6 +21,8 @@ flags.DEFINE_float("price", None, "Of an hour of one device, in any currency.", 
 def main() -> None:
     if cli.FLAGS.config:
         return _of_config()
+    if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
+        raise UserError(f"--{given[0]} needs --config: the training that it is asked of")
     from transformer_jax.planning import published
     from transformer_jax.progress import say
 
@@ -49,12 +51,13 @@ def _of_config() -> None:
         raise UserError(f"--mfu={options.mfu}: a share of the peak is asked for, above 0 and at most 1")
     if options.price is not None and not options.device:
         raise UserError("--price needs --device: hours follow from its rate")
+    if options.price is not None and not math.isfinite(options.price):
+        raise UserError(f"--price={options.price}: not a number")
     try:
         chip = options.device and choice(options.device.lower(), hardware.NAMES)
     except UserError as error:
         raise UserError(f"--device: {error}") from None
-    config, of_model = cli.load_config(without="model.")
-    config = workdir.settled(config, os.devnull, of_model) if workdir.fine_tunes(config) else cli.load_config()  # fine-tuning: with the model of config.init_from
+    config = cli.load_settled()
     task = workdir.make_task(config)
     flops, positions = counts.training(task)
     found = {**counts.parameters(task), "num_steps": config.train.num_steps, "positions": positions, "flops": flops, "six_nd": 6 * counts.parameters(task)["params"] * positions}

@@ -31,7 +31,7 @@ def main() -> None:
     if cli.FLAGS.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", cli.FLAGS.devices)
-    config = cli.load_config()
+    config = cli.load_settled()
 
     from transformer_jax import workdir
     from transformer_jax.planning import counts, estimate, shardings, verdict

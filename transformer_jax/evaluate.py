@@ -46,6 +46,8 @@ def _prompts(options):
     from transformer_jax import prompting
 
     prompts = prompting.read(options.prompts)
+    if not options.shots:
+        raise UserError("--shots=: numbers of examples are asked for, as in --shots=0,1,8")
     for count in options.shots:
         if not count.strip().isdecimal():
             raise UserError(f"--shots={','.join(options.shots)}: {count!r} is not a number of examples")

@@ -34,6 +34,8 @@ def main() -> None:
         layers = tuple(int(layer) for layer in options.layers)
     except ValueError:
         raise UserError(f"--layers={','.join(options.layers)}: must be whole numbers") from None
+    if not layers:
+        raise UserError("--layers=: numbers of layers are asked for, as in --layers=0,-1")
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not callable(getattr(task, "features", None)):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features")

@@ -22,7 +22,7 @@ flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest tokens; 0: from all.
 flags.DEFINE_float("top_p", 1.0, "Draw from the likeliest tokens that together have this probability.")
 flags.DEFINE_float("repetition_penalty", 1.0, "Above 1: tokens that stand in the text already become less likely.")
 flags.DEFINE_multi_string("stop", [], "End before this text; may be given several times.")
-flags.DEFINE_integer("seed", 0, "Equal seeds give equal text.")
+flags.DEFINE_integer("seed", 0, "Equal seeds give equal text.", lower_bound=0, upper_bound=2**31 - 1)
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def several(coordinator: str | None, num_processes: int | None, process_id: int 
     if any(value is not None for value in given.values()):
         if missing := [flag for flag, value in given.items() if value is None]:
             raise UserError(f"{' and '.join(missing)} missing: --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1 belong together")
-        if not coordinator.rpartition(":")[2].isdigit() or not 0 <= process_id < num_processes:
+        if not coordinator.rpartition(":")[2].isdecimal() or not 0 <= process_id < num_processes:
             raise UserError(f"--coordinator={coordinator} --process_id={process_id} --num_processes={num_processes}: must be HOST:PORT and a number below that of the processes")
         return dict(coordinator_address=coordinator, num_processes=num_processes, process_id=process_id, cluster_detection_method="deactivate")
     if "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
@@ -197,12 +197,12 @@ def preempted(step: int) -> bool:
 
 
 def local(tree):
-    """A tree of global arrays whole on this process's first device; as it is where there is one process."""
-    if _count == 1:
-        return tree
+    """A tree of global arrays whole on this process's first device."""
     import jax
 
     mesh = jax.tree.leaves(tree)[0].sharding.mesh
+    if mesh.size == 1:
+        return tree
     whole = jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))(tree)
     return jax.tree.map(lambda x: x.addressable_data(0), whole)
 

@@ -6,8 +6,6 @@ positions     the vectors of the run's positions; without --workdir the sinusoid
 masks         which keys a query sees: causal, padding, packed, local
 curves        learning curves of one --workdir or several together, from their metrics.jsonl
 """
-import json
-
 from absl import flags
 
 from transformer_jax import cli
@@ -106,7 +104,7 @@ def masks(options):
 
 
 def curves(options):
-    from transformer_jax import buckets, pictures
+    from transformer_jax import buckets, pictures, workdir
 
     if not options.workdir:
         raise UserError("--workdir=... is missing: folder of a run; it may be given several times")
@@ -115,7 +113,7 @@ def curves(options):
         path = buckets.folder_of_run(folder) / "metrics.jsonl"
         if not path.is_file():
             raise UserError(f"--workdir={folder}: no metrics.jsonl here")
-        runs[folder.rstrip("/").rpartition("/")[2] if len(options.workdir) > 1 else ""] = lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        runs[folder.rstrip("/").rpartition("/")[2] if len(options.workdir) > 1 else ""] = lines = workdir.metrics(folder)
         known = sorted({name for line in lines for name in line})
         for flag, name in (("against", options.against), *(("metrics", name) for name in options.metrics)):
             if name not in known:

@@ -79,8 +79,8 @@ def _grid(panels: Sequence[tuple[str, np.ndarray]], queries: Sequence[str], keys
         axes.set_axis_off()
     for axes, (name, weights) in zip(grid.flat, panels):
         image = axes.imshow(weights, cmap=_COLOURS, vmin=0, vmax=most, aspect="auto")
-        axes.set_xticks(range(len(keys)), keys, rotation=60, ha="left", rotation_mode="anchor", fontsize=9)
-        axes.set_yticks(range(len(queries)), queries, fontsize=9)
+        axes.set_xticks(range(len(keys)), map(_verbatim, keys), rotation=60, ha="left", rotation_mode="anchor", fontsize=9)
+        axes.set_yticks(range(len(queries)), map(_verbatim, queries), fontsize=9)
         axes.xaxis.tick_top()
         axes.tick_params(length=0)
         axes.set_xlabel(name, fontsize=10)
@@ -96,14 +96,14 @@ def attended_by(word: str, pair: Sequence[tuple[str, Attended]], title: str = ""
     for axes, (text, found), weights in zip(grid, pair, rows):
         num_heads = found.weights.shape[1]
         image = axes.imshow(weights, cmap=_COLOURS, vmin=0, vmax=max(each.max() for each in rows), aspect="auto")
-        axes.set_xticks(range(len(found.keys)), found.keys, rotation=60, ha="left", rotation_mode="anchor", fontsize=10)
+        axes.set_xticks(range(len(found.keys)), map(_verbatim, found.keys), rotation=60, ha="left", rotation_mode="anchor", fontsize=10)
         axes.set_yticks(range(len(weights)), [f"layer {row // num_heads + 1}, head {row % num_heads + 1}" for row in range(len(weights))] if axes is grid[0] else [""] * len(weights), fontsize=9)
         axes.xaxis.tick_top()
         axes.tick_params(length=0)
         axes.get_xticklabels()[place_of(word, found.queries, text)].set_fontweight("bold")
         axes.hlines(np.arange(num_heads, len(weights), num_heads) - 0.5, -0.5, len(found.keys) - 0.5, color="grey", linewidth=0.8)
-        axes.set_xlabel(text, fontsize=9)
-    figure.colorbar(image, ax=grid, label=f"weight from \"{word}\"", shrink=0.8, aspect=30)
+        axes.set_xlabel(_verbatim(text), fontsize=9)
+    figure.colorbar(image, ax=grid, label=_verbatim(f"weight from \"{word}\""), shrink=0.8, aspect=30)
     return figure
 
 
@@ -190,7 +190,7 @@ def curves(runs: Mapping[str, Sequence[dict]], panels: Mapping[str, Sequence[str
                 drawn += 1
                 x, y = _points(lines, name, against)
                 style = dict(color=f"C{number % 10}", linestyle=":" if name.startswith("train/") else "-") if len(runs) > 1 else {}
-                axes.plot(x, y, label=" ".join(filter(None, (run, name))), marker="." if len(x) < 50 else None, **style)
+                axes.plot(x, y, label=_verbatim(" ".join(filter(None, (run, name)))), marker="." if len(x) < 50 else None, **style)
         axes.set(title=title, xlabel=against, yscale="log" if title == "norms" and drawn else "linear")
         axes.grid(alpha=0.3)
         if drawn:
@@ -228,5 +228,10 @@ def _figure(size: tuple[float, float], title: str) -> "Figure":
 
     figure = Figure(figsize=size, layout="constrained")
     if title:
-        figure.suptitle(textwrap.fill(title, round(11 * size[0])), fontsize=11)
+        figure.suptitle(_verbatim(textwrap.fill(title, round(11 * size[0]))), fontsize=11)
     return figure
+
+
+def _verbatim(text: str) -> str:
+    """For matplotlib, to which "$5 or $10" is a formula."""
+    return text.replace("$", r"\$")

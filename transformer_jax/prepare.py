@@ -3,6 +3,7 @@
 Killed, it goes on where it was when the same command is given again. A training with the same config then finds its data there.
 """
 from transformer_jax import cli
+from transformer_jax.config import UserError
 
 cli.define_config()
 
@@ -12,6 +13,8 @@ def main() -> None:
     from transformer_jax import workdir
     from transformer_jax.progress import say
 
+    if workdir.fine_tunes(config):
+        raise UserError(f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; there is nothing to prepare")
     workdir.make_task(config).rows()
     say(f"ready in {config.data.cache}")
 

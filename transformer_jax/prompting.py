@@ -3,7 +3,6 @@ import bisect
 import collections
 import dataclasses
 import difflib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from transformer_jax import buckets
 from transformer_jax.config import UserError
+from transformer_jax.data.sources import from_json
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.progress import say, track
 
@@ -58,13 +58,11 @@ class Prompts:
 def read(path: str) -> Prompts:
     """The JSON file of a task: an object with Prompts' fields; items and examples are objects with Item's. Raises UserError for what is wrong there."""
     try:
-        content = json.loads(buckets.path(path).read_text("utf-8-sig"))
+        content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
     prompts = _of_json(Prompts, content, path)
     groups = [[_of_json(Item, entry, f"{path}: {kind} {number}") for number, entry in enumerate(entries, 1)]
               for kind, entries in (("item", prompts.items), ("example", prompts.examples))]
@@ -114,6 +112,8 @@ def _check(prompts: Prompts, path: str) -> None:
                 raise UserError(f"{where}: output is missing")
             if entry.output is not None and choices and entry.output not in choices:
                 raise UserError(f"{where}: output {entry.output!r} is not among its choices")
+            if kind == "item" and not choices and (not entry.output.strip() or prompts.stop in entry.output):
+                raise UserError(f"{where}: output {entry.output!r} can't be written: it is empty, or holds stop={prompts.stop!r}")
 
 
 def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict:

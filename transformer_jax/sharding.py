@@ -79,10 +79,6 @@ def batch_sharding(mesh: Mesh, table) -> NamedSharding:
     return NamedSharding(mesh, spec((None, "batch"), table))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
-
-
 def check(shape, sharding: NamedSharding, what: str) -> None:
     """Refuses a shape that the mesh does not divide, before anything is compiled."""
     for size, axes in zip(shape, sharding.spec):
@@ -123,9 +119,14 @@ def on_each_device(f, arguments: tuple, axes: tuple, result: tuple) -> jax.Array
     return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=spec(result, table), check_vma=False)(*arguments)
 
 
+def device() -> jax.Device:
+    """The first device of the mesh in use; without a mesh in use, what this machine computes on."""
+    return jax.devices()[0] if _current.get() is None else _current.get()[0].devices.flat[0]
+
+
 def platform() -> str:
-    """What the mesh in use consists of, "cpu", "gpu" or "tpu"; without a mesh in use, what this machine computes on."""
-    return jax.default_backend() if _current.get() is None else _current.get()[0].devices.flat[0].platform
+    """What `device` is: "cpu", "gpu" or "tpu"."""
+    return device().platform
 
 
 def parts(logical_axis: str) -> int:

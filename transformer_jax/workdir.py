@@ -62,8 +62,6 @@ def settled(config, workdir, of_model=()):
     if not (origin / "config.json").is_file():
         raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
     before = read_config(origin)[0]
-    if goes_on and before.task.name != config.task.name:
-        raise UserError(f"--workdir={workdir}: holds a {before.task.name} run, not a {config.task.name} one; take another folder")
     with config.ignore_type():
         config.model = before.model
     if not hasattr(configs.named_class("model", config.model.name), "pooled") and not fine_tunes(before):
@@ -88,6 +86,8 @@ def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) 
 
     Raises UserError for what is wrong with config, data or workdir, RunError where the run can't go on, Preempted after SIGTERM. `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
     """
+    if (buckets.folder_of_run(workdir) / "config.json").exists() and (name := read_config(workdir)[0].task.name) != config.task.name:
+        raise UserError(f"--workdir={workdir}: holds a {name} run, not a {config.task.name} one; take another folder")
     if fine_tunes(config):
         config = settled(config, workdir, of_model)
     if hosts.index():
@@ -183,8 +183,21 @@ def create(workdir, task, params) -> None:
 
 
 def _write_record(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> None:
-    content = {"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": fingerprint, "versions": versions(), "revision": _revision()}
+    config = config.to_dict()
+    config["data"]["rebuild"] = False  # was asked of the start
+    content = {"checkpoint_format": FORMAT, "config": config, "fingerprint": fingerprint, "versions": versions(), "revision": _revision()}
     buckets.write(workdir / "config.json", json.dumps(content, indent=2) + "\n")
+
+
+def metrics(folder) -> list[dict]:
+    """The lines of a run's metrics.jsonl but for a last one that is just being written. Raises UserError where one can't be read."""
+    path, found = buckets.folder_of_run(folder) / "metrics.jsonl", []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            found += [json.loads(line)] if line.endswith("}") else []
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not JSON ({error})") from None
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -68,6 +69,7 @@ def test_phases_follow_each_other_and_begin_anew():
     for asked, size in ((first, 6), (second, 9)):
         for epoch in (0, 1):
             assert sorted(number for number, at in asked if at == epoch) == list(range(size))
+    assert [train.until(step) for step in (0, 2, 3, 100)] == [3, 3, math.inf, math.inf]
     same_rows = rows.TrainRows([rows.Phase([Numbered(9)], 3, num_steps=6), rows.Phase([Numbered(9)], 3)], seed=0)
     assert numbers(same_rows, range(6), 3) != numbers(same_rows, range(6, 12), 3)
 
@@ -96,6 +98,7 @@ def test_a_growing_batch_counts_its_rows_in_closed_form():
     assert all(size % 4 == 0 for size in sizes[:20])
     assert [phase.before(step) for step in range(31)] == [sum(sizes[:step]) for step in range(31)]
     train = rows.TrainRows([phase], seed=0)
+    assert all(sizes[step] == sizes[s] for step in range(20) for s in range(step, train.until(step))) and train.until(20) == math.inf
     positions = [found for step in range(30) for found in train.numbers(step, range(train.size(step)))]
     assert [epoch for _, _, epoch in positions] == [place // 10 for place in range(len(positions))]
 

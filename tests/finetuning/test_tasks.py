@@ -256,6 +256,9 @@ def test_rows_that_are_not_whole_are_left_out_where_asked(runs, tmp_path, capsys
     assert len(task._examples("valid")) == 2
     said = capsys.readouterr().err
     assert "valid.tsv: 2 rows of another number of columns are left out" in said and "1 rows without a text are left out" in said
+    (tmp_path / "valid.tsv").write_text("cat\t \ndog\t \n")
+    with pytest.raises(UserError, match="valid.tsv:1: an empty text, and none in the other rows"):
+        workdir.make_task(workdir.settled(config, tmp_path / "none"))._examples("valid")
 
 
 def test_what_looks_like_a_header_is_said(runs, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Every kernel of attention against the plain one, values and gradients; and which is picked."""
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -70,13 +71,14 @@ def test_cudnn_equals_the_plain_kernel(name):
 
 
 def test_which_kernel_is_picked(monkeypatch):
-    def picked(platform, mask=Mask(causal=True), dropout=False, length=256, dtype=jnp.bfloat16):
-        monkeypatch.setattr(sharding, "platform", lambda: platform)
+    def picked(platform, mask=Mask(causal=True), dropout=False, length=256, dtype=jnp.bfloat16, capability="9.0"):
+        monkeypatch.setattr(sharding, "device", lambda: types.SimpleNamespace(platform=platform, compute_capability=capability))
         q, k, _ = arrays(length, length, dtype)
         return kernels.pick(q, k, mask, dropout)
 
     assert picked("tpu") is kernels.splash and picked("gpu") is kernels.cudnn and picked("cpu") is kernels.causal_blocks
     assert picked("cpu", Mask()) is kernels.dot_product and picked("gpu", dtype=jnp.float32) is kernels.causal_blocks
+    assert all(picked("gpu", capability=other) is kernels.causal_blocks for other in ("7.5", "gfx942"))  # cuDNN's kernel wants Ampere
     assert picked("tpu", length=200) is kernels.causal_blocks  # no tile divides it
     assert all(picked(platform, dropout=True) is kernels.causal_blocks for platform in ("tpu", "gpu"))
     assert all(picked(platform, length=64) is kernels.dot_product for platform in ("tpu", "gpu", "cpu"))

@@ -85,12 +85,17 @@ def test_what_fine_tuning_costs_follows_from_the_run_it_begins_with(tmp_path):
     assert done.returncode == 0, done.stderr
     found, encoder = json.loads(done.stdout), open_run(begun)[1]["encoder"]
     matrices = sum(leaf.size for leaf in jax.tree.leaves(encoder) if leaf.ndim > 2)
+    compiled = call("dry_run", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}", "--config.task.length=32", "--devices=1")
+    assert json.loads(compiled.stdout.splitlines()[-1])["params"] == found["params"], compiled.stderr
+    unprepared = call("prepare", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}")
+    assert unprepared.returncode == 2 and "nothing to prepare" in unprepared.stderr
     assert found["positions"] == 32 * 32 * 10 and 1 < found["flops"] / (6 * matrices * found["positions"]) < 1.5  # the rest is attention itself
 
 
 @pytest.mark.parametrize("flags, words", [
     (["--config=configs/gpt/gpt2.py:124m", "--device=h10"], "did you mean h100"), (["--config=configs/gpt/gpt2.py:124m", "--mfu=1.5"], "--mfu=1.5"),
     (["--config=configs/gpt/gpt2.py:124m", "--price=2"], "--price needs --device"), (["--config=configs/finetune/glue.py:cola"], "config.init_from is missing"),
+    (["--device=h100"], "--device needs --config"),
 ])
 def test_a_mistake_costs_one_line(flags, words):
     done = call("costs", *flags)

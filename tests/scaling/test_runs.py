@@ -70,6 +70,12 @@ def test_a_family_is_ordinary_configs(file):
         family.config("d16-1.2e5")
 
 
+def test_budgets_that_runs_can_not_be_told_apart_by():
+    family = Family(base=None, sizes={"a": {}}, tokens=(1.231e5, 1.234e5))
+    with pytest.raises(UserError, match="the same in three digits"):
+        family.names
+
+
 def test_equal_compute_is_equal_by_the_formula(file):
     family = configs.load_module(file).FAMILY
     equal = Family(family.base, family.sizes, flops=(5e9,))

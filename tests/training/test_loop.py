@@ -52,7 +52,7 @@ def test_resume_is_bit_equal_at_every_step(stops, tiny, tmp_path):
 def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch):
     fed = []
     monkeypatch.setattr(loop.Watchdog, "fed", lambda self: fed.append(1))
-    config = tiny(train__num_steps=12, train__log_every=4, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2, optimizer__learning_rate=0.01)
+    config = tiny(train__num_steps=12, train__log_every=4, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2, optimizer__learning_rate=0.01, task__bleu_lines=8)
     workdir, task = tmp_path / "run", make_task(config)
     program = Program.of(config, task)
     result = run(config, task, workdir, program)
@@ -65,7 +65,7 @@ def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch):
             "train/padding", "train/tokens_total", "train/flops_total"} <= set(logged[0])
     assert logged[-1]["train/tokens_total"] > logged[0]["train/tokens_total"] > 0
     evaluated = [line for line in written if "valid/loss" in line]
-    assert [line["step"] for line in evaluated] == [4, 8, 12]
+    assert [line["step"] for line in evaluated] == [4, 8, 12] and all(0 <= line["valid/bleu"] <= 100 for line in evaluated)
     assert evaluated[-1]["valid/loss"] < evaluated[0]["valid/loss"]
     assert result["valid/loss"] == evaluated[-1]["valid/loss"]
     best = min(evaluated, key=lambda line: line["valid/loss"])["step"]
@@ -73,6 +73,15 @@ def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch):
     assert (workdir / "curves.png").read_bytes()[:4] == b"\x89PNG" and list((workdir / "tensorboard").iterdir())
     error = capsys.readouterr().err
     assert "step 4/12" in error and "tokens/s" in error and "padding" in error and "first step after" in error
+
+
+def test_evaluations_have_the_parameters_whole_on_one_device(tiny, tmp_path, monkeypatch, capsys):
+    config = tiny(mesh__fsdp=4, mesh__data=2, train__num_steps=2, train__eval_every=2, checkpoint__best_metric="valid/bleu")
+    task, seen = make_task(config), []
+    monkeypatch.setattr(task, "evaluations", lambda: {"valid": lambda params: seen.append(params) or {}})
+    run(config, task, tmp_path / "run")
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(seen)} == {1}
+    assert "best_metric=valid/bleu is not measured" in capsys.readouterr().err
 
 
 def test_a_profile_of_some_updates(tiny, tmp_path, capsys):
@@ -87,7 +96,7 @@ def test_mfu_is_of_the_measured_rate_where_no_table_knows_the_device(tiny, tmp_p
     run(config, task := make_task(config), tmp_path / "run", program := Program.of(config, task, jax.devices()[:2]))
     [line] = [line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()) if "train/mfu" in line]
     assert "no table knows 'cpu'" in capsys.readouterr().err and 1e9 < program.peak < 1e14  # two virtual devices are one machine
-    updates = 4 * task.flops(0) * config.train.batch
+    updates = 3 * task.flops(0) * config.train.batch  # the first is compiled in its time
     assert line["train/mfu"] * program.peak * (line["seconds/step"] + line["seconds/data"]) == pytest.approx(updates)
 
 

@@ -8,6 +8,7 @@ phase, component, epoch). Nothing is replayed: resuming at step s is asking for 
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -48,11 +49,19 @@ class Phase:
         grown = (self.batch - self.first_batch) * (step * _STAGES // self.ramp_steps) / _STAGES
         return self.first_batch + int(grown / self.first_batch) * self.first_batch
 
+    @property
+    def _starts(self) -> list[int]:
+        """The first update of each stage."""
+        return [-(-stage * self.ramp_steps // _STAGES) for stage in range(_STAGES + 1)] if self.first_batch else [0]
+
     def before(self, step: int) -> int:
         """Rows of the updates before `step`."""
-        starts = [-(-stage * self.ramp_steps // _STAGES) for stage in range(_STAGES + 1)] if self.first_batch else [0]
-        stops = [*starts[1:], step]
-        return sum(self.size(a) * (min(b, step) - a) for a, b in zip(starts, stops) if a < min(b, step))
+        stops = [*self._starts[1:], step]
+        return sum(self.size(a) * (min(b, step) - a) for a, b in zip(self._starts, stops) if a < min(b, step))
+
+    def until(self, step: int) -> float:
+        """The end of the stage that `step` is in."""
+        return min((start for start in self._starts if start > step), default=math.inf if self.num_steps is None else self.num_steps)
 
     @functools.cached_property
     def slots(self) -> np.ndarray:
@@ -86,6 +95,11 @@ class TrainRows:
         """Rows of update `step`."""
         number, step = self.phase(step)
         return self.phases[number].size(step)
+
+    def until(self, step: int) -> float:
+        """The first update after `step` whose batch may have another shape."""
+        number, within = self.phase(step)
+        return step - within + self.phases[number].until(within)
 
     def numbers(self, step: int, places: Sequence[int]) -> list[tuple[int, int, int]]:
         """(component, row number, epoch) of these places of update `step`."""

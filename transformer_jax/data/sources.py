@@ -136,7 +136,7 @@ def from_json(text: str, where: str):
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(f"{where}: half a character (a lone surrogate \\ud800 to \\udfff)") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error})") from None
     return found
 

@@ -24,7 +24,6 @@ class Attention(nn.Module):
     num_heads: int
     head_dim: int
     dropout: float = 0.0  # on the attention weights
-    use_bias: bool = True
     cross: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
     output_init: nn.initializers.Initializer | None = None  # of the output projection; None: kernel_init
@@ -36,7 +35,7 @@ class Attention(nn.Module):
         model = (x.shape[-1],)
 
         def project(name, y):
-            y = Linear(model, heads, ("embed", "heads", "head_dim"), self.use_bias, self.kernel_init, self.dtype, name=name)(y)
+            y = Linear(model, heads, ("embed", "heads", "head_dim"), True, self.kernel_init, self.dtype, name=name)(y)
             return sharding.constrain(y, "batch", "length", "heads", "head_dim")
 
         q = project("query", x)
@@ -56,7 +55,7 @@ class Attention(nn.Module):
             self.sow("intermediates", "weights", kernels.attention_weights(q, k, mask))
         kernel = kernels.pick(q, k, mask, dropout=train and self.dropout > 0)
         y = kernel(q, k, v, mask, lambda w: dropout(w, train=train)).reshape(*x.shape[:-1], *heads)
-        return Linear(heads, model, ("heads", "head_dim", "embed"), self.use_bias, self.output_init or self.kernel_init, self.dtype, name="out")(y)
+        return Linear(heads, model, ("heads", "head_dim", "embed"), True, self.output_init or self.kernel_init, self.dtype, name="out")(y)
 
     def _remember(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int) -> jax.Array:
         """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache, or from slot () on; returns the whole cache (B, K, H, D)."""

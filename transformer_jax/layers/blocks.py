@@ -51,8 +51,7 @@ class Block(nn.Module):
         if self.cross_attention is not None:
             cross = self.cross_attention(name="cross_attention")
             x = residual(x, lambda y: cross(y, memory, mask=cross_mask, train=train, decode=decode), "cross_attention")
-        mlp = self.mlp(name="mlp")
-        return residual(x, lambda y: mlp(y, train=train), "mlp")
+        return residual(x, self.mlp(name="mlp"), "mlp")
 
 
 class Stack(nn.Module):

@@ -27,9 +27,15 @@ def pick(q: jax.Array, k: jax.Array, mask: Mask, dropout: bool) -> Callable:
     platform, split = sharding.platform(), (sharding.parts("batch"), sharding.parts("heads"))
     if platform == "tpu" and not dropout and _tile(q, k) and q.shape[0] % split[0] == q.shape[2] % split[1] == 0:
         return splash
-    if platform == "gpu" and not dropout and q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[1] % 2 == k.shape[1] % 2 == 0:
-        return cudnn  # these shapes are all it takes
+    if platform == "gpu" and not dropout and _cudnn_takes(q, k):
+        return cudnn
     return causal_blocks if mask.causal else dot_product
+
+
+def _cudnn_takes(q: jax.Array, k: jax.Array) -> bool:
+    """An NVIDIA GPU from Ampere on, bfloat16, heads of up to 128 in eights, even lengths."""
+    major = getattr(sharding.device(), "compute_capability", "").partition(".")[0]  # AMD's are called gfx942
+    return major.isdecimal() and int(major) >= 8 and q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[1] % 2 == k.shape[1] % 2 == 0
 
 
 def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=lambda w: w) -> jax.Array:

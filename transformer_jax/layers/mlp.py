@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import sharding
-from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.linear import Linear
 
 
 class MLP(nn.Module):
@@ -14,15 +14,13 @@ class MLP(nn.Module):
 
     d_ff: int
     activation: Callable[[jax.Array], jax.Array] = jax.nn.relu
-    dropout: float = 0.0  # on the hidden units
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
     output_init: nn.initializers.Initializer | None = None  # of the second projection; None: kernel_init
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         model, hidden = (x.shape[-1],), (self.d_ff,)
         y = Linear(model, hidden, ("embed", "mlp"), True, self.kernel_init, self.dtype, name="wi")(x)
         y = sharding.constrain(self.activation(y), "batch", "length", "mlp")
-        y = Dropout(self.dropout)(y, train=train)
         return Linear(hidden, model, ("mlp", "embed"), True, self.output_init or self.kernel_init, self.dtype, name="wo")(y)

@@ -46,6 +46,6 @@ def _sides(name: str) -> list[int]:
     if generation not in _SIDES:
         raise UserError(f"--topology={name}: no TPU {generation!r}; there are: {', '.join(_SIDES)}, as in {_EXAMPLES}")
     sides = shape.split("x")
-    if len(sides) != _SIDES[generation] or not all(side.isdigit() and int(side) for side in sides):
+    if len(sides) != _SIDES[generation] or not all(side.isdecimal() and int(side) for side in sides):
         raise UserError(f"--topology={name}: the shape of a slice of {generation} is {'x'.join('ABC'[:_SIDES[generation]])}, as in {_EXAMPLES}")
     return [int(side) for side in sides]

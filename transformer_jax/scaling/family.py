@@ -33,7 +33,10 @@ class Family:
 
     @property
     def _runs(self) -> dict[str, tuple[Mapping, float]]:
-        return {f"{size}-{budget:.3g}".replace("e+0", "e").replace("e+", "e"): (changes, budget) for budget in self.flops or self.tokens for size, changes in self.sizes.items()}
+        budgets = {f"{budget:.3g}".replace("e+0", "e").replace("e+", "e"): budget for budget in self.flops or self.tokens}
+        if len(budgets) < len(self.flops or self.tokens):
+            raise UserError(f"budgets {', '.join(map(str, self.flops or self.tokens))}: two of them are the same in three digits, by which runs are named")
+        return {f"{size}-{shown}": (changes, budget) for shown, budget in budgets.items() for size, changes in self.sizes.items()}
 
     def config(self, name: str) -> ConfigDict:
         """The config of the run `name`, or of "held_out". Raises UserError for an unknown name."""

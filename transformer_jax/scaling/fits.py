@@ -1,6 +1,7 @@
 """All that is fitted to a family's runs, with its intervals; and what is predicted by it before it is trained."""
 import dataclasses
 import datetime
+import functools
 import json
 from collections.abc import Sequence
 
@@ -54,17 +55,17 @@ class Fits:
 
 def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
     """Every law of the runs; `samples` draws for the intervals. Raises UserError where there are too few runs for the parametric law."""
-    law, refused = laws.parametric(runs), {}
-    power_laws = {name: laws.loss_law(runs, of) for name, of in AXES.items()}
-    allocations = {}
-    for name, approach in APPROACHES.items():
-        try:
-            allocations[name] = approach(runs)
-        except UserError as error:
-            refused[name] = str(error)
+    law, power_laws, allocations, refused = laws.parametric(runs), {}, {}, {}
+    power_law = {name: functools.partial(laws.loss_law, of=of) for name, of in AXES.items()}
+    for found, ways in ((power_laws, power_law), (allocations, APPROACHES)):
+        for name, way in ways.items():
+            try:
+                found[name] = way(runs)
+            except UserError as error:
+                refused[name] = f"{name}: {error}"
     intervals = laws.bootstrap(runs, lambda drawn: _of_law(laws.parametric(drawn, near=law)), samples, seed)
-    for name, of in AXES.items():
-        intervals |= laws.bootstrap(runs, lambda drawn: {f"{name} exponent": laws.loss_law(drawn, of).exponent}, samples, seed)
+    for name in power_laws:
+        intervals |= laws.bootstrap(runs, lambda drawn: {f"{name} exponent": power_law[name](drawn).exponent}, samples, seed)
     for name in allocations:
         intervals |= laws.bootstrap(runs, lambda drawn: _exponents(name, APPROACHES[name](drawn)), samples, seed)
     return Fits(power_laws, law, allocations, intervals, refused)

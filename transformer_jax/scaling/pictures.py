@@ -30,9 +30,10 @@ def _laws(runs, fits):
                 axes.plot(run.curve[:, 0], run.curve[:, 1], color=sizes[run.params], alpha=0.25, linewidth=1)
         for run in runs:
             axes.plot(getattr(run, of), run.loss, "o", color=sizes[run.params])
-        best, law = laws.frontier(runs, of), fits.power_laws[name]
-        at = np.geomspace(getattr(best[0], of), getattr(best[-1], of))
-        axes.plot(at, law(at), "k--", label=f"{law.coefficient:.3g} {name[2]}$^{{{law.exponent:.3f}}}$, $R^2$ {law.r2:.3f}")
+        if law := fits.power_laws.get(name):
+            best = laws.frontier(runs, of)
+            at = np.geomspace(getattr(best[0], of), getattr(best[-1], of))
+            axes.plot(at, law(at), "k--", label=f"{law.coefficient:.3g} {name[2]}$^{{{law.exponent:.3f}}}$, $R^2$ {law.r2:.3f}")
         axes.set(title=name, xlabel=_LABELS[of], ylabel="loss, nats a token", xscale="log", yscale="log")
         if of == "flops":
             axes.set_ylim(top=1.15 * max(run.loss for run in runs))

@@ -1,5 +1,4 @@
 """The runs of a family: trained one after the other, each in a folder of its own, and what they measured."""
-import json
 import pathlib
 from collections.abc import Mapping
 
@@ -47,7 +46,7 @@ def measured(folder: pathlib.Path | buckets.Path) -> Run | None:
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
     config = workdir.read_config(folder)[0]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
+    lines = workdir.metrics(folder)
     ends = [line["valid/loss"] for line in lines if line["step"] == config.train.num_steps and line.get("valid/loss") is not None]
     logged = [line for line in lines if "train/loss" in line]
     if not ends or not logged:

@@ -65,6 +65,8 @@ class Classification(FineTuning):
                 raise UserError(f"{record.where}: an empty text")
         if len(records) < len(whole):
             say(f"{len(whole) - len(records):,} rows without a text are left out")
+        if whole and not records:
+            raise UserError(f"{whole[0].where}: an empty text, and none in the other rows")
         labels = [self._number(record) for record in records]
         return list(zip(*self._encoded([record.values[:-1] for record in records]), labels))
 
@@ -147,6 +149,7 @@ class Classification(FineTuning):
         texts = [tuple(line.split("\t")) for line in lines]
         wanted = 2 if self.pair else 1
         for number, parts in enumerate(texts, 1):
-            if len(parts) != wanted or not all(part.strip() for part in parts):
-                raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if all(part.strip() for part in parts) else 'an empty one'}")
+            whole = all(part.strip() for part in parts)
+            if len(parts) != wanted or not whole:
+                raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if whole else 'an empty one'}")
         return [(*both, 0) for both in zip(*self._encoded(texts))] if texts else []

@@ -48,11 +48,17 @@ class MaskedLM:
         if self.config.train.first_batch:
             raise UserError(f"config.train.first_batch={self.config.train.first_batch}: the batch of masked language modelling does not grow")
         for phase in self.phases or [()]:
-            if not isinstance(phase, tuple) or len(phase) != 3 or not all(isinstance(value, (int, float)) for value in phase) or not 0 < phase[0] <= 1 or not 8 <= phase[1] <= self.model.max_length or not 1 <= phase[2] <= phase[1]:
+            if not self._is_phase(phase):
                 raise UserError(f"config.task.phases: {phase} is not (share of the updates, length from 8 to config.model.max_length={self.model.max_length}, most predictions), as in ((1.0,128,20),)")
         if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
             raise UserError(f"config.task.phases={self.phases}: the shares of the updates must add up to 1")
         self.num_phases = len(self.phases)
+
+    def _is_phase(self, phase) -> bool:
+        if not (isinstance(phase, tuple) and len(phase) == 3 and type(phase[0]) in (int, float) and type(phase[1]) is type(phase[2]) is int):
+            return False
+        share, length, most = phase
+        return 0 < share <= 1 and 8 <= length <= self.model.max_length and 1 <= most <= length
 
     # data
 
@@ -69,15 +75,18 @@ class MaskedLM:
             raise UserError("config.data names no training text")
         return found
 
-    def _component(self, split: str, phase: int):
-        """The rows of a split as a phase has them; the randomness of the others' is apart from that of training."""
+    def _tokenised(self, split: str):
+        make = sentence_pairs.tokenised if self.next_sentence else windows.tokenised
+        return make(self._text(split), self.config.data, self.tokenizer, split)
+
+    def _component(self, stored, split: str, phase: int):
+        """The `_tokenised` rows of a split as a phase has them; the randomness of the others' is apart from that of training."""
         _, length, most = self.phases[phase]
         tokenizer, seed = self.tokenizer, self.config.data.seed
         mask = masking.Masking(tokenizer.mask_id, tokenizer.special, tokenizer.continues, most, self.whole_words)
         key = (seed, phase, ("train", "valid", "test").index(split))
         if self.next_sentence:
-            return sentence_pairs.SentencePairs(sentence_pairs.tokenised(self._text(split), self.config.data, tokenizer, split), length, mask, key)
-        stored = windows.tokenised(self._text(split), self.config.data, tokenizer, split)
+            return sentence_pairs.SentencePairs(stored, length, mask, key)
         return sentence_pairs.MaskedWindows(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
 
     @property
@@ -88,13 +97,13 @@ class MaskedLM:
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
-        train, last = self.config.train, self.num_phases - 1
-        phases = [rows.Phase([self._component("train", phase)], train.batch, None if phase == last else count) for phase, count in enumerate(self.phase_steps)]
+        train, last, stored = self.config.train, self.num_phases - 1, self._tokenised("train")
+        phases = [rows.Phase([self._component(stored, "train", phase)], train.batch, None if phase == last else count) for phase, count in enumerate(self.phase_steps)]
         valid = {"valid": self._evaluated("valid")} if self._text("valid") else {}
         return types.SimpleNamespace(train=rows.TrainRows(phases, self.config.data.seed), eval=valid)
 
     def _evaluated(self, split: str) -> rows.EvalRows:
-        component = self._component(split, self.num_phases - 1)
+        component = self._component(self._tokenised(split), split, self.num_phases - 1)
         return rows.EvalRows(component, math.ceil(_EVALUATED / len(component)))
 
     def rows(self):

@@ -121,7 +121,7 @@ class Translation:
         return True
 
     def derived(self, name, means):
-        return {"perplexity": math.exp(means["loss"])}
+        return {"perplexity": math.exp(min(means["loss"], 700.0))}
 
     def evaluations(self):
         valid = self._pairs("valid")

@@ -211,7 +211,7 @@ class Checkpoints:
         if which in ("best", "latest"):
             best = self._manager.best_step() if which == "best" else None
             return steps[-1] if best is None else best
-        if not str(which).isdigit() or int(which) not in steps:
+        if not str(which).isdecimal() or int(which) not in steps:
             raise UserError(f"{self.folder}: no checkpoint {which!r}; there are best, latest, {', '.join(map(str, steps))}")
         return int(which)
 

@@ -3,6 +3,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import signal
 import threading
 import time
@@ -81,7 +82,7 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
     with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
         state, totals = _start(task, program, checkpoints)
         start = int(state.step)
-        feed = _batches(task, rows, program, train, start)
+        feed = _batches(rows, program, train, start)
         with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
             evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
             scores = hosts.share(reporter.evaluated)
@@ -104,7 +105,7 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
                     clock.lap()  # compilation is no measure of speed
                 if last or step % train.log_every == 0:
                     _check_finite(state, train, start)
-                    state = _log(state, step, totals, program, task, rows, clock, reporter)
+                    state = _log(state, step, totals, program, task, rows, clock, reporter, step - max(start + 1, totals["logged_step"]))
                 if last or (step % train.eval_every == 0 and not stop):
                     scores = evaluate(state, step)
                 if last or stop or step % config.checkpoint.every == 0:
@@ -169,36 +170,36 @@ def _initial_params(config, program, params):
     def begun(path, leaf):
         name = "/".join(optimizer.names(path))
         if name == "token_embed/embedding" and name in found and known < config.model.vocab_size:  # new tokens begin as initialised
-            put = jax.jit(lambda leaf, value: leaf.at[: len(value)].set(value), out_shardings=leaf.sharding)
-            return put(leaf, np.asarray(found[name])[:known])
+            put = jax.jit(lambda leaf, value: leaf.at[:known].set(value[:known]), out_shardings=leaf.sharding)
+            return put(leaf, found[name] if found[name].shape == leaf.shape else np.asarray(found[name]))  # of another shape it is whole on one device
         return found.get(name, leaf)
 
     return jax.tree_util.tree_map_with_path(begun, params)
 
 
-def _batches(task, rows, program, train, start):
+def _batches(rows, program, train, start):
     """The device batches from `start` to the end of the run, phase by phase."""
     step = start
     while step < train.num_steps:
-        same = lambda s: (rows.train.phase(s)[0], rows.train.size(s)) == (rows.train.phase(step)[0], rows.train.size(step))
-        stop = next((s for s in range(step + 1, train.num_steps) if not same(s)), train.num_steps)
+        stop = min(rows.train.until(step), train.num_steps)
         yield from batches.stream(rows.train.batch, rows.train.size(step), train.accumulation, program.batch_sharding, step, stop)
         step = stop
 
 
-def _log(state, step, totals, program, task, rows, clock, reporter):
-    """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host."""
+def _log(state, step, totals, program, task, rows, clock, reporter, timed):
+    """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host. The clock knows the `timed` last updates."""
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
     flops = sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
     totals["flops"] += flops
-    totals["logged_step"] = step
     seconds = clock.lap()
+    rate = timed / (step - totals["logged_step"]) / (seconds["step"] + seconds["data"]) if timed else math.nan
+    totals["logged_step"] = step
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
     values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
                "train/padding": 1 - filled / positions if positions else 0.0, "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
-               "train/tokens_per_second": filled / (seconds["step"] + seconds["data"]), "train/mfu": flops / (seconds["step"] + seconds["data"]) / program.peak}
+               "train/tokens_per_second": filled * rate, "train/mfu": flops * rate / program.peak}
     values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
     reporter.write(step, values)
     reporter.progress(step, values)
@@ -222,6 +223,8 @@ def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, fl
                 found |= {f"{name}/{key}": value for key, value in evaluation(params).items()}
         if found:
             reporter.evaluation(step, found)
+            if (best := task.config.checkpoint.best_metric) and best not in found:
+                say(f"config.checkpoint.best_metric={best} is not measured, and no checkpoint kept for it; there are: {', '.join(found)}")
     return found
 
 

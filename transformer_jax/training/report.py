@@ -97,7 +97,8 @@ class Reporter:
         """The progress line: beside the bar on a terminal, by itself otherwise."""
         if not self.active:
             return
-        note = (f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {values['train/tokens_per_second']:,.0f} tokens/s  MFU {values['train/mfu']:.0%}  "
+        speed = f"{values['train/tokens_per_second']:,.0f} tokens/s  MFU {values['train/mfu']:.0%}  " if math.isfinite(values["train/mfu"]) else ""
+        note = (f"loss {values['train/loss']:.4f}  lr {values['train/learning_rate']:.2e}  {speed}"
                 f"padding {values['train/padding']:.1%}" + (f"  skipped {values['train/skipped']}" if values["train/skipped"] else ""))
         if console.is_terminal:
             self._bar.advance(0, note)
