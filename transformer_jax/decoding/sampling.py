@@ -53,7 +53,7 @@ class Sampling:
     top_p: float = 1.0  # only the likeliest tokens that together have this probability (Holtzman et al. 2020)
 
     def __post_init__(self):
-        for name, right, bounds in (("repetition_penalty", self.repetition_penalty > 0, "above 0"), ("temperature", self.temperature >= 0, "at least 0"),
+        for name, right, bounds in (("repetition_penalty", self.repetition_penalty > 0, "above 0"), ("temperature", self.temperature == 0 or self.temperature >= 1e-6, "0 or at least 1e-6"),
                                     ("top_k", self.top_k >= 0, "at least 0"), ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")):
             if not right:
                 raise UserError(f"{name}={getattr(self, name)}: must be {bounds}")
