@@ -39,7 +39,8 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
     arguments = parser.parse_args()
     given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
     record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
-              "versions": {name: metadata.version(name) for name in [*libraries, *filter(importlib.util.find_spec, PEERS)]}, "command": [argument.partition("=")[0] if argument.startswith(("--data=", "--json=", "--plot=")) else argument for argument in sys.argv]}
+              "versions": {name: metadata.version(name) for name in [*libraries, *filter(importlib.util.find_spec, PEERS)]},
+              "command": [argument.partition("=")[0] if argument.startswith(("--data=", "--json=", "--plot=")) else argument for argument in sys.argv]}  # no machine's folders
     rows = []
     for name in arguments.case or default or cases:
         for row in cases[name](*given):

@@ -165,7 +165,7 @@ def _parse(argv: list[str]) -> None:
 
 
 def check_output(name: str) -> None:
-    """Raises UserError, before anything is computed, where the file that a flag names has no folder to be in."""
+    """Raises UserError, before anything is computed, where the file that a flag names has no folder to be in, or can't be written there."""
     path = FLAGS[name].value
     if path and not os.path.isdir(os.path.dirname(path) or "."):
         raise UserError(f"--{name}={path}: no such folder")
