@@ -1,10 +1,12 @@
 """Shared by all tests: 8 virtual CPU devices, the compilation cache, and a tiny translation run."""
+import gc
 import itertools
 import os
 from importlib import metadata
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled"))
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs are small: most of the suite's time is compiling them
 if metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")  # compiling a training step on 8 devices: 3.7 -> 2.0 s
@@ -13,12 +15,13 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/transformer_jax/compiled"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 from tests import fake_gcs
 from transformer_jax import config as configs
+from transformer_jax.training import report
 
+DRAW_CURVES = report.draw_curves
 TINY = {
     "model.vocab_size": 96, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 2,
     "model.num_decoder_layers": 2, "model.max_length": 128, "model.dropout": 0.0, "task.source_length": 32, "task.target_length": 32,
@@ -103,11 +106,27 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: run with --slow")
 
 
+gc.set_threshold(100_000, 50, 50)  # tracing makes many objects and little garbage: looking for it took a quarter of the time
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forgotten():
     """No test meets the programs of another file: kept, they would take gigabytes."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn():
+    """A run's curves take longer to draw than its few updates: no run in this process draws them, but where a test asks for `drawn`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "draw_curves", lambda workdir: None)
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    monkeypatch.setattr(report, "draw_curves", DRAW_CURVES)
 
 
 @pytest.fixture

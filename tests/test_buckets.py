@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt
-from tests.test_cli import ENV, call, command
+from tests.programs import ENV, call, command
 from tests.test_hosts import config_file, finish, losses, start
 from tests.training.test_loop import final_state, lines
 from transformer_jax import buckets, convert, lease, workdir as workdirs
@@ -171,7 +171,7 @@ def signalled(monkeypatch):
     return at
 
 
-def test_killed_stopped_and_resumed_in_a_bucket_a_run_equals_one_on_a_disk(fast, server, tmp_path, signalled, monkeypatch, capsys):
+def test_killed_stopped_and_resumed_in_a_bucket_a_run_equals_one_on_a_disk(fast, server, tmp_path, signalled, monkeypatch, capsys, drawn):
     """Killed in a save, then stopped by SIGTERM, while the server refuses a request now and then, then damaged: state, metrics and evaluation; and another run begins from it."""
     config = build_gpt(tmp_path, **SHORT, data__cache="gs://bucket/cache")
     for split in ("train", "valid"):

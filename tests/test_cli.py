@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY, write_pairs
-
-ENV = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/transformer_jax/compiled")}
-
-
-def command(program, *arguments):
-    return [sys.executable, "-m", f"transformer_jax.{program}", *map(str, arguments)]
-
-
-def call(program, *arguments, text=None, **env):
-    return subprocess.run(command(program, *arguments), input=text, capture_output=True, encoding="utf-8", env={**ENV, **env}, timeout=300)
+from tests.programs import ENV, call, command, refused
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +75,6 @@ def test_translate_names_a_line_it_can_not_take(trained):
     refused(done, "line 2", "config.model.max_length")
     done = subprocess.run(command("translate", f"--workdir={trained}"), input=b"ok\n\xff\xfe\n", capture_output=True, env=ENV)
     assert done.returncode == 2 and b"stdin:2: not UTF-8" in done.stderr and b"Traceback" not in done.stderr
-
-
-def refused(done, *words):
-    """Exit code 2 and one clear line."""
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ") and "Traceback" not in done.stderr
-    for word in words:
-        assert word in last
 
 
 @pytest.mark.parametrize("extra, words", [

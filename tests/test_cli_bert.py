@@ -5,7 +5,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.tasks.test_masked_lm import build
-from tests.test_cli import call
+from tests.programs import call
 from transformer_jax import config as configs
 
 SIZES = ("model.vocab_size", "model.d_model", "model.num_layers", "model.num_heads", "model.max_length", "task.phases", "data.train_files", "data.valid_files",

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tests.finetuning.examples import build, pretrained
-from tests.test_cli import call
+from tests.programs import call
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tests.conftest import build_gpt
-from tests.test_cli import call
+from tests.programs import call
 from transformer_jax import config as configs
 
 SIZES = ("model.vocab_size", "model.d_model", "model.num_layers", "model.num_heads", "model.max_length", "task.length", "data.tokenizer", "data.train_files",

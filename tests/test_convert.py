@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import transformer_jax
 from tests.fixtures import make_huggingface as make
-from tests.test_cli import call
+from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import convert, workdir
 from transformer_jax.config import UserError

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.fixtures import make_huggingface_heads as make
-from tests.test_cli import call
+from tests.programs import call
 from tests.test_convert import made
 from transformer_jax import config as configs
 from transformer_jax import convert, workdir

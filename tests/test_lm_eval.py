@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.test_cli import call, refused
+from tests.programs import call, refused
 from tests.test_prompting import gpt_run
 from transformer_jax import lm_eval_adapter
 from transformer_jax.lm_eval_adapter import WorkdirLM, last_tokens, rolling_windows

@@ -6,7 +6,7 @@ import pytest
 
 from tests.finetuning import examples
 from tests.conftest import build_config
-from tests.test_cli import call, refused
+from tests.programs import call, refused
 from transformer_jax import pictures
 from transformer_jax.attended import Attended
 from transformer_jax.config import UserError

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.test_cli import call, refused
+from tests.programs import call, refused
 from transformer_jax import prompting
 from transformer_jax.config import UserError, experiment
 from transformer_jax.prompting import Item, Prompts

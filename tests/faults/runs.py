@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tests.conftest import build_bert, build_config, build_gpt
-from tests.test_cli import ENV, command
+from tests.programs import ENV, command
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program
 from transformer_jax.workdir import make_task

@@ -14,11 +14,10 @@ from transformer_jax.finetuning import scores
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("num_labels", [2, 3, 5])
-def test_classification(num_labels):
-    draw = np.random.default_rng(num_labels)
+def test_classification():
+    draw = np.random.default_rng(0)
     for case in range(1000):
-        size = draw.integers(1, 30)
+        num_labels, size = (2, 3, 5)[case % 3], draw.integers(1, 30)
         labels = draw.integers(0, num_labels, size)
         found = np.where(draw.random(size) < draw.random(), labels, draw.integers(0, num_labels, size))
         assert scores.accuracy(labels, found) == pytest.approx(sklearn.metrics.accuracy_score(labels, found))

@@ -5,7 +5,7 @@ import math
 import jax
 import pytest
 
-from tests.test_cli import call
+from tests.programs import call
 from transformer_jax import config as configs, hardware
 from transformer_jax.planning import estimate, shardings, topology, verdict
 from transformer_jax.training import state as states

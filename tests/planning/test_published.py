@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import build_gpt
 from tests.finetuning.examples import pretrained
-from tests.test_cli import call
+from tests.programs import call
 from tests.test_configs import CONFIGS
 from transformer_jax import config as configs, hardware
 from transformer_jax.planning import counts, published, traced

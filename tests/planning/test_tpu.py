@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.planning.test_estimate import TINY
-from tests.test_cli import call
+from tests.programs import call
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 WIDE = ["--config=configs/gpt/gpt2.py:124m", "--config.model.num_layers=2", "--config.model.vocab_size=8192", "--config.model.max_length=256", "--config.task.length=256"]

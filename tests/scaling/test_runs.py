@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import build_gpt
 from tests.scaling.test_laws import TRUE
-from tests.test_cli import call
+from tests.programs import call
 from transformer_jax import config as configs, workdir
 from transformer_jax.config import UserError
 from transformer_jax.planning import counts

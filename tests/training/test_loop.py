@@ -49,7 +49,7 @@ def test_resume_is_bit_equal_at_every_step(stops, tiny, tmp_path):
         shutil.rmtree(resumed)
 
 
-def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch):
+def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch, drawn):
     fed = []
     monkeypatch.setattr(loop.Watchdog, "fed", lambda self: fed.append(1))
     config = tiny(train__num_steps=12, train__log_every=4, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2, optimizer__learning_rate=0.01, task__bleu_lines=8)
