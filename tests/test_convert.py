@@ -162,6 +162,7 @@ def test_configs_that_can_not_be_computed_are_refused(architecture, change, mess
     (lambda t: {name: x for name, x in t.items() if "ln_f" not in name}, "hf: missing from the weights: ln_f.bias, ln_f.weight"),
     (lambda t: {**t, "transformer.wpe.weight": t["transformer.wpe.weight"].T.copy()}, r"transformer.wpe.weight has shape \(16, 48\)"),
     (lambda t: {**t, "transformer.wpe.weight": t["transformer.wpe.weight"].astype(np.int8)}, "transformer.wpe.weight is of dtype I8, not of F32, F16, BF16"),
+    (lambda t: {**t, "transformer.ln_f.bias": np.where(np.arange(16) == 3, np.float32(np.nan), t["transformer.ln_f.bias"])}, "transformer.ln_f.bias holds numbers that are not finite"),
 ])
 def test_tensors_that_do_not_fit_are_refused(change, message, tmp_path):
     folder = copied(GPT2, tmp_path)

@@ -1,4 +1,5 @@
 """The loop: exact resume, what it writes, and how it stops."""
+import contextlib
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax.config import RunError
+from transformer_jax.config import Preempted, RunError
 from transformer_jax.training import loop, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
@@ -163,17 +164,21 @@ def test_another_mesh_goes_on_with_the_same_state(tiny, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(four), eight)
 
 
-def test_stopped_at_an_evaluation_it_evaluates_when_it_goes_on(tiny, tmp_path):
-    config = tiny(train__num_steps=8, train__eval_every=4, checkpoint__every=4)
+def test_stopped_at_an_evaluation_it_evaluates_when_it_goes_on(tiny, tmp_path, monkeypatch):
+    """And what it finds is the score of the checkpoint it had left: the best of the run, which stays."""
+    config = tiny(train__num_steps=8, train__eval_every=4, checkpoint__every=4, checkpoint__keep=1, checkpoint__best_mode="max")  # the first has the greatest loss
     task = make_task(config)
     program = Program.of(config, task)
     run(config, task, tmp_path / "straight", program)
-    shutil.copytree(tmp_path / "straight", tmp_path / "stopped")
-    shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "8")
-    written = (tmp_path / "stopped" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "stopped" / "metrics.jsonl").write_text("".join(line for line in written if "valid/loss" not in line))
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(loop, "_sigterm", lambda: contextlib.nullcontext(lambda step: step == 4))
+        run(config, task, tmp_path / "stopped", program)
+    assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     run(config, task, tmp_path / "stopped", program)
     assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
+    for workdir in ("straight", "stopped"):
+        checkpoints = Checkpoints(tmp_path / workdir / "checkpoints", config.checkpoint, read_only=True)
+        assert (checkpoints.steps(), checkpoints.pick("best")) == ([4, 8], 4)
 
 
 def damage(folder):

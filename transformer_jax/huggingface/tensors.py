@@ -42,7 +42,7 @@ def views(params, table: dict[str, tuple[str, ...]], num_layers: int) -> dict[st
 def read(folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str, ignored: tuple[str, ...]) -> None:
     """Fills the views with the folder's tensors, one in memory at a time. Names there may lack `prefix`; those that end in `ignored` may be there.
 
-    Raises UserError where tensors are missing, unknown, or of another shape or dtype than floats of 16 or 32 bits.
+    Raises UserError where tensors are missing, unknown, of another shape or dtype than floats of 16 or 32 bits, or not finite.
     """
     wanted = {name.removeprefix(prefix): parts for name, parts in wanted.items()}
     there = {name.removeprefix(prefix): found for name, found in stored(folder).items()}
@@ -59,6 +59,8 @@ def read(folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str,
             raise UserError(f"{folder}: {its_name} is of dtype {about.get_dtype()}, not of {', '.join(_DTYPES)}")
         for part, piece in zip(parts, np.split(file.get_tensor(its_name), len(parts), axis=-1)):
             part[...] = piece
+            if not np.isfinite(part).all():
+                raise UserError(f"{folder}: {its_name} holds numbers that are not finite")
 
 
 def stored(folder: pathlib.Path) -> dict[str, tuple]:

@@ -23,6 +23,7 @@ from transformer_jax.training import optimizer
 
 FORMAT = 1
 DIGESTS = "digests.json"
+SCORES = "scores.json"  # of a checkpoint evaluated after its commit
 _STAMP = "_CHECKPOINT_METADATA"  # Orbax puts the time of the commit into it; nothing is restored from there
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports every step of its own through it, and every error twice
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and of writes that fail together each but the first through this
@@ -85,6 +86,12 @@ class Checkpoints:
         args = ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(_rest(state)),
                                   meta=self._meta(totals, sums))
         self._save(int(state.step), args, metrics=scores or None)
+
+    def score(self, step: int, scores: dict[str, float]) -> None:
+        """What was evaluated at a step after its commit: the run had been stopped before it could."""
+        if not (there := self.folder / str(step) / SCORES).exists():  # of several processes the first has written it
+            buckets.write(there, json.dumps(scores))
+        self._manager.reload()
 
     def save_params(self, params) -> None:
         """Starts saving parameters alone, as step 0: for use, and for runs that begin with them; no run goes on from here."""
@@ -220,10 +227,9 @@ class _Manager(ocp.CheckpointManager):
     """Scores that can't be read count as not measured: whether the checkpoint is damaged is decided when it is restored."""
 
     def metrics(self, step):
-        try:
-            return super().metrics(step)
-        except ValueError:
-            return None
+        with contextlib.suppress(ValueError):
+            found, later = super().metrics(step), self.directory / str(step) / SCORES
+            return json.loads(later.read_text()) if found is None and later.exists() else found
 
 
 def _digests(folder: pathlib.Path, names) -> list[str | None]:

@@ -89,7 +89,9 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
             if start >= train.num_steps:
                 say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
             elif start and start % train.eval_every == 0 and not scores:
-                evaluate(state, start)  # the run was stopped before it could
+                scores = evaluate(state, start)  # the run was stopped before it could
+                with hosts.first(), clock("checkpoint"):
+                    checkpoints.score(start, scores)
 
             for step in range(start + 1, train.num_steps + 1):
                 trace.before(step)
