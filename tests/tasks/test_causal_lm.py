@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import build_gpt as build
 from transformer_jax.config import UserError
+from transformer_jax.decoding import sampling
 from transformer_jax.decoding.sampling import Sampling
 from tests.training.test_step import losses as first_losses
 from transformer_jax.training import batches, state as states
@@ -133,6 +134,24 @@ def test_sampling_draws_from_what_is_allowed():
     for wrong in (dict(temperature=-1), dict(top_p=0), dict(top_p=1.1), dict(top_k=-1), dict(repetition_penalty=0)):
         with pytest.raises(UserError):
             Sampling(**wrong)
+
+
+def test_every_token_has_its_share_of_the_numbers_drawn():
+    draw = np.random.default_rng(0)
+    weights = np.where(draw.random(1000) < 0.5, 0, draw.random(1000) ** 8).astype(np.float32)
+    uniform = (np.arange(4000) + 0.5) / 4000
+    found = np.bincount(sampling._drawn(jnp.tile(weights, (4000, 1)), jnp.array(uniform, jnp.float32)), minlength=1000)
+    np.testing.assert_allclose(found, 4000 * weights / weights.sum(), atol=1.01)
+    edges = sampling._drawn(jnp.tile(weights, (2, 1)), jnp.array([0, 1 - 2**-23], jnp.float32))
+    assert (weights[edges] > 0).all() and not found[weights == 0].any()
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.999])
+def test_the_nucleus_is_that_of_the_sorted_vocabulary(top_p):
+    logits = np.random.default_rng(0).normal(0, 3, (40, 700)).round(1)  # with ties
+    probabilities = np.asarray(jax.nn.softmax(logits))
+    likelier = (probabilities[:, None] * (probabilities[:, None] > probabilities[..., None])).sum(-1)  # than each token
+    np.testing.assert_array_equal(sampling._nucleus(jnp.array(probabilities), top_p), likelier < top_p)
 
 
 def test_a_repetition_penalty_counts_the_prompt(trained):

@@ -10,6 +10,8 @@ from transformer_jax.config import UserError
 from transformer_jax.decoding import growth
 from transformer_jax.decoding.beam_search import Beams, length_penalty
 
+_BLOCK = 256  # tokens: about the root of a large vocabulary
+
 
 def greedy(step: Callable, logits: jax.Array, cache, limits: jax.Array, *, alpha: float, max_steps: int, eos_id: int,
            grow: Callable = lambda cache, positions: cache) -> Beams:
@@ -68,15 +70,46 @@ class Sampling:
             return logits.argmax(axis=-1).astype(jnp.int32)
         logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+            least = jax.lax.top_k(logits, self.top_k)[0].min(axis=-1, keepdims=True)  # for [:, -1:] XLA sorts the whole vocabulary, which takes a hundred times as long
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.top_p < 1:
-            ordered = jnp.sort(logits, axis=-1, descending=True)
-            probabilities = jax.nn.softmax(ordered)
-            before = jnp.cumsum(probabilities, axis=-1) - probabilities  # of those likelier: the one that crosses the line is kept
-            least = jnp.where(before < self.top_p, ordered, jnp.inf).min(axis=-1, keepdims=True)
-            logits = jnp.where(logits < least, -jnp.inf, logits)
-        return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+            logits = jnp.where(_nucleus(jax.nn.softmax(logits), self.top_p), logits, -jnp.inf)
+        return _drawn(jnp.exp(logits - logits.max(axis=-1, keepdims=True)), jax.vmap(jax.random.uniform)(keys))
+
+
+def _nucleus(probabilities: jax.Array, top_p: float) -> jax.Array:
+    """(B, V) bool: the tokens of which all that are likelier have less than `top_p` together; so the one that crosses the line is in.
+
+    Where the line is, is found by halving what float32 can be, whose bits are ordered as the numbers are: to sort a vocabulary takes 15 times as long on a CPU.
+    """
+    bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) // 2
+        room = jnp.where(bits > middle, probabilities, 0).sum(axis=-1, keepdims=True) < top_p
+        return jnp.where(room, low, middle + 1), jnp.where(room, middle, high)
+
+    one = jnp.full_like(bits[:, :1], jnp.float32(1).view(jnp.int32))
+    return bits >= jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(one), one))[1]
+
+
+def _drawn(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """A token of each row (B, V) by its weight, from one number each in [0, 1): block of tokens, then token. Gumbel's noise for every token takes 20 times as long on a CPU."""
+    batch, vocab = weights.shape
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
+
+    def reached(sums, share):
+        """The first place at which the cumulated sums (B, N) exceed `share` (B,), and how far that stands behind its beginning."""
+        ends = jnp.cumsum(sums, axis=-1)
+        share = jnp.minimum(share, ends[:, -1] * (1 - 2**-22))  # whatever rounding does, there is such a place
+        begins = jnp.where(ends <= share[:, None], ends, 0).max(axis=-1)
+        return jnp.sum(ends <= share[:, None], axis=-1), share - begins
+
+    sums = blocks.sum(axis=-1)
+    block, share = reached(sums, uniform * sums.sum(axis=-1))
+    token, _ = reached(blocks[jnp.arange(batch), block], share)
+    return (block * _BLOCK + token).astype(jnp.int32)
 
 
 class Texts(NamedTuple):
