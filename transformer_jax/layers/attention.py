@@ -40,14 +40,14 @@ class Attention(nn.Module):
 
         q = project("query", x)
         if decode and self.cross and memory is None:
-            k, v = (self.get_variable("memory", name) for name in ("keys", "values"))
+            k, v = (self.get_variable("memory", name).transpose(np.argsort(order)) for name, order in _CACHED.items())
         else:
             source = memory if self.cross else x
             k, v = project("key", source), project("value", source)
         if decode and self.cross:
             if memory is not None:
-                self.put_variable("memory", "keys", k)
-                self.put_variable("memory", "values", v)
+                for name, new in (("keys", k), ("values", v)):
+                    self.put_variable("memory", name, jax.lax.optimization_barrier(new.transpose(_CACHED[name])))  # now: XLA would do it again for each token
         elif decode:
             k, v = self._remember("keys", k, mask.query_slots, decode), self._remember("values", v, mask.query_slots, decode)
         dropout = Dropout(self.dropout, name="weight_dropout")
