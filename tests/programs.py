@@ -30,6 +30,7 @@ def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
         running.start()
         running.join(300)
         running.kill()
+        running.join()
         out, err = (open(name, encoding="utf-8").read() for name in streams[1:])
         return subprocess.CompletedProcess(command(program, *arguments), running.exitcode, out, err)
 

@@ -89,7 +89,7 @@ class Checkpoints:
 
     def score(self, step: int, scores: dict[str, float]) -> None:
         """What was evaluated at a step after its commit: the run had been stopped before it could."""
-        if not (there := self.folder / str(step) / SCORES).exists():  # of several processes the first has written it
+        if scores and not (there := self.folder / str(step) / SCORES).exists():  # of several processes the first has written it
             buckets.write(there, json.dumps(scores))
         self._manager.reload()
 
