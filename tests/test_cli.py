@@ -1,11 +1,9 @@
 """The whole path through the command line, as a user walks it: train, stop, resume, translate; and every mistake on the way."""
 import json
-import os
 import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest

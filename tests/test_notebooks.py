@@ -18,8 +18,7 @@ def test_there_are_six():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    env = {**os.environ, "NOTEBOOK_SETTING": "tiny", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-           "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/transformer_jax/compiled")}
+    env = {**os.environ, "NOTEBOOK_SETTING": "tiny", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute(env=env)  # raises what a cell raises
     pictures = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
