@@ -24,7 +24,7 @@ from transformer_jax.data import tokenizers
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.tasks.translation import Translation, two_at_once
+from transformer_jax.tasks.translation import Translation
 from transformer_jax.training.state import abstract_params
 
 
@@ -59,20 +59,22 @@ def cache(tiny: bool, data: str | None):
 
 
 def beam(tiny: bool, data: str | None):
-    """The Transformer of base size, beam 4, batches of 32, float32. The lengths are those of Multi30k's test set, source and reference, in word pieces.
+    """The Transformer of base size, beam 4, float32. The lengths are those of Multi30k's test set, source and reference, in word pieces.
 
-    Ours and, of two rows, one of Hugging Face's batch sentences of like length, as `translate` does by itself; the other takes them as they stand in the file. CTranslate2,
-    which has one length for a batch, gets the batches that waste least. Tokens are counted without what fills up a batch.
+    Ours holds 64 sentences at a time, as `translate` does by itself; the peers get batches of 32, and of 64. Ours and, of the rows, two of Hugging Face's sort the
+    sentences by length; two take them as they stand in the file. CTranslate2, which has one length for a batch, gets the batches that waste least. Tokens are counted without what
+    fills up a batch.
     """
-    layers, width, vocab_size, size, batches = (1, 64, 96, 4, 2) if tiny else (6, 512, 8000, 32, 10)
-    lengths = _lengths(data, vocab_size, size * batches)  # (sentences, 2)
-    theirs = functools.partial(their_beams, lengths, layers, width, vocab_size, size)
-    spent = sides({"ours": ("jax", functools.partial(our_beams, lengths, layers, width, vocab_size, size)), "HF generate, file order": ("torch", functools.partial(theirs, "generate", None)),
-                   "HF generate, sorted": ("torch", functools.partial(theirs, "generate", 0)), "CTranslate2, sorted": ("ctranslate2", functools.partial(theirs, "ctranslate2", 1))},
+    layers, width, vocab_size, sizes, count = (1, 64, 96, (4, 8), 16) if tiny else (6, 512, 8000, (32, 64), 320)
+    lengths = _lengths(data, vocab_size, count)  # (sentences, 2)
+    theirs = functools.partial(their_beams, lengths, layers, width, vocab_size)
+    peers = {"HF generate, file order": ("torch", "generate", None), "HF generate, sorted": ("torch", "generate", 0), "CTranslate2, sorted": ("ctranslate2", "ctranslate2", 1)}
+    spent = sides({"ours": ("jax", functools.partial(our_beams, lengths, layers, width, vocab_size, sizes[-1])),
+                   **{f"{name}, batches of {size}": (library, functools.partial(theirs, size, engine, side)) for size in sizes for name, (library, engine, side) in peers.items()}},
                   1 if tiny else 3)
     tokens, where = int(lengths[:, 1].sum()), "Multi30k's lengths" if data else "drawn lengths"
     for name in [*spent][1:]:
-        yield {"case": f"beam 4, batch {size}, {layers} layers of {width}, {where}", "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name],
+        yield {"case": f"beam 4, {layers} layers of {width}, {where}", "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name],
                "peer_name": name, "ratio": spent[name] / spent["ours"]}
 
 
@@ -82,14 +84,8 @@ def our_beams(lengths: np.ndarray, layers: int, width: int, vocab_size: int, siz
     task = Translation(config, None)
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=0, eos_id=-1))  # no end: each writes to its limit
     params, sentences = for_decoding(_weights(task), jnp.float32), _sentences(lengths, vocab_size)
-
-    def write(chosen):
-        source = np.zeros((size, -(-lengths[chosen, 0].max() // 16) * 16), np.int32)
-        for row, i in enumerate(chosen):
-            source[row, : len(sentences[i])] = sentences[i]
-        return jax.block_until_ready(task._decode(params, source, lengths[chosen, 1], 1))
-
-    return lambda: list(two_at_once(write, _batches(lengths, 0, size)))
+    order = np.concatenate(_batches(lengths, 0, size))
+    return lambda: list(task.stream(1)(params, [sentences[i] for i in order], lengths[order, 1]))
 
 
 def their_beams(lengths: np.ndarray, layers: int, width: int, vocab_size: int, size: int, engine: str, side: int | None) -> Callable[[], None]:

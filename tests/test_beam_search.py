@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.decoding.beam_search import beam_search, length_penalty
-from transformer_jax.decoding.sampling import greedy
+from transformer_jax.decoding.beam_search import BeamSearch, _largest, length_penalty
 
 V, T, EOS, BOS = 4, 4, 1, 2  # ids 1 (end), 2, 3 can be produced; 0 pads and is impossible
 
@@ -22,28 +21,32 @@ def model(seed, batch):
     return logits_of
 
 
-def decode(seed, limits, beam, alpha, n_best=1, search=beam_search):
-    """The cache holds what a model's would: the token of each beam at each position, where the beam wrote it; greedily, each row's prefix."""
-    batch = len(limits)
-    logits_of = model(seed, batch)
-    rows = jnp.arange(batch)
+def follow(seed, batch, beam):
+    """A step whose cache (B, P, K) holds what a model's would: the token of each beam in each slot, where the beam wrote it."""
+    logits_of, rows = model(seed, batch), jnp.arange(batch)
 
-    def follow(cache, tokens, position, ancestors):
-        cache = cache.at[:, position].set(tokens)
+    def step(cache, tokens, positions, slot, ancestors):
+        cache = cache.at[:, slot].set(tokens)
         code = jnp.zeros((batch, beam), jnp.int32)
         for p in range(1, T):
-            own = jnp.take_along_axis(cache[:, p], ancestors[:, :, p], axis=1)  # what the beam descends from wrote
-            code = jnp.where(p <= position, code * 4 + own, code)
+            back = (slot - (positions[:, 0] - p)) % cache.shape[1]  # the slot of position p, for inputs that have come so far
+            own = jnp.take_along_axis(cache[rows, back], ancestors[rows, :, back], axis=1)  # what the beam descends from wrote
+            code = jnp.where(p <= positions, code * 4 + own, code)
         return logits_of(rows[:, None], code % 5**T), cache
 
-    def step(code, tokens, position):
-        code = code * 4 + tokens
-        return logits_of(rows, code % 5**T), code
+    return step, logits_of(rows, jnp.zeros(batch, jnp.int32))
 
-    start, kwargs = logits_of(rows, jnp.zeros(batch, jnp.int32)), dict(alpha=alpha, max_steps=T, eos_id=EOS)
-    if search is beam_search:
-        return jax.jit(lambda: search(follow, start, jnp.zeros((batch, T, beam), jnp.int32), jnp.array(limits), beam=beam, n_best=n_best, **kwargs))()
-    return jax.jit(lambda: search(step, start, jnp.zeros(batch, jnp.int32), jnp.array(limits), **kwargs))()
+
+def decode(seed, limits, beam, alpha, n_best=1):
+    batch, search = len(limits), BeamSearch(beam, alpha, EOS, n_best)
+    step, start = follow(seed, batch, beam)
+
+    @jax.jit
+    def found():
+        state = search.admit(search.empty(batch, T, jnp.zeros((batch, T, beam), jnp.int32)), jnp.arange(batch), jnp.array(limits), start)
+        return search.best(search.advance(state, step, batch))
+
+    return found()
 
 
 def brute_force(seed, batch, row, limit, alpha):
@@ -78,21 +81,71 @@ def test_an_input_does_not_depend_on_its_neighbours():
     np.testing.assert_allclose(together.scores[0], short.scores[0], rtol=1e-6)
 
 
-def test_the_limit_holds_even_if_nothing_ends():
-    batch, beam = 2, 3
+def moved(cache, shift, slots):
+    cache = jnp.roll(cache, shift, axis=1)[:, :slots]
+    return jnp.pad(cache, ((0, 0), (0, slots - cache.shape[1]), (0, 0)))
+
+
+@pytest.mark.parametrize("beam", [1, 2, 3])
+def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam):
+    """Four inputs for two places: each goes where one is done, at any turn; the ring goes round, and changes its size on the way."""
+    limits, places = np.array([4, 2, 3, 4, 1]), 2  # the last stands for an empty place
+    search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
+    expected, (_, start) = decode(5, limits, beam, 0.6, search.n_best), follow(5, 5, beam)
+    for sizes in ([4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]):
+        state = search.empty(places, sizes[0], jnp.full((places, sizes[0], beam), 9))
+        held, queue, sizes = np.full(places, -1), [0, 1, 2, 3], iter(sizes)
+        while queue or (held >= 0).any():
+            for place in np.flatnonzero(held < 0)[:len(queue)]:
+                held[place] = queue.pop(0)
+                state = search.admit(state, jnp.array([place] * 2), jnp.array(limits[held[[place] * 2]]), start[held[[place] * 2]])
+            step, _ = follow(5, 5, beam)
+
+            def of_these(cache, tokens, positions, slot, ancestors):  # the tables are the inputs', the cache the places'
+                whole = lambda x, fill: jnp.full((5, *x.shape[1:]), fill, x.dtype).at[held].set(x)
+                logits, new = step(whole(cache, 0), whole(tokens, 2), whole(positions, 1), slot, whole(ancestors, 0))
+                return logits[held], new[held]
+
+            state = search.advance(state, of_these, 1 if queue else places)
+            for place in np.flatnonzero((held >= 0) & ~np.asarray(search.running(state))):
+                best = search.best(state)
+                np.testing.assert_array_equal(best.ids[place, :, :T], expected.ids[held[place]])
+                np.testing.assert_allclose(best.scores[place], expected.scores[held[place]], rtol=1e-6)
+                held[place] = -1
+            slots = next(sizes)
+            state = search.resized(state, slots, lambda cache, shift: moved(cache, shift, slots))
+
+
+def test_a_search_stops_when_an_input_has_filled_the_ring():
+    search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([4, 4])
+    step, start = follow(0, 2, 2)
+    state = search.admit(search.empty(2, 2, jnp.zeros((2, 2, 2), jnp.int32)), jnp.arange(2), limits, start)
+    state = search.advance(state, step, 2)
+    assert state.lengths.tolist() == [2, 2] and search.running(state).all()
+    state = search.advance(search.resized(state, 4, lambda cache, shift: moved(cache, shift, 4)), step, 2)
+    assert state.lengths.tolist() == [4, 4] and not search.running(state).any()
+
+
+@pytest.mark.parametrize("size", [5, 300, 2049, 4096])
+def test_the_largest_by_blocks_are_the_largest(size):
+    x = jax.random.randint(jax.random.key(size), (7, size), 0, 50).astype(jnp.float32)  # with many that are equal
+    for mine, theirs in zip(_largest(x, 5), jax.lax.top_k(x, 5)):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_the_limit_holds_even_if_nothing_ends(beam):
     never_ends = lambda *shape: jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
-    step = lambda cache, tokens, position, ancestors: (never_ends(batch, beam), cache)
-    found = beam_search(step, never_ends(batch), {}, jnp.array([2, 4]), beam=beam, alpha=0.6, max_steps=6, eos_id=EOS)
+    search = BeamSearch(beam, 0.6, EOS)
+    state = search.admit(search.empty(2, 6, None), jnp.arange(2), jnp.array([2, 4]), never_ends(2))
+    found = search.best(search.advance(state, lambda cache, *_: (never_ends(2, beam), cache), 2))
     assert [(row[0] > 0).sum() for row in np.asarray(found.ids)] == [2, 4]
     assert np.isfinite(found.scores).all()
-    one = lambda cache, tokens, position: (never_ends(batch), cache)
-    found = greedy(one, never_ends(batch), {}, jnp.array([2, 4]), alpha=0.6, max_steps=6, eos_id=EOS)
-    assert [(row[0] > 0).sum() for row in np.asarray(found.ids)] == [2, 4]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_greedy_follows_the_likeliest_token(seed):
-    found = decode(seed, [4, 3], beam=1, alpha=0.6, search=greedy)
+def test_one_beam_follows_the_likeliest_token(seed):
+    found = decode(seed, [4, 3], beam=1, alpha=0.6)
     logits_of = model(seed, 2)
     for row, limit in enumerate((4, 3)):
         code, body, log_p = 0, [], 0.0

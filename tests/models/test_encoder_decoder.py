@@ -100,8 +100,8 @@ def test_beams_that_stand_side_by_side_see_their_own_ancestors():
     model, variables = init()
     prepared = {"params": for_decoding(variables["params"], jnp.float32)}
     memory, beams = model.apply(variables, SOURCE, method="encode"), jnp.stack([TARGET[:, 1:4], TARGET[:, 3:6]], axis=1)  # (B, 2, 3)
-    run = lambda tokens, position, cache, ancestors: model.apply({**prepared, **cache}, tokens, None if cache else memory, jnp.int32(position), decode=8,
-                                                                 ancestors=ancestors, method="decode", mutable=["cache", "memory"])
+    run = lambda tokens, position, cache, ancestors: model.apply({**prepared, **cache}, tokens, None if cache else memory, jnp.full((3, 1), position), decode=8,
+                                                                 slots=jnp.int32(2 * position), ancestors=ancestors, method="decode", mutable=["cache", "memory"])
     _, cache = run(TARGET[:, :1], 0, {}, None)
     ancestors = jnp.full((3, 2, 4), -1).at[..., 0].set(0)
     _, cache = run(beams[..., 0], 1, cache, ancestors.at[..., 1].set(jnp.arange(2)))

@@ -10,9 +10,8 @@ import sacrebleu
 
 from transformer_jax import bleu
 from transformer_jax.config import UserError
-from transformer_jax.decoding import growth
+from transformer_jax.decoding import stream
 from transformer_jax.layers.blocks import for_decoding
-from transformer_jax.tasks.translation import two_at_once
 from transformer_jax.training.loop import Program, run
 from transformer_jax.workdir import make_task, open_run, record
 
@@ -51,7 +50,6 @@ def by_whole_prefixes(task, params, line):
 def test_cached_greedy_decoding_equals_running_the_whole_prefix_again(trained):
     _, (task, params) = trained
     task.config.decode.beam = 1
-    task.__dict__.pop("_decode", None)
     found = [best[0].text for best in task.translate(params, LINES)]
     assert found == [by_whole_prefixes(task, params, line) if line else "" for line in LINES]
     assert any(found)
@@ -82,18 +80,23 @@ def test_a_translation_does_not_depend_on_its_batch(trained, beam):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_cache_that_grows_holds_what_one_of_full_size_does(trained, beam, monkeypatch):
-    found = []
-    for first in (2, 1000):
-        monkeypatch.setattr(growth, "_FIRST", first)
-        task, params = open_run(trained[0], overrides=[("decode.beam", str(beam))])
-        target = task.tokenizer.target
-        task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=target.bos_id, eos_id=-1))  # no end: each writes to its limit
-        source = np.array([target.encode([line])[0][:8] + [target.eos_id] for line in LINES[1:2] * 2])
-        found.append(jax.device_get(task._decode(for_decoding(params, jnp.float32), source, np.array([9, 14]), 1)))
-    np.testing.assert_array_equal(found[0].ids, found[1].ids)
-    np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=1e-5)
-    assert [np.count_nonzero(row) for row in found[0].ids[:, 0]] == [9, 14]
+def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(trained, beam, monkeypatch):
+    """Seven sentences in two places, against each by itself with room from the start. None has an end: each is written to its limit."""
+    task, params = open_run(trained[0], overrides=[("decode.beam", str(beam)), ("decode.batch", "2")])
+    target, params = task.tokenizer.target, for_decoding(params, jnp.float32)
+    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=target.bos_id, eos_id=-1))
+    inputs = [[*ids, target.eos_id] for ids in sorted(target.encode([line for line in LINES if line] + LINES[:2] + LINES[3:4]), key=len, reverse=True)]
+    assert len({-(-len(ids) // stream._HELD) for ids in inputs}) > 1, "sources are held at more than one length"
+    limits = [9, 30, 14, 3, 21, 1, 6]
+    monkeypatch.setattr(stream, "_SPARE", 40)
+    alone = [next(task.stream(1)(params, [ids], [limit]))[1] for ids, limit in zip(inputs, limits)]
+    monkeypatch.setattr(stream, "_SPARE", -14)
+    together = dict(task.stream(1)(params, inputs, limits))
+    assert len(together) == 7
+    for number, (one, limit) in enumerate(zip(alone, limits)):
+        assert one.ids[one.ids > 0].tolist() == together[number].ids[together[number].ids > 0].tolist()
+        assert np.count_nonzero(one.ids) == limit
+        np.testing.assert_allclose(one.scores, together[number].scores, rtol=1e-5)
 
 
 def test_a_file_of_any_length_is_held_in_part(trained):
@@ -102,25 +105,6 @@ def test_a_file_of_any_length_is_held_in_part(trained):
     taken = []
     lines = (taken.append(1) or LINES[0] for _ in range(10**9))
     assert next(task.translate(params, lines)) and len(taken) <= 100
-
-
-def test_two_searches_at_once_keep_the_order_and_stop_together(trained, monkeypatch):
-    task, params = open_run(trained[0], overrides=[("decode.batch", "2")])
-    texts = [LINES[i % len(LINES)] for i in range(9)]
-    alone = [best.text for best, in task.translate(params, texts)]
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert [best.text for best, in task.translate(params, texts)] == alone
-
-    begun = []
-
-    def fail(item):
-        begun.append(item)
-        if item == 1:
-            raise ValueError(item)
-
-    with pytest.raises(ValueError):
-        list(two_at_once(fail, range(20)))
-    assert len(begun) <= 4
 
 
 def test_averaging_is_the_mean_of_the_checkpoints(trained):

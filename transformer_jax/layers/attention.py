@@ -1,4 +1,6 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2), with the key/value cache of decoding."""
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -70,13 +72,32 @@ class Attention(nn.Module):
         return cache.value.transpose(np.argsort(order))
 
 
-def lengthened(cache: dict, num_slots: int) -> dict:
-    """The collection "cache" with room for `num_slots`; what it has stays."""
-    def longer(path, x):
-        axis = next(_CACHED[key.key].index(1) for key in path if getattr(key, "key", None) in _CACHED)
-        return jnp.pad(x, [(0, num_slots - size if a == axis else 0) for a, size in enumerate(x.shape)])
+def resized(cached: dict, num_slots: int) -> dict:
+    """A collection "cache" or "memory" with so many slots, the last cut off or added."""
+    def fit(x, axis):
+        kept = jax.lax.slice_in_dim(x, 0, min(num_slots, x.shape[axis]), axis=axis)
+        return jnp.pad(kept, [(0, num_slots - size if a == axis else 0) for a, size in enumerate(kept.shape)])
 
-    return jax.tree_util.tree_map_with_path(longer, cache)
+    return _along_slots(fit, cached)
+
+
+def rolled(cached: dict, shift: jax.Array) -> dict:
+    """A collection "cache" with what its slots hold moved on by so many, around the end."""
+    return _along_slots(lambda x, axis: jnp.roll(x, shift, axis), cached)
+
+
+def written(cached: dict, new: dict, row: jax.Array, slot: jax.Array) -> dict:
+    """A collection "cache" or "memory" with a smaller one in it, from that row and slot on."""
+    def write(x, axis, y):
+        return jax.lax.dynamic_update_slice(x, y, [row if a == 0 else slot if a == axis else 0 for a in range(x.ndim)])
+
+    return _along_slots(write, cached, new)
+
+
+def _along_slots(function: Callable, *collections: dict) -> dict:
+    """function(array, axis of its slots, arrays...) of all that collections keep."""
+    axis_of = lambda path: next(_CACHED[key.key].index(1) for key in path if getattr(key, "key", None) in _CACHED)
+    return jax.tree_util.tree_map_with_path(lambda path, x, *others: function(x, axis_of(path), *others), *collections)
 
 
 def weights_in(model: nn.Module, params, stack: str, *tokens: jax.Array, method: str = "hidden", cross: bool = False) -> np.ndarray:

@@ -17,7 +17,7 @@ class Mask:
     query_segments: jax.Array | None = None  # (B, Q) int32
     key_segments: jax.Array | None = None  # (B, K) int32; without query_segments: any non-zero key is seen
     query_slots: jax.Array | None = None  # (B, Q) int32, slots of the queries among the keys; () int32: of the first one, in all rows; default 0..Q-1
-    ancestors: jax.Array | None = None  # (B, Q, P) int32, of a beam search: the keys are Q beams at each of the first positions, a query sees one of each (-1: none)
+    ancestors: jax.Array | None = None  # (B, Q, P) int32, of a beam search: the keys are what Q beams wrote in each of P slots, a query sees one of each (-1: none)
 
     def block(self, start: int, stop: int) -> "Mask":
         """Of the queries from start to stop and the keys up to stop: all that these queries see, if the mask is causal and keys are as many as queries."""
@@ -34,7 +34,7 @@ class Mask:
             back = slots[:, None, :, None] - jnp.arange(num_keys)
             seen = back >= 0 if self.window is None else (back >= 0) & (back < self.window)
         if self.ancestors is not None:
-            seen = (self.ancestors[..., :num_keys // num_queries, None] == jnp.arange(num_queries)).reshape(-1, 1, num_queries, num_keys)
+            seen = (self.ancestors[..., None] == jnp.arange(num_queries)).reshape(-1, 1, num_queries, num_keys)
         if self.key_segments is not None:
             keys = self.key_segments[:, None, None, :]
             same = keys > 0

@@ -79,14 +79,14 @@ class EncoderDecoder(nn.Module):
         return self.encoder_norm(x) if self.norm_position == "pre" else x
 
     def decode(self, target, memory, positions=None, segment_ids=None, source_segment_ids=None, *, train=False, decode=0,
-               ancestors=None):
+               slots=None, ancestors=None):
         """Target tokens (B, T) and memory (B, S, M) -> hidden states (B, T, M).
 
-        With `decode`, the slots of a cache that begins here, `positions` (B, T), or () where the rows share them, say which slots the tokens fill,
-        and `memory` is needed in the first call alone. With `ancestors` (B, T, P) the T tokens are the open beams at one position (): each has a slot there,
-        and sees of every position the slot of the beam it descends from.
+        With `decode`, the number of slots of a cache that begins here, the tokens fill `slots` (B, T), or those from () on in all rows, by default those of
+        their positions, and `memory` is needed in the first call alone. With `ancestors` (B, T, P) the T tokens are beams side by side, at positions (B, 1),
+        which see of every T slots that of the beam they descend from.
         """
-        slots = positions if ancestors is None else positions * target.shape[1]
+        slots = positions if slots is None else slots
         mask = Mask(causal=ancestors is None, query_segments=segment_ids, key_segments=segment_ids, query_slots=slots if decode else None, ancestors=ancestors)
         cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
         x = self._embed(self.target_embed, target, positions, train)

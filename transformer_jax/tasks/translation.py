@@ -1,11 +1,9 @@
 """Translation: packed pairs, label-smoothed cross-entropy, and translating text with the trained model."""
-import collections
 import dataclasses
 import itertools
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +17,14 @@ from transformer_jax import bleu
 from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, sources, tokenizers
-from transformer_jax.decoding import sampling
-from transformer_jax.decoding.beam_search import beam_search
-from transformer_jax.layers.attention import lengthened, weights_in
+from transformer_jax.decoding.beam_search import BeamSearch
+from transformer_jax.decoding.stream import Stream
+from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy
 from transformer_jax.progress import say, track
 
-_BUCKET = 16  # source lengths are padded to multiples of it, so that few shapes are compiled
 _READ_AHEAD = 32  # batches of lines held at a time, sorted by length among themselves
 
 
@@ -172,59 +169,15 @@ class Translation:
                                     f"(config.model.max_length={self.model.max_length} less config.decode.max_extra={decode.max_extra} and the end)")
             order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
             outputs = [[Hypothesis("", 0.0)] * n_best] * len(chunk)
-            batches = [order[start:start + decode.batch] for start in range(0, len(order), decode.batch)]
-            found = two_at_once(lambda chosen: self._translate_batch(params, [encoded[i] for i in chosen], n_best), batches)
-            for i, hypotheses in zip(itertools.chain(*batches), itertools.chain.from_iterable(found)):
-                outputs[i] = hypotheses
+            sources_ = [[*encoded[i], self.tokenizer.source.eos_id] for i in order]
+            for number, beams in self.stream(n_best)(params, sources_, [len(ids) + decode.max_extra for ids in sources_]):
+                texts = self.tokenizer.target.decode([ids[ids > 0].tolist() for ids in beams.ids])
+                outputs[order[number]] = [Hypothesis(text, float(score)) for text, score in zip(texts, beams.scores)]
             yield from outputs
 
-    def _translate_batch(self, params, sources_: list[list[int]], n_best: int) -> list[list["Hypothesis"]]:
-        """One batch of token lists, the longest first; padded to a bucket's shape."""
-        decode = self.config.decode
-        length = min(-(-(len(sources_[0]) + 1) // _BUCKET) * _BUCKET, self.model.max_length - decode.max_extra)
-        source = np.zeros((decode.batch, length), np.int32)
-        limits = np.ones(decode.batch, np.int32)
-        for row, ids in enumerate(sources_):
-            source[row, : len(ids) + 1] = [*ids, self.tokenizer.source.eos_id]
-            limits[row] = len(ids) + 1 + decode.max_extra
-        beams = jax.device_get(self._decode(params, source, limits, n_best))
-        texts = self.tokenizer.target.decode([ids[ids > 0].tolist() for row in beams.ids[: len(sources_)] for ids in row])
-        scored = [Hypothesis(text, float(score)) for text, score in zip(texts, beams.scores.ravel())]
-        return [scored[start:start + n_best] for start in range(0, len(scored), n_best)]
-
-    @cached_property
-    def _decode(self):
-        """Compiled: params `for_decoding`, source (B, S), most target tokens of each (B,), n_best -> Beams of target ids (B, n_best, S + max_extra)."""
-        options, target = self.config.decode, self.tokenizer.target
-
-        @partial(jax.jit, static_argnums=3)
-        def decode(params, source, limits, n_best):
-            most = source.shape[1] + options.max_extra
-            segments = (source > 0).astype(jnp.int32)
-
-            def run(tokens, position, memory=None, caches={}, ancestors=None):
-                """Tokens (B, beams) at one position -> logits (B, beams, V) of the next, and the caches with them in it."""
-                hidden, caches = self.model.apply({"params": params, **caches}, tokens, memory, jnp.int32(position), None, segments,
-                                                  decode=options.beam, ancestors=ancestors, method="decode", mutable=["cache", "memory"])
-                return self.model.apply({"params": params}, hidden, method="logits"), caches
-
-            memory = self.model.apply({"params": params}, source, None, segments, method="encode")
-            logits, caches = run(jnp.full((len(source), 1), target.bos_id), 0, memory)
-
-            def step(cache, tokens, position, ancestors):
-                logits, new = run(tokens, position, None, {"cache": cache, "memory": caches["memory"]}, ancestors)
-                return logits, new["cache"]
-
-            def one(cache, tokens, position):
-                logits, cache = step(cache, tokens[:, None], position, None)
-                return logits[:, 0], cache
-
-            how = dict(alpha=options.alpha, max_steps=most, eos_id=target.eos_id, grow=lambda cache, positions: lengthened(cache, positions * options.beam))
-            if options.beam == 1:
-                return sampling.greedy(one, logits[:, 0], caches["cache"], limits, **how)
-            return beam_search(step, logits[:, 0], caches["cache"], limits, beam=options.beam, n_best=n_best, **how)
-
-        return decode
+    def stream(self, n_best: int) -> Stream:
+        decode, target = self.config.decode, self.tokenizer.target
+        return Stream(self.model, BeamSearch(decode.beam, decode.alpha, target.eos_id, n_best), decode.batch, target.bos_id)
 
     def attention(self, params, source: str, target: str | None = None, kind: str = "cross", *, pieces: bool = False) -> Attended:
         """What a translation, by default the model's own, attends to in its source ("cross") or itself ("decoder"), or the source in itself ("encoder").
@@ -245,25 +198,6 @@ class Translation:
         if kind == "decoder":
             keys = Side(["<s>"], [0]) + Side.of(to, target_ids[:-1], pieces)
         return between(weights_in(self.model, params, "decoder", read, jnp.array([inputs]), cross=kind == "cross"), queries, keys)
-
-
-def two_at_once(function: Callable, items: Iterable) -> Iterator:
-    """function(item) of each, in order, the next one begun before the last has ended: of two searches each fills what the other leaves idle.
-
-    Beam 4 with a model of base size, two CPU cores: 17.2 -> 13.9 s. The first item runs alone, for it compiles what others need; and all do
-    on several devices, which would wait for each other in different orders.
-    """
-    items, begun = iter(items), collections.deque()
-    yield from map(function, itertools.islice(items, 1))
-    pool = ThreadPoolExecutor(1 if jax.device_count() > 1 else 2)
-    try:
-        for item in items:
-            begun.append(pool.submit(function, item))
-            if len(begun) > 2:
-                yield begun.popleft().result()
-        yield from (one.result() for one in begun)
-    finally:
-        pool.shutdown(cancel_futures=True)  # what has not begun when one fails is not begun
 
 
 class Hypothesis(NamedTuple):

@@ -1,0 +1,160 @@
+"""Beam search over a stream of inputs: one that is done makes room for the next (Yu et al. 2022, section 3.1, "iteration-level scheduling")."""
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.decoding.beam_search import Beams, BeamSearch, Search
+from transformer_jax.layers.attention import resized, rolled, written
+
+_SHARE = 32  # the search stops for new inputs when one in so many places is free
+_READ, _HELD = 8, 16  # sources are padded to multiples of these where they are read and where they are held, so that few shapes are compiled
+_SPARE = 8  # slots of the cache beyond the tokens of the source: each token reads all there are, so they double only when one output needs them
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Searches with an EncoderDecoder and its parameters `for_decoding`, `places` inputs in each."""
+
+    model: nn.Module
+    search: BeamSearch
+    places: int
+    bos_id: int
+
+    def __call__(self, params, inputs: Sequence[Sequence[int]], limits: Sequence[int]) -> Iterator[tuple[int, Beams]]:
+        """(number of an input, its hypotheses (n_best, T)) as they are done. `limits`: the most tokens of each output, the end included.
+
+        Best with the longest inputs first: those of like length share what is padded, and the shortest leave least to wait for at the end.
+        """
+        held = _Held(self, params, inputs, np.array(limits, np.int32))
+        while held.fill():
+            held.advance()
+            yield from held.done()
+
+    @property
+    def share(self) -> int:
+        return -(-self.places // _SHARE)
+
+    def _run(self, params, cache: dict, tokens, positions, slot, memory=None, ancestors=None) -> tuple[jax.Array, dict]:
+        """Tokens (N, K) at `positions` (N, 1), in one slot -> logits (N, K, V) of the next, and the cache with them in it."""
+        known = {name: cache[name] for name in ("cache", "memory") if name in cache}
+        hidden, new = self.model.apply({"params": params, **known}, tokens, memory, positions, None, cache["segments"], slots=slot * self.search.beam,
+                                       decode=self.search.beam, ancestors=ancestors, method="decode", mutable=["cache", "memory"])
+        return self.model.apply({"params": params}, hidden, method="logits"), cache | new
+
+    @partial(jax.jit, static_argnums=0)
+    def begin(self, params, source: jax.Array) -> tuple[jax.Array, dict]:
+        """Source (N, S) -> logits (N, V) of the first target tokens, and a cache with one slot, of what they follow."""
+        segments = (source > 0).astype(jnp.int32)
+        memory = self.model.apply({"params": params}, source, None, segments, method="encode")
+        beginning = jnp.full((len(source), 1), self.bos_id)
+        logits, cache = self._run(params, {"segments": segments}, beginning, jnp.zeros_like(beginning), jnp.int32(0), memory)
+        return logits[:, 0], cache
+
+    @partial(jax.jit, static_argnums=(0, 2, 3))
+    def empty(self, params, length: int, slots: int) -> Search:
+        """A search without inputs, with room for sources of `length` and so many slots."""
+        _, shapes = jax.eval_shape(self.begin, params, jax.ShapeDtypeStruct((self.places, length), jnp.int32))
+        cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return self.search.empty(self.places, slots, self._sized(cache, length, slots))
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def admit(self, state: Search, places: jax.Array, limits: jax.Array, begun, rows: jax.Array) -> Search:
+        """Of what `begin` gave, these `rows` in these places; the same twice is as once."""
+        logits, begun = begun
+        slot = (state.turn - 1) % state.slots
+
+        def put(n, cache):  # one after the other, in place: a scatter takes several times as long on a CPU
+            new = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, rows[n], 1), begun)
+            segments = self._sized(new, cache["segments"].shape[1], 1)["segments"]
+            return {"cache": written(cache["cache"], new["cache"], places[n], slot * self.search.beam), "memory": written(cache["memory"], new["memory"], places[n], 0),
+                    "segments": jax.lax.dynamic_update_slice_in_dim(cache["segments"], segments, places[n], 0)}
+
+        cache = jax.lax.fori_loop(0, len(rows), put, state.cache)
+        return self.search.admit(state._replace(cache=cache), places, limits, logits[rows])
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def advance(self, params, state: Search, free: jax.Array) -> tuple[Search, tuple]:
+        """`state` when so many places are free; which are not, (places,), the lengths there, and the hypotheses of all."""
+        step = lambda cache, tokens, positions, slot, ancestors: self._run(params, cache, tokens, positions, slot, None, ancestors)
+        state = self.search.advance(state, step, free)
+        return state, (self.search.running(state), state.lengths, self.search.best(state))
+
+    @partial(jax.jit, static_argnums=(0, 2, 3))
+    def resize(self, state: Search, length: int, slots: int) -> Search:
+        """With room for sources of `length`, and so many slots."""
+        return self.search.resized(state, slots, lambda cache, shift: self._sized(self._moved(cache, shift), length, slots))
+
+    def _sized(self, cache: dict, length: int, slots: int) -> dict:
+        segments = cache["segments"][:, :length]
+        return {"cache": resized(cache["cache"], slots * self.search.beam), "memory": resized(cache["memory"], length),
+                "segments": jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))}
+
+    def _moved(self, cache: dict, shift: jax.Array) -> dict:
+        return cache | {"cache": rolled(cache["cache"], shift * self.search.beam)}
+
+
+class _Held:
+    """The inputs: those in the places of a search, those of a batch that has been read and wait for one, and those that stand in the queue."""
+
+    def __init__(self, stream: Stream, params, inputs: Sequence[Sequence[int]], limits: np.ndarray):
+        self.stream, self.params, self.inputs, self.limits = stream, params, inputs, limits
+        self.queue = deque(range(len(inputs)))
+        self.waiting = deque()  # (row of the batch, number of the input)
+        self.places = np.full(stream.places, -1)  # number of the input in each
+        self.longest = 0  # tokens of an output that is being written
+        self.state = None
+
+    def fill(self) -> bool:
+        """Gives free places to what waits; whether any place is taken."""
+        while (self.waiting or self.queue) and (free := np.flatnonzero(self.places < 0)).size:
+            if not self.waiting:
+                self._read([self.queue.popleft() for _ in range(min(len(self.queue), self.stream.places))])
+            chosen = [(*self.waiting.popleft(), place) for place in free[:min(self.stream.share, len(self.waiting))]]
+            rows, numbers, places = np.array(chosen + chosen[-1:] * (self.stream.share - len(chosen)), np.int32).T
+            self.places[places] = numbers
+            self._fit()
+            self.state = self.stream.admit(self.state, places, self.limits[numbers], self.begun, rows)
+        return (self.places >= 0).any()
+
+    def advance(self) -> None:
+        """Writes on until there is room for more inputs, or an output needs more slots."""
+        self._fit()
+        free = self.stream.share if self.waiting or self.queue else self.stream.places
+        self.state, report = self.stream.advance(self.params, self.state, np.int32(free))
+        self.running, lengths, self.best = jax.device_get(report)
+        self.longest = lengths[self.running].max(initial=0)
+
+    def done(self) -> Iterator[tuple[int, Beams]]:
+        """What is done leaves its place."""
+        for place in np.flatnonzero((self.places >= 0) & ~self.running):
+            yield int(self.places[place]), Beams(self.best.ids[place], self.best.scores[place])
+        self.places[~self.running] = -1
+
+    def _read(self, numbers: list[int]) -> None:
+        source = np.zeros((self.stream.places, self._length(numbers, _READ)), np.int32)
+        for row, number in enumerate(numbers):
+            source[row, :len(self.inputs[number])] = self.inputs[number]
+        self.begun = self.stream.begin(self.params, source)
+        self.waiting.extend(enumerate(numbers))
+
+    def _fit(self) -> None:
+        """Room for the sources in all places, and for one token more than the longest output has."""
+        length = self._length(self.places[self.places >= 0], _HELD)
+        if self.state is None:
+            self.state = self.stream.empty(self.params, length, length + _SPARE)
+        now = self.state.cache["segments"].shape[1], self.state.slots
+        slots = now[1] if length == now[0] else length + _SPARE
+        while slots <= self.longest:
+            slots *= 2
+        if (length, slots) != now:
+            self.state = self.stream.resize(self.state, length, slots)
+
+    def _length(self, numbers: Sequence[int], multiple: int) -> int:
+        longest = max(len(self.inputs[number]) for number in numbers)
+        return min(-(-longest // multiple) * multiple, self.stream.model.max_length)
