@@ -37,13 +37,18 @@ def follow(seed, batch, beam):
     return step, logits_of(rows, jnp.zeros(batch, jnp.int32))
 
 
+def moved(cache, shift, slots):
+    cache = jnp.roll(cache, shift, axis=1)[:, :slots]
+    return jnp.pad(cache, ((0, 0), (0, slots - cache.shape[1]), (0, 0)))
+
+
 def decode(seed, limits, beam, alpha, n_best=1):
     batch, search = len(limits), BeamSearch(beam, alpha, EOS, n_best)
     step, start = follow(seed, batch, beam)
 
     @jax.jit
     def found():
-        state = search.admit(search.empty(batch, T, jnp.zeros((batch, T, beam), jnp.int32)), jnp.arange(batch), jnp.array(limits), start)
+        state = search.resized(search.begin(jnp.array(limits), start, jnp.zeros((batch, 1, beam), jnp.int32)), T, lambda cache, shift: moved(cache, shift, T))
         return search.best(search.advance(state, step, batch))
 
     return found()
@@ -81,24 +86,20 @@ def test_an_input_does_not_depend_on_its_neighbours():
     np.testing.assert_allclose(together.scores[0], short.scores[0], rtol=1e-6)
 
 
-def moved(cache, shift, slots):
-    cache = jnp.roll(cache, shift, axis=1)[:, :slots]
-    return jnp.pad(cache, ((0, 0), (0, slots - cache.shape[1]), (0, 0)))
-
-
 @pytest.mark.parametrize("beam", [1, 2, 3])
 def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam):
     """Four inputs for two places: each goes where one is done, at any turn; the ring goes round, and changes its size on the way."""
     limits, places = np.array([4, 2, 3, 4, 1]), 2  # the last stands for an empty place
     search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
     expected, (_, start) = decode(5, limits, beam, 0.6, search.n_best), follow(5, 5, beam)
+    begun = search.begin(jnp.array(limits), start, None)
     for sizes in ([4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]):
         state = search.empty(places, sizes[0], jnp.full((places, sizes[0], beam), 9))
         held, queue, sizes = np.full(places, -1), [0, 1, 2, 3], iter(sizes)
         while queue or (held >= 0).any():
             for place in np.flatnonzero(held < 0)[:len(queue)]:
                 held[place] = queue.pop(0)
-                state = search.admit(state, jnp.array([place] * 2), jnp.array(limits[held[[place] * 2]]), start[held[[place] * 2]])
+                state = search.admit(state, jnp.array([place] * 2), begun, jnp.array([held[place]] * 2), lambda cache, slot: cache)
             step, _ = follow(5, 5, beam)
 
             def of_these(cache, tokens, positions, slot, ancestors):  # the tables are the inputs', the cache the places'
@@ -119,7 +120,7 @@ def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam)
 def test_a_search_stops_when_an_input_has_filled_the_ring():
     search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([4, 4])
     step, start = follow(0, 2, 2)
-    state = search.admit(search.empty(2, 2, jnp.zeros((2, 2, 2), jnp.int32)), jnp.arange(2), limits, start)
+    state = search.resized(search.begin(limits, start, jnp.zeros((2, 1, 2), jnp.int32)), 2, lambda cache, shift: moved(cache, shift, 2))
     state = search.advance(state, step, 2)
     assert state.lengths.tolist() == [2, 2] and search.running(state).all()
     state = search.advance(search.resized(state, 4, lambda cache, shift: moved(cache, shift, 4)), step, 2)
@@ -137,7 +138,7 @@ def test_the_largest_by_blocks_are_the_largest(size):
 def test_the_limit_holds_even_if_nothing_ends(beam):
     never_ends = lambda *shape: jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
     search = BeamSearch(beam, 0.6, EOS)
-    state = search.admit(search.empty(2, 6, None), jnp.arange(2), jnp.array([2, 4]), never_ends(2))
+    state = search.resized(search.begin(jnp.array([2, 4]), never_ends(2), None), 6, lambda cache, shift: None)
     found = search.best(search.advance(state, lambda cache, *_: (never_ends(2, beam), cache), 2))
     assert [(row[0] > 0).sum() for row in np.asarray(found.ids)] == [2, 4]
     assert np.isfinite(found.scores).all()

@@ -86,7 +86,7 @@ def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(train
     target, params = task.tokenizer.target, for_decoding(params, jnp.float32)
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=target.bos_id, eos_id=-1))
     inputs = [[*ids, target.eos_id] for ids in sorted(target.encode([line for line in LINES if line] + LINES[:2] + LINES[3:4]), key=len, reverse=True)]
-    assert len({-(-len(ids) // stream._HELD) for ids in inputs}) > 1, "sources are held at more than one length"
+    assert len({-(-len(ids) // stream._BUCKET) for ids in inputs}) > 1, "sources are held at more than one length"
     limits = [9, 30, 14, 3, 21, 1, 6]
     monkeypatch.setattr(stream, "_SPARE", 40)
     alone = [next(task.stream(1)(params, [ids], [limit]))[1] for ids, limit in zip(inputs, limits)]

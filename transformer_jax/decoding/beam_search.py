@@ -62,17 +62,24 @@ class BeamSearch:
         none = Beams(jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER))
         return Search(jnp.zeros(places, jnp.int32), jnp.zeros(places, jnp.int32), none, none, none.ids - 1, jnp.int32(0), cache)
 
-    def admit(self, search: Search, places: jax.Array, limits: jax.Array, logits: jax.Array) -> Search:
-        """New inputs in `places` (N,), which are free; the same twice is as once.
+    def begin(self, limits: jax.Array, logits: jax.Array, cache) -> Search:
+        """As many inputs as there are `limits` (N,), each with its first tokens, which `logits` (N, V) predict; the cache has what comes before these in its only slot."""
+        search = self.empty(len(limits), 1, cache)
+        first = search.open.scores.at[:, 0].set(0)  # all beams begin alike: only the first may branch
+        search = search._replace(limits=limits, open=search.open._replace(scores=first), ancestors=search.ancestors * 0, turn=search.turn + 1)
+        return self._choose(search, jnp.repeat(logits[:, None], self.beam, axis=1))
 
-        `logits` (N, V) predict their first tokens; what comes before these stands in the cache already, in the slot before the present one, as the first beam's.
+    def admit(self, search: Search, places: jax.Array, begun: Search, rows: jax.Array, put: Callable) -> Search:
+        """Of the inputs that have begun, those in `rows` (N,) come to `places` (N,), which are free; the same twice is as once.
+
+        `put(cache, slot)`: with what those have in their only slot in that one.
         """
-        new = self.empty(len(places), search.slots, None)
-        first = new.open.scores.at[:, 0].set(0)  # all beams begin alike: only the first may branch
-        ancestors = new.ancestors.at[:, :, (search.turn - 1) % search.slots].set(0)
-        new = self._choose(new._replace(limits=limits, open=new.open._replace(scores=first), ancestors=ancestors), jnp.repeat(logits[:, None], self.beam, axis=1))
-        put = lambda old, rows: old.at[places].set(rows) if old.ndim else old
-        return jax.tree.map(put, search._replace(cache=None), new)._replace(cache=search.cache)
+        slot = (search.turn - 1) % search.slots
+        wide = lambda x, fill: jnp.pad(x, ((0, 0), (0, 0), (0, search.slots - 1)), constant_values=fill)
+        open_, ended = (beams._replace(ids=wide(beams.ids, 0)) for beams in (begun.open, begun.ended))
+        begun = begun._replace(open=open_, ended=ended, ancestors=jnp.roll(wide(begun.ancestors, -1), slot, axis=2), cache=None)
+        move = lambda old, new: old.at[places].set(new[rows]) if old.ndim else old
+        return jax.tree.map(move, search._replace(cache=None), begun)._replace(cache=put(search.cache, slot))
 
     def advance(self, search: Search, step: Callable, free: jax.Array) -> Search:
         """Writes until `free` () places hold nothing or what is done, or an input fills the ring.

@@ -13,7 +13,7 @@ from transformer_jax.decoding.beam_search import Beams, BeamSearch, Search
 from transformer_jax.layers.attention import resized, rolled, written
 
 _SHARE = 32  # the search stops for new inputs when one in so many places is free
-_READ, _HELD = 8, 16  # sources are padded to multiples of these where they are read and where they are held, so that few shapes are compiled
+_BUCKET = 16  # sources are padded to multiples of it, so that few shapes are compiled
 _SPARE = 8  # slots of the cache beyond the tokens of the source: each token reads all there are, so they double only when one output needs them
 
 
@@ -48,35 +48,37 @@ class Stream:
         return self.model.apply({"params": params}, hidden, method="logits"), cache | new
 
     @partial(jax.jit, static_argnums=0)
-    def begin(self, params, source: jax.Array) -> tuple[jax.Array, dict]:
-        """Source (N, S) -> logits (N, V) of the first target tokens, and a cache with one slot, of what they follow."""
+    def begin(self, params, source: jax.Array, limits: jax.Array) -> Search:
+        """Source (N, S) is read, and the first target tokens are chosen."""
         segments = (source > 0).astype(jnp.int32)
         memory = self.model.apply({"params": params}, source, None, segments, method="encode")
         beginning = jnp.full((len(source), 1), self.bos_id)
         logits, cache = self._run(params, {"segments": segments}, beginning, jnp.zeros_like(beginning), jnp.int32(0), memory)
-        return logits[:, 0], cache
+        return self.search.begin(limits, logits[:, 0], cache)
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
         """A search without inputs, with room for sources of `length` and so many slots."""
-        _, shapes = jax.eval_shape(self.begin, params, jax.ShapeDtypeStruct((self.places, length), jnp.int32))
+        numbers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+        shapes = jax.eval_shape(self.begin, params, numbers(self.places, length), numbers(self.places)).cache
         cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return self.search.empty(self.places, slots, self._sized(cache, length, slots))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def admit(self, state: Search, places: jax.Array, limits: jax.Array, begun, rows: jax.Array) -> Search:
-        """Of what `begin` gave, these `rows` in these places; the same twice is as once."""
-        logits, begun = begun
-        slot = (state.turn - 1) % state.slots
+    def admit(self, state: Search, places: jax.Array, begun: Search, rows: jax.Array) -> Search:
+        """Of the inputs that have begun those in `rows` come to `places`."""
+        def put(cache, slot):
+            segments = self._sized(begun.cache, cache["segments"].shape[1], 1)["segments"]
 
-        def put(n, cache):  # one after the other, in place: a scatter takes several times as long on a CPU
-            new = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, rows[n], 1), begun)
-            segments = self._sized(new, cache["segments"].shape[1], 1)["segments"]
-            return {"cache": written(cache["cache"], new["cache"], places[n], slot * self.search.beam), "memory": written(cache["memory"], new["memory"], places[n], 0),
-                    "segments": jax.lax.dynamic_update_slice_in_dim(cache["segments"], segments, places[n], 0)}
+            def one(n, cache):  # one after the other, in place: a scatter takes several times as long on a CPU
+                cut = lambda tree: jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, rows[n], 1), tree)
+                return {"cache": written(cache["cache"], cut(begun.cache["cache"]), places[n], slot * self.search.beam),
+                        "memory": written(cache["memory"], cut(begun.cache["memory"]), places[n], 0),
+                        "segments": cache["segments"].at[places[n]].set(segments[rows[n]])}
 
-        cache = jax.lax.fori_loop(0, len(rows), put, state.cache)
-        return self.search.admit(state._replace(cache=cache), places, limits, logits[rows])
+            return jax.lax.fori_loop(0, len(rows), one, cache)
+
+        return self.search.admit(state, places, begun, rows, put)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def advance(self, params, state: Search, free: jax.Array) -> tuple[Search, tuple]:
@@ -119,7 +121,7 @@ class _Held:
             rows, numbers, places = np.array(chosen + chosen[-1:] * (self.stream.share - len(chosen)), np.int32).T
             self.places[places] = numbers
             self._fit()
-            self.state = self.stream.admit(self.state, places, self.limits[numbers], self.begun, rows)
+            self.state = self.stream.admit(self.state, places, self.begun, rows)
         return (self.places >= 0).any()
 
     def advance(self) -> None:
@@ -137,15 +139,16 @@ class _Held:
         self.places[~self.running] = -1
 
     def _read(self, numbers: list[int]) -> None:
-        source = np.zeros((self.stream.places, self._length(numbers, _READ)), np.int32)
+        source = np.zeros((self.stream.places, self._length(numbers)), np.int32)
         for row, number in enumerate(numbers):
             source[row, :len(self.inputs[number])] = self.inputs[number]
-        self.begun = self.stream.begin(self.params, source)
+        limits = np.pad(self.limits[numbers], (0, self.stream.places - len(numbers)))
+        self.begun = self.stream.begin(self.params, source, limits)
         self.waiting.extend(enumerate(numbers))
 
     def _fit(self) -> None:
         """Room for the sources in all places, and for one token more than the longest output has."""
-        length = self._length(self.places[self.places >= 0], _HELD)
+        length = self._length(self.places[self.places >= 0])
         if self.state is None:
             self.state = self.stream.empty(self.params, length, length + _SPARE)
         now = self.state.cache["segments"].shape[1], self.state.slots
@@ -155,6 +158,6 @@ class _Held:
         if (length, slots) != now:
             self.state = self.stream.resize(self.state, length, slots)
 
-    def _length(self, numbers: Sequence[int], multiple: int) -> int:
+    def _length(self, numbers: Sequence[int]) -> int:
         longest = max(len(self.inputs[number]) for number in numbers)
-        return min(-(-longest // multiple) * multiple, self.stream.model.max_length)
+        return min(-(-longest // _BUCKET) * _BUCKET, self.stream.model.max_length)
