@@ -59,23 +59,23 @@ def cache(tiny: bool, data: str | None):
 
 
 def beam(tiny: bool, data: str | None):
-    """The Transformer of base size, beam 4, float32. The lengths are those of Multi30k's test set, source and reference, in word pieces.
+    """The Transformer of base size, beam 4, float32, 32 sentences at a time, and 64. The lengths are those of Multi30k's test set, source and reference, in word pieces.
 
-    Ours holds 64 sentences at a time, as `translate` does by itself; the peers get batches of 32, and of 64. Ours and, of the rows, two of Hugging Face's sort the
-    sentences by length; two take them as they stand in the file. CTranslate2, which has one length for a batch, gets the batches that waste least. Tokens are counted without what
-    fills up a batch.
+    Ours and, of the rows of a size, one of Hugging Face's sort the sentences by length, as `translate` does by itself; the other takes them as they stand in the file. CTranslate2,
+    which has one length for a batch, gets the batches that waste least. Tokens are counted without what fills up a batch.
     """
     layers, width, vocab_size, sizes, count = (1, 64, 96, (4, 8), 16) if tiny else (6, 512, 8000, (32, 64), 320)
     lengths = _lengths(data, vocab_size, count)  # (sentences, 2)
-    theirs = functools.partial(their_beams, lengths, layers, width, vocab_size)
+    shape = (lengths, layers, width, vocab_size)
     peers = {"HF generate, file order": ("torch", "generate", None), "HF generate, sorted": ("torch", "generate", 0), "CTranslate2, sorted": ("ctranslate2", "ctranslate2", 1)}
-    spent = sides({"ours": ("jax", functools.partial(our_beams, lengths, layers, width, vocab_size, sizes[-1])),
-                   **{f"{name}, batches of {size}": (library, functools.partial(theirs, size, engine, side)) for size in sizes for name, (library, engine, side) in peers.items()}},
-                  1 if tiny else 3)
+    makers = {("ours", size): ("jax", functools.partial(our_beams, *shape, size)) for size in sizes}
+    makers |= {(name, size): (library, functools.partial(their_beams, *shape, size, engine, side)) for size in sizes for name, (library, engine, side) in peers.items()}
+    spent = sides(makers, 1 if tiny else 3)
     tokens, where = int(lengths[:, 1].sum()), "Multi30k's lengths" if data else "drawn lengths"
-    for name in [*spent][1:]:
-        yield {"case": f"beam 4, {layers} layers of {width}, {where}", "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[name],
-               "peer_name": name, "ratio": spent[name] / spent["ours"]}
+    for name, size in [*spent][len(sizes):]:
+        ours, theirs = spent["ours", size], spent[name, size]
+        yield {"case": f"beam 4, {size} at a time, {layers} layers of {width}, {where}", "ours": tokens / ours, "unit": "tokens/s", "peer": tokens / theirs, "peer_name": name,
+               "ratio": theirs / ours}
 
 
 def our_beams(lengths: np.ndarray, layers: int, width: int, vocab_size: int, size: int) -> Callable[[], None]:

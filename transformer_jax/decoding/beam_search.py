@@ -72,7 +72,7 @@ class BeamSearch:
     def admit(self, search: Search, places: jax.Array, begun: Search, rows: jax.Array, put: Callable) -> Search:
         """Of the inputs that have begun, those in `rows` (N,) come to `places` (N,), which are free; the same twice is as once.
 
-        `put(cache, slot)`: with what those have in their only slot in that one.
+        `put(cache, slot)`: the cache with what those have in their only slot, at these places in that slot.
         """
         slot = (search.turn - 1) % search.slots
         wide = lambda x, fill: jnp.pad(x, ((0, 0), (0, 0), (0, search.slots - 1)), constant_values=fill)
@@ -126,7 +126,8 @@ class BeamSearch:
 
     def _choose(self, search: Search, logits: jax.Array) -> Search:
         """The next token of each hypothesis, by its logits (B, K, V)."""
-        (batch, beam, vocab), length, wide = logits.shape, search.lengths, 2 * self.beam if self.beam > 1 else 1  # so many that `beam` of them go on, whatever ends
+        (batch, beam, vocab), length = logits.shape, search.lengths
+        wide = 2 * beam if beam > 1 else 1  # so many that `beam` of them go on, whatever ends; one beam ends where its likeliest token does
         logits = logits.astype(jnp.float32)
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True) + search.open.scores[..., None]
         scores, chosen = _largest(log_p.reshape(batch, beam * vocab), wide)
