@@ -99,6 +99,15 @@ def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(train
         np.testing.assert_allclose(one.scores, together[number].scores, rtol=1e-5)
 
 
+def test_a_short_input_that_was_read_with_a_long_one_may_outlast_all_long_ones(trained):
+    """The third is done with the second at once; the fourth, read with the third and padded as that is, has the places to itself."""
+    task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "2")])
+    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    inputs, limits = [list(range(4, 4 + length)) for length in (20, 20, 20, 5)], [3, 6, 4, 5]
+    found = dict(task.stream(1)(for_decoding(params, jnp.float32), inputs, limits))
+    assert [np.count_nonzero(found[number].ids) for number in range(4)] == limits
+
+
 def test_a_file_of_any_length_is_held_in_part(trained):
     workdir, _ = trained
     task, params = open_run(workdir, overrides=[("decode.batch", "2"), ("decode.beam", "1")])

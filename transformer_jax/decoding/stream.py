@@ -120,13 +120,13 @@ class _Held:
             chosen = [(*self.waiting.popleft(), place) for place in free[:min(self.stream.share, len(self.waiting))]]
             rows, numbers, places = np.array(chosen + chosen[-1:] * (self.stream.share - len(chosen)), np.int32).T
             self.places[places] = numbers
-            self._fit()
+            self._fit(self.begun.cache["segments"].shape[1])
             self.state = self.stream.admit(self.state, places, self.begun, rows)
         return (self.places >= 0).any()
 
     def advance(self) -> None:
         """Writes on until there is room for more inputs, or an output needs more slots."""
-        self._fit()
+        self._fit(self.begun.cache["segments"].shape[1] if self.waiting else 0)
         free = self.stream.share if self.waiting or self.queue else self.stream.places
         self.state, report = self.stream.advance(self.params, self.state, np.int32(free))
         self.running, lengths, self.best = jax.device_get(report)
@@ -146,9 +146,9 @@ class _Held:
         self.begun = self.stream.begin(self.params, source, limits)
         self.waiting.extend(enumerate(numbers))
 
-    def _fit(self) -> None:
-        """Room for the sources in all places, and for one token more than the longest output has."""
-        length = self._length(self.places[self.places >= 0])
+    def _fit(self, read: int) -> None:
+        """Room for the sources in all places, for what has been `read` with them as padded, and for one token more than the longest output has."""
+        length = max(self._length(self.places[self.places >= 0]), read)
         if self.state is None:
             self.state = self.stream.empty(self.params, length, length + _SPARE)
         now = self.state.cache["segments"].shape[1], self.state.slots
