@@ -99,13 +99,33 @@ def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(train
         np.testing.assert_allclose(one.scores, together[number].scores, rtol=1e-5)
 
 
-def test_a_short_input_that_was_read_with_a_long_one_may_outlast_all_long_ones(trained):
-    """The third is done with the second at once; the fourth, read with the third and padded as that is, has the places to itself."""
+@pytest.mark.parametrize("lengths", [(20, 20, 20, 5), (5, 5, 5, 40)])
+def test_what_was_read_with_a_longer_input_may_be_alone(trained, lengths):
+    """The third is done with the second at once; the fourth, read with the third and padded as the longer one is, has the places to itself."""
     task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "2")])
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
-    inputs, limits = [list(range(4, 4 + length)) for length in (20, 20, 20, 5)], [3, 6, 4, 5]
+    inputs, limits = [list(range(4, 4 + length)) for length in lengths], [3, 6, 4, 5]
     found = dict(task.stream(1)(for_decoding(params, jnp.float32), inputs, limits))
     assert [np.count_nonzero(found[number].ids) for number in range(4)] == limits
+
+
+def test_what_is_not_finite_for_one_input_stays_with_it(trained, monkeypatch):
+    """What token 7 is read to is NaN: that spoils the input that has it, not the one that takes its place."""
+    task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "1")])
+    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    begin = stream.Stream.begin
+
+    def spoilt(self, params, source, limits):
+        begun = begin(self, params, source, limits)
+        return begun._replace(cache=jax.tree.map(lambda x: jnp.where((source == 7).any(), jnp.nan, x) if x.dtype == jnp.float32 else x, begun.cache))
+
+    params = for_decoding(params, jnp.float32)
+    alone = dict(task.stream(1)(params, [[4, 5, 6]], [5]))
+    monkeypatch.setattr(stream.Stream, "begin", spoilt)
+    found = dict(task.stream(1)(params, [[4, 7, 5, 6], [4, 5, 6]], [5, 5]))
+    assert np.isnan(found[0].scores).all()
+    np.testing.assert_array_equal(found[1].ids, alone[0].ids)
+    np.testing.assert_allclose(found[1].scores, alone[0].scores, rtol=1e-5)
 
 
 def test_a_file_of_any_length_is_held_in_part(trained):

@@ -96,7 +96,8 @@ class BeamSearch:
             tokens = jnp.take_along_axis(search.open.ids, (search.lengths - 1)[:, None, None], axis=2)[..., 0]
             slot = search.turn % search.slots
             ancestors = search.ancestors.at[:, :, slot].set(jnp.arange(self.beam))
-            logits, cache = step(search.cache, tokens, search.lengths[:, None], slot, ancestors)
+            positions = jnp.where(self.running(search), search.lengths, 0)  # one that is done may stand where there is no position any more
+            logits, cache = step(search.cache, tokens, positions[:, None], slot, ancestors)
             return self._choose(search._replace(ancestors=ancestors, turn=search.turn + 1, cache=cache), logits)
 
         return jax.lax.while_loop(running, write, search)

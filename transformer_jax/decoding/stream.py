@@ -40,7 +40,7 @@ class Stream:
     def share(self) -> int:
         return -(-self.places // _SHARE)
 
-    def _run(self, params, cache: dict, tokens, positions, slot, memory=None, ancestors=None) -> tuple[jax.Array, dict]:
+    def _run(self, params, cache: dict, tokens, positions, slot, ancestors=None, memory=None) -> tuple[jax.Array, dict]:
         """Tokens (N, K) at `positions` (N, 1), in one slot -> logits (N, K, V) of the next, and the cache with them in it."""
         known = {name: cache[name] for name in ("cache", "memory") if name in cache}
         hidden, new = self.model.apply({"params": params, **known}, tokens, memory, positions, None, cache["segments"], slots=slot * self.search.beam,
@@ -53,7 +53,7 @@ class Stream:
         segments = (source > 0).astype(jnp.int32)
         memory = self.model.apply({"params": params}, source, None, segments, method="encode")
         beginning = jnp.full((len(source), 1), self.bos_id)
-        logits, cache = self._run(params, {"segments": segments}, beginning, jnp.zeros_like(beginning), jnp.int32(0), memory)
+        logits, cache = self._run(params, {"segments": segments}, beginning, jnp.zeros_like(beginning), jnp.int32(0), memory=memory)
         return self.search.begin(limits, logits[:, 0], cache)
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
@@ -68,13 +68,15 @@ class Stream:
     def admit(self, state: Search, places: jax.Array, begun: Search, rows: jax.Array) -> Search:
         """Of the inputs that have begun those in `rows` come to `places`."""
         def put(cache, slot):
-            segments = self._sized(begun.cache, cache["segments"].shape[1], 1)["segments"]
+            length = cache["segments"].shape[1]  # no source that comes is longer, whatever it was read with
 
             def one(n, cache):  # one after the other, in place: a scatter takes several times as long on a CPU
-                cut = lambda tree: jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, rows[n], 1), tree)
-                return {"cache": written(cache["cache"], cut(begun.cache["cache"]), places[n], slot * self.search.beam),
-                        "memory": written(cache["memory"], cut(begun.cache["memory"]), places[n], 0),
-                        "segments": cache["segments"].at[places[n]].set(segments[rows[n]])}
+                new = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, rows[n], 1), begun.cache)
+                new["memory"] = resized(new["memory"], min(length, new["segments"].shape[1]))
+                blank = lambda name: jax.tree.map(lambda x: jnp.zeros_like(x[:1]), cache[name])
+                clear = lambda name: written(cache[name], blank(name), places[n], 0)  # what is not seen counts 0, but 0 times NaN is NaN
+                return {"cache": written(clear("cache"), new["cache"], places[n], slot * self.search.beam), "memory": written(clear("memory"), new["memory"], places[n], 0),
+                        "segments": jax.lax.dynamic_update_slice_in_dim(cache["segments"], _cut(new["segments"], length), places[n], 0)}
 
             return jax.lax.fori_loop(0, len(rows), one, cache)
 
@@ -82,23 +84,24 @@ class Stream:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def advance(self, params, state: Search, free: jax.Array) -> tuple[Search, tuple]:
-        """`state` when so many places are free; which are not, (places,), the lengths there, and the hypotheses of all."""
-        step = lambda cache, tokens, positions, slot, ancestors: self._run(params, cache, tokens, positions, slot, None, ancestors)
-        state = self.search.advance(state, step, free)
+        """`state` when so many places are free, or an output needs more slots; which places are running (places,), the lengths there, and the hypotheses of all."""
+        state = self.search.advance(state, partial(self._run, params), free)
         return state, (self.search.running(state), state.lengths, self.search.best(state))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def resize(self, state: Search, length: int, slots: int) -> Search:
         """With room for sources of `length`, and so many slots."""
-        return self.search.resized(state, slots, lambda cache, shift: self._sized(self._moved(cache, shift), length, slots))
+        move = lambda cache, shift: cache | {"cache": rolled(cache["cache"], shift * self.search.beam)}
+        return self.search.resized(state, slots, lambda cache, shift: self._sized(move(cache, shift), length, slots))
 
     def _sized(self, cache: dict, length: int, slots: int) -> dict:
-        segments = cache["segments"][:, :length]
-        return {"cache": resized(cache["cache"], slots * self.search.beam), "memory": resized(cache["memory"], length),
-                "segments": jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))}
+        return {"cache": resized(cache["cache"], slots * self.search.beam), "memory": resized(cache["memory"], length), "segments": _cut(cache["segments"], length)}
 
-    def _moved(self, cache: dict, shift: jax.Array) -> dict:
-        return cache | {"cache": rolled(cache["cache"], shift * self.search.beam)}
+
+def _cut(segments: jax.Array, length: int) -> jax.Array:
+    """(N, S) of `length`: the end cut off, or padding added."""
+    segments = segments[:, :length]
+    return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))
 
 
 class _Held:
@@ -120,13 +123,13 @@ class _Held:
             chosen = [(*self.waiting.popleft(), place) for place in free[:min(self.stream.share, len(self.waiting))]]
             rows, numbers, places = np.array(chosen + chosen[-1:] * (self.stream.share - len(chosen)), np.int32).T
             self.places[places] = numbers
-            self._fit(self.begun.cache["segments"].shape[1])
+            self._fit()
             self.state = self.stream.admit(self.state, places, self.begun, rows)
         return (self.places >= 0).any()
 
     def advance(self) -> None:
         """Writes on until there is room for more inputs, or an output needs more slots."""
-        self._fit(self.begun.cache["segments"].shape[1] if self.waiting else 0)
+        self._fit()
         free = self.stream.share if self.waiting or self.queue else self.stream.places
         self.state, report = self.stream.advance(self.params, self.state, np.int32(free))
         self.running, lengths, self.best = jax.device_get(report)
@@ -146,13 +149,13 @@ class _Held:
         self.begun = self.stream.begin(self.params, source, limits)
         self.waiting.extend(enumerate(numbers))
 
-    def _fit(self, read: int) -> None:
-        """Room for the sources in all places, for what has been `read` with them as padded, and for one token more than the longest output has."""
-        length = max(self._length(self.places[self.places >= 0]), read)
+    def _fit(self) -> None:
+        """Room for the sources in all places, and for one token more than the longest output has; no more than four times as much."""
+        length = self._length(self.places[self.places >= 0])
         if self.state is None:
             self.state = self.stream.empty(self.params, length, length + _SPARE)
         now = self.state.cache["segments"].shape[1], self.state.slots
-        slots = now[1] if length == now[0] else length + _SPARE
+        slots = now[1] if length == now[0] and self.longest > now[1] // 4 else length + _SPARE
         while slots <= self.longest:
             slots *= 2
         if (length, slots) != now:

@@ -160,6 +160,7 @@ class Translation:
         if n_best > decode.beam:
             raise UserError(f"{n_best} translations of a line need as many beams: config.decode.beam={decode.beam}")
         numbered, params = enumerate(sources.several(lines), 1), for_decoding(params, compute_dtype(self.model.dtype))
+        stream = self.stream(n_best)
         while chunk := list(itertools.islice(numbered, _READ_AHEAD * decode.batch)):
             encoded = self.tokenizer.source.encode([line for _, line in chunk])
             for (number, _), ids in zip(chunk, encoded):
@@ -169,7 +170,7 @@ class Translation:
             order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
             outputs = [[Hypothesis("", 0.0)] * n_best] * len(chunk)
             sources_ = [[*encoded[i], self.tokenizer.source.eos_id] for i in order]
-            for number, beams in self.stream(n_best)(params, sources_, [len(ids) + decode.max_extra for ids in sources_]):
+            for number, beams in stream(params, sources_, [len(ids) + decode.max_extra for ids in sources_]):
                 texts = self.tokenizer.target.decode([ids[ids > 0].tolist() for ids in beams.ids])
                 outputs[order[number]] = [Hypothesis(text, float(score)) for text, score in zip(texts, beams.scores)]
             yield from outputs
