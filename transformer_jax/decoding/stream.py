@@ -3,8 +3,8 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ _SPARE = 8  # slots of the cache beyond the tokens of the source: each token rea
 class Stream:
     """Searches with an EncoderDecoder and its parameters `for_decoding`, `places` inputs in each."""
 
-    model: nn.Module
+    model: Any  # the module
     search: BeamSearch
     places: int
     bos_id: int
