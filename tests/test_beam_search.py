@@ -127,6 +127,15 @@ def test_a_search_stops_when_an_input_has_filled_the_ring():
     assert state.lengths.tolist() == [4, 4] and not search.running(state).any()
 
 
+def test_an_input_that_is_done_is_given_no_position_beyond_its_limit():
+    """There may be none: its limit and what the model has positions for can be the same."""
+    search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([2, 4])
+    step, start = follow(0, 2, 2)
+    seen = lambda most, tokens, positions, slot, ancestors: (step(jnp.zeros((2, 4, 2), jnp.int32), tokens, positions, slot, ancestors)[0], jnp.maximum(most, positions))
+    state = search.resized(search.begin(limits, start, jnp.zeros((2, 1), jnp.int32)), 4, lambda cache, shift: cache)
+    assert search.advance(state, seen, 2).cache[:, 0].tolist() == [1, 3]
+
+
 @pytest.mark.parametrize("size", [5, 300, 2049, 4096])
 def test_the_largest_by_blocks_are_the_largest(size):
     x = jax.random.randint(jax.random.key(size), (7, size), 0, 50).astype(jnp.float32)  # with many that are equal

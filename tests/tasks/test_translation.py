@@ -109,6 +109,15 @@ def test_what_was_read_with_a_longer_input_may_be_alone(trained, lengths):
     assert [np.count_nonzero(found[number].ids) for number in range(4)] == limits
 
 
+def test_a_cache_that_one_long_output_has_widened_shrinks_again(trained, monkeypatch):
+    task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "1")])
+    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    resize, slots = stream.Stream.resize, []
+    monkeypatch.setattr(stream.Stream, "resize", lambda self, state, length, count: (slots.append(count), resize(self, state, length, count))[1])
+    assert len(list(task.stream(1)(for_decoding(params, jnp.float32), [[4, 5, 6]] * 2, [30, 5]))) == 2
+    assert slots == [2 * (stream._BUCKET + stream._SPARE), stream._BUCKET + stream._SPARE]
+
+
 def test_what_is_not_finite_for_one_input_stays_with_it(trained, monkeypatch):
     """What token 7 is read to is NaN: that spoils the input that has it, not the one that takes its place."""
     task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "1")])

@@ -58,7 +58,7 @@ class BeamSearch:
     n_best: int = 1
 
     def empty(self, places: int, slots: int, cache) -> Search:
-        """Nothing in any place; `cache`: as `step` wants it, with any content."""
+        """Nothing in any place; `cache`: as `step` wants it, with anything finite in it."""
         none = Beams(jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER))
         return Search(jnp.zeros(places, jnp.int32), jnp.zeros(places, jnp.int32), none, none, none.ids - 1, jnp.int32(0), cache)
 

@@ -176,6 +176,7 @@ class Translation:
             yield from outputs
 
     def stream(self, n_best: int) -> Stream:
+        """The search as `config.decode` says, over source ids that end with their end token."""
         decode, target = self.config.decode, self.tokenizer.target
         return Stream(self.model, BeamSearch(decode.beam, decode.alpha, target.eos_id, n_best), decode.batch, target.bos_id)
 
