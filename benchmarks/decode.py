@@ -64,7 +64,7 @@ def beam(tiny: bool, data: str | None):
     Ours and, of the rows of a size, one of Hugging Face's sort the sentences by length, as `translate` does by itself; the other takes them as they stand in the file. CTranslate2,
     which has one length for a batch, gets the batches that waste least. Tokens are counted without what fills up a batch.
     """
-    layers, width, vocab_size, sizes, count = (1, 64, 96, (4, 8), 16) if tiny else (6, 512, 8000, (32, 64), 320)
+    layers, width, vocab_size, sizes, count = (1, 64, 96, (4, 8), 16) if tiny else (6, 512, 8000, (32, 64), 1000)
     lengths = _lengths(data, vocab_size, count)  # (sentences, 2)
     shape = (lengths, layers, width, vocab_size)
     peers = {"HF generate, file order": ("torch", "generate", None), "HF generate, sorted": ("torch", "generate", 0), "CTranslate2, sorted": ("ctranslate2", "ctranslate2", 1)}
@@ -103,7 +103,7 @@ def _sentences(lengths: np.ndarray, vocab_size: int) -> list[np.ndarray]:
 
 
 def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:
-    """Source and reference tokens, ends included, of the first `count` sentences of Multi30k's test set; without it, as many drawn from a gamma distribution of mean 14."""
+    """Source and reference tokens, ends included, of the first `count` sentences of Multi30k's test set, which has 1,000; without it, as many drawn from a gamma distribution of mean 14."""
     if data is None:
         return 3 + np.random.default_rng(0).gamma(5, 2.2, (count, 2)).astype(np.int64)
     folder, sides = pathlib.Path(data), []

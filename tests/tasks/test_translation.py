@@ -99,6 +99,22 @@ def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(train
         np.testing.assert_allclose(one.scores, together[number].scores, rtol=1e-5)
 
 
+def test_sources_that_are_read_side_by_side_do_not_see_each_other(trained, monkeypatch):
+    """For three places two rows of 16: the third source finds no room beside the first two and is read with those that follow."""
+    task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "3")])
+    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    inputs, params = [list(range(4, 4 + length)) for length in (9, 9, 9, 6, 6)], for_decoding(params, jnp.float32)
+    alone = [next(task.stream(1)(params, [ids], [6]))[1] for ids in inputs]
+    monkeypatch.setattr(stream, "_ROW", 16)
+    monkeypatch.setattr(stream, "_ROOM", 11)
+    begin, read = stream.Stream.begin, []
+    monkeypatch.setattr(stream.Stream, "begin", lambda self, params, source, starts, limits: (read.append(starts), begin(self, params, source, starts, limits))[1])
+    for number, beams in task.stream(2)(params, inputs, [6] * 5):  # two hypotheses: not what has been compiled for other rows
+        np.testing.assert_array_equal(beams.ids[0], alone[number].ids[0])
+        np.testing.assert_allclose(beams.scores[0], alone[number].scores[0], rtol=1e-5)
+    assert [starts.tolist() for starts in read if isinstance(starts, np.ndarray)] == [[0, 16, 0], [0, 9, 16]]
+
+
 @pytest.mark.parametrize("lengths", [(20, 20, 20, 5), (5, 5, 5, 40)])
 def test_what_was_read_with_a_longer_input_may_be_alone(trained, lengths):
     """The third is done with the second at once; the fourth, read with the third and padded as the longer one is, has the places to itself."""
@@ -124,8 +140,8 @@ def test_what_is_not_finite_for_one_input_stays_with_it(trained, monkeypatch):
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
     begin = stream.Stream.begin
 
-    def spoilt(self, params, source, limits):
-        begun = begin(self, params, source, limits)
+    def spoilt(self, params, source, starts, limits):
+        begun = begin(self, params, source, starts, limits)
         return begun._replace(cache=jax.tree.map(lambda x: jnp.where((source == 7).any(), jnp.nan, x) if x.dtype == jnp.float32 else x, begun.cache))
 
     params = for_decoding(params, jnp.float32)

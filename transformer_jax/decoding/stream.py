@@ -1,5 +1,6 @@
 """Beam search over a stream of inputs: one that is done makes room for the next (Yu et al. 2022, section 3.1, "iteration-level scheduling")."""
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,7 +14,8 @@ from transformer_jax.decoding.beam_search import Beams, BeamSearch, Search
 from transformer_jax.layers.attention import resized, rolled, written
 
 _SHARE = 32  # the search stops for new inputs when one in so many places is free
-_BUCKET = 16  # sources are padded to multiples of it, so that few shapes are compiled
+_BUCKET = 16  # what is kept of sources is padded to multiples of it, so that few shapes are compiled
+_ROW, _ROOM = 128, 14  # positions of a packed row of sources that are read, and of all rows for each place: about what a sentence has
 _SPARE = 8  # slots of the cache beyond the tokens of the source: each token reads all there are, so they double only when one output needs them
 
 
@@ -40,6 +42,11 @@ class Stream:
     def share(self) -> int:
         return -(-self.places // _SHARE)
 
+    def packed(self, length: int) -> tuple[int, int]:
+        """Rows, and positions of a row, in which sources of up to `length` are read."""
+        width = max(length, min(_ROW, _ROOM * self.places))
+        return max(1, _ROOM * self.places // width), width
+
     def _run(self, params, cache: dict, tokens, positions, slot, ancestors=None, memory=None) -> tuple[jax.Array, dict]:
         """Tokens (N, K) at `positions` (N, 1), in one slot -> logits (N, K, V) of the next, and the cache with them in it."""
         known = {name: cache[name] for name in ("cache", "memory") if name in cache}
@@ -48,10 +55,14 @@ class Stream:
         return self.model.apply({"params": params}, hidden, method="logits"), cache | new
 
     @partial(jax.jit, static_argnums=0)
-    def begin(self, params, source: jax.Array, limits: jax.Array) -> Search:
-        """Source (N, S) is read, and the first target tokens are chosen."""
-        segments = (source > 0).astype(jnp.int32)
-        memory = self.model.apply({"params": params}, source, None, segments, method="encode")
+    def begin(self, params, source: jax.Array, starts: jax.Array, limits: jax.Array) -> Search:
+        """Source (N, S) is read, each input from its `starts` (N,) on in `packed` rows, and the first target tokens are chosen."""
+        rows, width = self.packed(source.shape[1])
+        segments, positions = (source > 0).astype(jnp.int32), jnp.broadcast_to(jnp.arange(source.shape[1]), source.shape)
+        where = jnp.where(segments > 0, starts[:, None] + positions, rows * width)  # beyond the rows: nowhere
+        pack = lambda x: jnp.zeros(rows * width, jnp.int32).at[where].set(x, mode="drop").reshape(rows, width)
+        memory = self.model.apply({"params": params}, pack(source), pack(positions), pack(segments * jnp.arange(1, len(source) + 1)[:, None]), method="encode")
+        memory = memory.reshape(rows * width, -1).at[where].get(mode="fill", fill_value=0)
         beginning = jnp.full((len(source), 1), self.bos_id)
         logits, cache = self._run(params, {"segments": segments}, beginning, jnp.zeros_like(beginning), jnp.int32(0), memory=memory)
         return self.search.begin(limits, logits[:, 0], cache)
@@ -60,7 +71,7 @@ class Stream:
     def empty(self, params, length: int, slots: int) -> Search:
         """A search without inputs, with room for sources of `length` and so many slots."""
         numbers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-        shapes = jax.eval_shape(self.begin, params, numbers(self.places, length), numbers(self.places)).cache
+        shapes = jax.eval_shape(self.begin, params, numbers(self.places, length), numbers(self.places), numbers(self.places)).cache
         cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return self.search.empty(self.places, slots, self._sized(cache, length, slots))
 
@@ -119,7 +130,7 @@ class _Held:
         """Gives free places to what waits; whether any place is taken."""
         while (self.waiting or self.queue) and (free := np.flatnonzero(self.places < 0)).size:
             if not self.waiting:
-                self._read([self.queue.popleft() for _ in range(min(len(self.queue), self.stream.places))])
+                self._read()
             chosen = [(*self.waiting.popleft(), place) for place in free[:min(self.stream.share, len(self.waiting))]]
             rows, numbers, places = np.array(chosen + chosen[-1:] * (self.stream.share - len(chosen)), np.int32).T
             self.places[places] = numbers
@@ -141,13 +152,22 @@ class _Held:
             yield int(self.places[place]), Beams(self.best.ids[place], self.best.scores[place])
         self.places[~self.running] = -1
 
-    def _read(self, numbers: list[int]) -> None:
+    def _read(self) -> None:
+        """The next of the queue, as many as find room in the packed rows."""
+        numbers = list(itertools.islice(self.queue, self.stream.places))
         source = np.zeros((self.stream.places, self._length(numbers)), np.int32)
+        starts, limits = np.zeros((2, self.stream.places), np.int32)
+        (rows, width), end = self.stream.packed(source.shape[1]), 0
         for row, number in enumerate(numbers):
-            source[row, :len(self.inputs[number])] = self.inputs[number]
-        limits = np.pad(self.limits[numbers], (0, self.stream.places - len(numbers)))
-        self.begun = self.stream.begin(self.params, source, limits)
-        self.waiting.extend(enumerate(numbers))
+            ids = self.inputs[number]
+            if end % width + len(ids) > width:
+                end = -(-end // width) * width
+            if end + len(ids) > rows * width:
+                break
+            source[row, :len(ids)], starts[row], limits[row] = ids, end, self.limits[number]
+            end += len(ids)
+            self.waiting.append((row, self.queue.popleft()))
+        self.begun = self.stream.begin(self.params, source, starts, limits)
 
     def _fit(self) -> None:
         """Room for the sources in all places, and for one token more than the longest output has; no more than four times as much."""
