@@ -106,13 +106,12 @@ def test_sources_that_are_read_side_by_side_do_not_see_each_other(trained, monke
     inputs, params = [list(range(4, 4 + length)) for length in (9, 9, 9, 6, 6)], for_decoding(params, jnp.float32)
     alone = [next(task.stream(1)(params, [ids], [6]))[1] for ids in inputs]
     monkeypatch.setattr(stream, "_ROW", 16)
-    monkeypatch.setattr(stream, "_ROOM", 11)
     begin, read = stream.Stream.begin, []
-    monkeypatch.setattr(stream.Stream, "begin", lambda self, params, source, starts, limits: (read.append(starts), begin(self, params, source, starts, limits))[1])
+    monkeypatch.setattr(stream.Stream, "begin", lambda self, params, source, where, limits: (read.append(where[:, 0]), begin(self, params, source, where, limits))[1])
     for number, beams in task.stream(2)(params, inputs, [6] * 5):  # two hypotheses: not what has been compiled for other rows
         np.testing.assert_array_equal(beams.ids[0], alone[number].ids[0])
         np.testing.assert_allclose(beams.scores[0], alone[number].scores[0], rtol=1e-5)
-    assert [starts.tolist() for starts in read if isinstance(starts, np.ndarray)] == [[0, 16, 0], [0, 9, 16]]
+    assert [starts.tolist() for starts in read if isinstance(starts, np.ndarray)] == [[0, 16, 32], [0, 9, 16]]  # 32: nowhere
 
 
 @pytest.mark.parametrize("lengths", [(20, 20, 20, 5), (5, 5, 5, 40)])
@@ -140,9 +139,9 @@ def test_what_is_not_finite_for_one_input_stays_with_it(trained, monkeypatch):
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
     begin = stream.Stream.begin
 
-    def spoilt(self, params, source, starts, limits):
-        begun = begin(self, params, source, starts, limits)
-        return begun._replace(cache=jax.tree.map(lambda x: jnp.where((source == 7).any(), jnp.nan, x) if x.dtype == jnp.float32 else x, begun.cache))
+    def spoilt(self, params, source, where, limits):
+        begun = begin(self, params, source, where, limits)
+        return begun._replace(cache=jax.tree.map(lambda x: jnp.where((source[0] == 7).any(), jnp.nan, x) if x.dtype == jnp.float32 else x, begun.cache))
 
     params = for_decoding(params, jnp.float32)
     alone = dict(task.stream(1)(params, [[4, 5, 6]], [5]))

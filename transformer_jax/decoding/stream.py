@@ -15,7 +15,7 @@ from transformer_jax.layers.attention import resized, rolled, written
 
 _SHARE = 32  # the search stops for new inputs when one in so many places is free
 _BUCKET = 16  # what is kept of sources is padded to multiples of it, so that few shapes are compiled
-_ROW, _ROOM = 128, 14  # positions of a packed row of sources that are read, and of all rows for each place: about what a sentence has
+_ROW = 128  # positions of a packed row of sources that are read
 _SPARE = 8  # slots of the cache beyond the tokens of the source: each token reads all there are, so they double only when one output needs them
 
 
@@ -43,9 +43,10 @@ class Stream:
         return -(-self.places // _SHARE)
 
     def packed(self, length: int) -> tuple[int, int]:
-        """Rows, and positions of a row, in which sources of up to `length` are read."""
-        width = max(length, min(_ROW, _ROOM * self.places))
-        return max(1, _ROOM * self.places // width), width
+        """Rows, and positions of a row, in which sources of up to `length` are read: room for one for each place, if they are an eighth shorter."""
+        room = self.places * length * 7 // 8
+        width = max(length, min(_ROW, room))
+        return max(1, room // width), width
 
     def _run(self, params, cache: dict, tokens, positions, slot, ancestors=None, memory=None) -> tuple[jax.Array, dict]:
         """Tokens (N, K) at `positions` (N, 1), in one slot -> logits (N, K, V) of the next, and the cache with them in it."""
@@ -55,15 +56,15 @@ class Stream:
         return self.model.apply({"params": params}, hidden, method="logits"), cache | new
 
     @partial(jax.jit, static_argnums=0)
-    def begin(self, params, source: jax.Array, starts: jax.Array, limits: jax.Array) -> Search:
-        """Source (N, S) is read, each input from its `starts` (N,) on in `packed` rows, and the first target tokens are chosen."""
-        rows, width = self.packed(source.shape[1])
-        segments, positions = (source > 0).astype(jnp.int32), jnp.broadcast_to(jnp.arange(source.shape[1]), source.shape)
-        where = jnp.where(segments > 0, starts[:, None] + positions, rows * width)  # beyond the rows: nowhere
-        pack = lambda x: jnp.zeros(rows * width, jnp.int32).at[where].set(x, mode="drop").reshape(rows, width)
-        memory = self.model.apply({"params": params}, pack(source), pack(positions), pack(segments * jnp.arange(1, len(source) + 1)[:, None]), method="encode")
-        memory = memory.reshape(rows * width, -1).at[where].get(mode="fill", fill_value=0)
-        beginning = jnp.full((len(source), 1), self.bos_id)
+    def begin(self, params, source: jax.Array, where: jax.Array, limits: jax.Array) -> Search:
+        """Source (3, R, W), the ids, positions and segment ids of packed rows, is read, and the first target tokens are chosen.
+
+        `where` (N, S): the places of each input's tokens in the rows, laid end to end; R W where it has none.
+        """
+        ids, positions, segments = source
+        memory = self.model.apply({"params": params}, ids, positions, segments, method="encode")
+        memory, segments = memory.reshape(ids.size, -1).at[where].get(mode="fill", fill_value=0), (where < ids.size).astype(jnp.int32)
+        beginning = jnp.full((len(where), 1), self.bos_id)
         logits, cache = self._run(params, {"segments": segments}, beginning, jnp.zeros_like(beginning), jnp.int32(0), memory=memory)
         return self.search.begin(limits, logits[:, 0], cache)
 
@@ -71,7 +72,7 @@ class Stream:
     def empty(self, params, length: int, slots: int) -> Search:
         """A search without inputs, with room for sources of `length` and so many slots."""
         numbers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-        shapes = jax.eval_shape(self.begin, params, numbers(self.places, length), numbers(self.places), numbers(self.places)).cache
+        shapes = jax.eval_shape(self.begin, params, numbers(3, *self.packed(length)), numbers(self.places, length), numbers(self.places)).cache
         cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return self.search.empty(self.places, slots, self._sized(cache, length, slots))
 
@@ -155,19 +156,20 @@ class _Held:
     def _read(self) -> None:
         """The next of the queue, as many as find room in the packed rows."""
         numbers = list(itertools.islice(self.queue, self.stream.places))
-        source = np.zeros((self.stream.places, self._length(numbers)), np.int32)
-        starts, limits = np.zeros((2, self.stream.places), np.int32)
-        (rows, width), end = self.stream.packed(source.shape[1]), 0
+        length, limits, end = self._length(numbers), np.zeros(self.stream.places, np.int32), 0
+        rows, width = self.stream.packed(length)
+        source, where = np.zeros((3, rows * width), np.int32), np.full((self.stream.places, length), rows * width, np.int32)
         for row, number in enumerate(numbers):
-            ids = self.inputs[number]
-            if end % width + len(ids) > width:
+            count = np.arange(len(self.inputs[number]))
+            if end % width + len(count) > width:
                 end = -(-end // width) * width
-            if end + len(ids) > rows * width:
+            if end + len(count) > rows * width:
                 break
-            source[row, :len(ids)], starts[row], limits[row] = ids, end, self.limits[number]
-            end += len(ids)
+            where[row, count], limits[row] = end + count, self.limits[number]
+            source[:, end + count] = self.inputs[number], count, np.full_like(count, row + 1)
+            end += len(count)
             self.waiting.append((row, self.queue.popleft()))
-        self.begun = self.stream.begin(self.params, source, starts, limits)
+        self.begun = self.stream.begin(self.params, source.reshape(3, rows, width), where, limits)
 
     def _fit(self) -> None:
         """Room for the sources in all places, and for one token more than the longest output has; no more than four times as much."""
