@@ -160,14 +160,14 @@ class _Held:
         rows, width = self.stream.packed(length)
         source, where = np.zeros((3, rows * width), np.int32), np.full((self.stream.places, length), rows * width, np.int32)
         for row, number in enumerate(numbers):
-            count = np.arange(len(self.inputs[number]))
-            if end % width + len(count) > width:
+            positions = np.arange(len(self.inputs[number]))
+            if end % width + len(positions) > width:
                 end = -(-end // width) * width
-            if end + len(count) > rows * width:
+            if end + len(positions) > rows * width:
                 break
-            where[row, count], limits[row] = end + count, self.limits[number]
-            source[:, end + count] = self.inputs[number], count, np.full_like(count, row + 1)
-            end += len(count)
+            where[row, positions], limits[row] = end + positions, self.limits[number]
+            source[:, end + positions] = self.inputs[number], positions, np.full_like(positions, row + 1)
+            end += len(positions)
             self.waiting.append((row, self.queue.popleft()))
         self.begun = self.stream.begin(self.params, source.reshape(3, rows, width), where, limits)
 
