@@ -60,7 +60,7 @@ def test_resuming_equals_running_straight(runs, tmp_path):
     def finish(folder, stops):
         for stop in stops:
             config = build(tmp_path, "classification", runs["bert"], model__name="bert", train__num_steps=stop, train__log_every=2, train__eval_every=100, checkpoint__every=2,
-                           task__head_dropout=0.3, optimizer__schedule="constant")
+                           task__head_dropout=0.3, task__group_by_length=4, optimizer__schedule="constant")
             workdir.train(config, tmp_path / folder, [("model.dropout", "0.2")])
         return workdir.open_run(tmp_path / folder, "latest")
 

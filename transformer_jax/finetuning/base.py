@@ -2,7 +2,7 @@
 import dataclasses
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,27 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_jax import sharding
 from transformer_jax.attended import Attended, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, sources, tokenizers
+from transformer_jax.finetuning import lengths
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.progress import say, track
 
 ROW = ("tokens", "token_types", "segment_ids")
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """A component whose rows are made from examples as they are asked for."""
-
-    examples: Sequence[Any]
-    make: Callable[[Any], rows.Row]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def rows(self, numbers):
-        return [self.make(self.examples[number]) for number, _ in numbers]
+_WINDOW = 64  # batches whose examples are sorted by length together, where the order in which they are computed does not matter
 
 
 @dataclasses.dataclass
@@ -44,12 +33,12 @@ class FineTuning:
 
     config: ConfigDict
     tokenizer_folder: Path | None
-    length: int = 128  # tokens of a row
+    length: int = 128  # tokens of a row at most
+    group_by_length: int = 1  # updates whose examples are sorted by length together: batches of like lengths hold less padding
     head_dropout: float = 0.1  # before the head
     lm_weight: float = 0.0  # GPT: of the language model's objective beside the task's (Radford et al. 2018, equation 5: 0.5)
     frozen: bool = False  # train the head alone
 
-    num_phases = 1
     summarises = True  # whether the head reads one vector a row; else one a token
 
     def __post_init__(self):
@@ -65,6 +54,11 @@ class FineTuning:
             raise UserError(f"config.task.lm_weight={self.lm_weight}, head_dropout={self.head_dropout}: at least 0, the latter below 1")
         if not 8 <= self.length <= self.model.max_length:
             raise UserError(f"config.task.length={self.length}: must be from 8 to config.model.max_length={self.model.max_length}")
+        if self.group_by_length < 1:
+            raise UserError(f"config.task.group_by_length={self.group_by_length}: must be at least 1")
+        split = any(self.config.mesh[axis] != 1 for axis in sharding.rules(self.config.mesh)["length"])  # only whole rows are sure to be divided by it
+        self.lengths = (self.length,) if split else lengths.shorter(self.length)
+        self.num_phases = len(self.lengths)
         self._known = {}
         self.coefficients = {"task": 1.0} | ({"lm": self.lm_weight} if self.lm_weight else {})
 
@@ -81,8 +75,12 @@ class FineTuning:
     def row(self, example) -> rows.Row:
         raise NotImplementedError
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of a row's arrays."""
+    def filled(self, example) -> int:
+        """Tokens of its longest row that are no padding."""
+        raise NotImplementedError
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Of the arrays of a row of `length` tokens."""
         raise NotImplementedError
 
     def head(self):
@@ -126,7 +124,11 @@ class FineTuning:
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
         self._examples("valid")  # what is wrong with them is said before training
-        return types.SimpleNamespace(train=rows.train_rows([Made(self._examples("train"), self.row)], self.config), eval={})
+        train = self._made(self._examples("train"))
+        return types.SimpleNamespace(train=lengths.Batches(rows.train_rows([train], self.config), train, self.group_by_length), eval={})
+
+    def _made(self, examples) -> lengths.Examples:
+        return lengths.Examples(examples, self.row, np.array([self.filled(example) for example in examples]), self.lengths)
 
     def rows(self):
         return self._rows
@@ -138,7 +140,8 @@ class FineTuning:
     # training
 
     def batch_spec(self, phase: int):
-        return {name: jax.ShapeDtypeStruct((self.config.train.batch, *shape), jnp.float32 if name == "value" else jnp.int32) for name, shape in self.shapes().items()}
+        shapes = self.shapes(self.lengths[phase])
+        return {name: jax.ShapeDtypeStruct((self.config.train.batch, *shape), jnp.float32 if name == "value" else jnp.int32) for name, shape in shapes.items()}
 
     def init(self, rng):
         ours, theirs = jax.random.split(rng)
@@ -182,12 +185,12 @@ class FineTuning:
         return {} if self._examples("valid") is None else {"valid": lambda params: self._measured(params, "valid")}
 
     def flops(self, phase: int = 0) -> float:
-        return (1 if self.frozen else 3) * self.encoder.flops(self.length, self.lm_weight > 0) * self.rows_of_example  # nothing is back-propagated to a frozen encoder
+        return (1 if self.frozen else 3) * self.encoder.flops(self.lengths[phase], self.lm_weight > 0) * self.rows_of_example  # nothing is back-propagated to a frozen encoder
 
     rows_of_example = 1
 
     def positions(self, phase: int = 0) -> int:
-        return self.length * self.rows_of_example
+        return self.lengths[phase] * self.rows_of_example
 
     # use
 
@@ -198,17 +201,14 @@ class FineTuning:
         return {**self._measured(params, split), "examples": sum(1 for _ in self.read(split))}
 
     def _measured(self, params, split: str) -> dict[str, float]:
-        examples, outputs, loss, count = self._examples(split), [], 0.0, 0
-        for found, total, counted in self._over(params, examples, f"evaluating {split} (batches)"):
-            outputs.append(found)
-            loss, count = loss + float(total), count + int(counted)
-        return {"loss": loss / max(count, 1), **self.scores(examples, np.concatenate(outputs)[: len(examples)])}
+        examples, sums = self._examples(split), np.zeros(2)
+        outputs = list(self._over(params, examples, f"evaluating {split} (batches)", sums))
+        return {"loss": sums[0] / max(sums[1], 1), **self.scores(examples, outputs)}
 
     def predict(self, params, lines: Iterable[str]) -> Iterator["Prediction"]:
         """For each line what the run says of it, in order; see `asked` for what a line holds. Raises UserError for a line that is none."""
         examples = list(self.asked(sources.several(lines)))
-        outputs = (output for found, _, _ in self._over(params, examples, "predicting (batches)") for output in found)
-        return (Prediction(*self.shown(example, output)) for example, output in zip(examples, outputs))
+        return (Prediction(*self.shown(example, output)) for example, output in zip(examples, self._over(params, examples, "predicting (batches)")))
 
     @property
     def attentions(self) -> tuple[str, ...]:
@@ -227,11 +227,17 @@ class FineTuning:
         side = self.encoder.shown(self.tokenizer, ids, pieces)
         return between(self.encoder.attention(params, row), side, side)
 
-    def _over(self, params, examples, label):
-        """(the head's outputs, summed loss, count) batch by batch."""
-        batch, source = self.config.decode.batch, rows.EvalRows(Made(examples, self.row))
-        for number in track(range(source.num_batches(batch)), label, source.num_batches(batch)):
-            yield jax.device_get(self._scored(params, source.batch(number, range(batch), batch)))
+    def _over(self, params, examples, label, sums=None) -> Iterator[np.ndarray]:
+        """The head's outputs (rows of an example, ...) of each, in order; the summed loss and its count are added to `sums` (2,)."""
+        batch, done, following = self.config.decode.batch, {}, 0
+        for numbers, stacked in track(self._made(examples).batches(batch, _WINDOW), label, -(-len(examples) // batch)):
+            found, *counted = jax.device_get(self._scored(params, stacked))
+            if sums is not None:
+                sums += counted
+            done |= zip(numbers.tolist(), found)
+            while following in done:
+                yield done.pop(following)
+                following += 1
 
     @cached_property
     def _scored(self):

@@ -22,5 +22,6 @@ def training(task) -> tuple[float, int]:
     """(FLOPs, target positions with padding) of the whole run: forward and backward of each phase's rows, as metrics.jsonl counts them."""
     train = task.config.train
     growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
-    rows = [growing.before(train.num_steps)] if task.num_phases == 1 else [train.batch * steps for steps in task.phase_steps]
+    planned = getattr(task, "phase_steps", None)  # without: all are counted as those of the first phase, the longest
+    rows = [growing.before(train.num_steps)] if planned is None else [train.batch * steps for steps in planned]
     return sum(task.flops(phase) * count for phase, count in enumerate(rows)), sum(task.positions(phase) * count for phase, count in enumerate(rows))

@@ -63,8 +63,11 @@ class Choice(FineTuning):
         made = [self.encoder.row(self.tokenizer, *pair, self.length) for pair in pairs]
         return {name: np.stack([row[name] for row in made]) for name in ROW} | {"label": np.int32(label)}
 
-    def shapes(self):
-        return {name: (len(self.choices), self.length) for name in ROW} | {"label": ()}
+    def filled(self, example):
+        return max(len(context) + len(choice) + 3 for context, choice in example[0])
+
+    def shapes(self, length):
+        return {name: (len(self.choices), length) for name in ROW} | {"label": ()}
 
     def head(self):
         return Head(1, self.head_dropout, self.encoder.bidirectional)
@@ -79,7 +82,7 @@ class Choice(FineTuning):
         return jnp.sum(label_nll(logits, batch["label"]) * there), count, {"accuracy": (right, count)}
 
     def scores(self, examples, outputs):
-        return {"accuracy": scores.accuracy([label for _, label in examples], outputs[..., 0].argmax(axis=-1))}
+        return {"accuracy": scores.accuracy([label for _, label in examples], np.stack(outputs)[..., 0].argmax(axis=-1))}
 
     def shown(self, example, outputs):
         logits = outputs[:, 0]

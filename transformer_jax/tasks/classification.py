@@ -99,8 +99,12 @@ class Classification(FineTuning):
         found = {name: np.stack([row[name] for row in made]) for name in ROW} if self.symmetric else made[0]
         return found | ({"value": np.float32(label)} if self.regression else {"label": np.int32(label)})
 
-    def shapes(self):
-        row = (2, self.length) if self.symmetric else (self.length,)
+    def filled(self, example):
+        first, second, _ = example
+        return len(first) + 2 if second is None else len(first) + len(second) + 3
+
+    def shapes(self, length):
+        row = (2, length) if self.symmetric else (length,)
         return {name: row for name in ROW} | {"value" if self.regression else "label": ()}
 
     @cached_property
@@ -127,7 +131,7 @@ class Classification(FineTuning):
         return outputs.reshape(-1, self.rows_of_example, outputs.shape[-1]).sum(axis=1)
 
     def scores(self, examples, outputs):
-        outputs, labels = outputs.sum(axis=1), np.array([example[-1] for example in examples])
+        outputs, labels = np.stack(outputs).sum(axis=1), np.array([example[-1] for example in examples])
         if self.regression:
             if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:  # nothing varies
                 return {"pearson": 0.0, "spearman": 0.0}

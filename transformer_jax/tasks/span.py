@@ -103,8 +103,11 @@ class Span(FineTuning):
         """Where "no answer" points: to the position that has seen all."""
         return 0 if self.encoder.bidirectional else example.begin + len(example.ids)
 
-    def shapes(self):
-        return {name: (self.length,) for name in ROW} | {"first": (), "last": ()}
+    def filled(self, example):
+        return len(example.question_ids) + len(example.ids) + 3
+
+    def shapes(self, length):
+        return {name: (length,) for name in ROW} | {"first": (), "last": ()}
 
     def head(self):
         return Head(2, self.head_dropout, True)
@@ -162,8 +165,7 @@ class Span(FineTuning):
                 raise UserError(f"line {number}: a question and its context are asked for, separated by a tab")
             asked.append((question, context, ()))
         examples = self._parts(asked)
-        outputs = (output for found, _, _ in self._over(params, examples, "predicting (batches)") for output in found)
-        for parts in _by_question(zip(examples, outputs)):
+        for parts in _by_question(zip(examples, self._over(params, examples, "predicting (batches)"))):
             span, margin, ranked = self._answer(parts)
             answer = "" if self.unanswerable and margin > self.null_threshold else span
             yield Prediction(answer, {"answer": answer, "n_best": [{"answer": text, "probability": p} for text, p in ranked]})

@@ -99,8 +99,11 @@ class Tagging(FineTuning):
         labels[example.places], asked[example.places] = example.tags, 1
         return self.encoder.row(self.tokenizer, example.ids, None, self.length) | {"labels": labels, "asked": asked}
 
-    def shapes(self):
-        return {name: (self.length,) for name in (*ROW, "labels", "asked")}
+    def filled(self, example):
+        return len(example.ids) + 2
+
+    def shapes(self, length):
+        return {name: (length,) for name in (*ROW, "labels", "asked")}
 
     def head(self):
         if self.features:
@@ -125,7 +128,7 @@ class Tagging(FineTuning):
         if not self.features:
             return super().flops(phase)
         each, read = self.lstm_width // 2, self.model.d_model * (4 if _FEATURES[self.features][1] else 1)  # of a direction; by the first layer
-        recurrent = 2 * 2 * 4 * each * (read + each + self.lstm_width + each) * self.length  # multiply-adds, directions, gates
+        recurrent = 2 * 2 * 4 * each * (read + each + self.lstm_width + each) * self.lengths[phase]  # multiply-adds, directions, gates
         return super().flops(phase) + 3 * recurrent
 
     def counted(self, batch):

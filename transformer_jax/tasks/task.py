@@ -41,7 +41,7 @@ class Task(Protocol):
 
     config: ConfigDict
     coefficients: dict[str, float]  # of the loss terms
-    num_phases: int  # parts of a run that differ in the shape of their rows
+    num_phases: int  # parts of a run, or kinds of its batches, that differ in the shape of their rows; the first of a task that does not plan them has the longest
     model: Any  # the Linen module
     tokenizer: Any  # has save(folder) and fingerprint()
 

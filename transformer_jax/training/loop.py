@@ -84,6 +84,7 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
         start = int(state.step)
         feed = _batches(rows, program, train, start)
         with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
+            update = _Updates(program.train_step, clock)
             evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
             scores = hosts.share(reporter.evaluated)
             if start >= train.num_steps:
@@ -97,17 +98,15 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
                 trace.before(step)
                 with clock("data"):
                     batch = next(feed)
-                state = program.train_step(state, batch)
+                state = update(state, batch)
                 trace.after(step, state)
                 reporter.step(), watchdog.fed()
                 last, stop, scores = step == train.num_steps, terminated(step), {}
                 if step == start + 1:
-                    jax.block_until_ready(state.step)
                     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
-                    clock.lap()  # compilation is no measure of speed
                 if last or step % train.log_every == 0:
                     _check_finite(state, train, start)
-                    state = _log(state, step, totals, program, task, rows, clock, reporter, step - max(start + 1, totals["logged_step"]))
+                    state = _log(state, step, totals, program, task, rows, clock, reporter, update)
                 if last or (step % train.eval_every == 0 and not stop):
                     scores = evaluate(state, step)
                 if last or stop or step % config.checkpoint.every == 0:
@@ -188,14 +187,36 @@ def _batches(rows, program, train, start):
         step = stop
 
 
-def _log(state, step, totals, program, task, rows, clock, reporter, timed):
-    """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host. The clock knows the `timed` last updates."""
+class _Updates:
+    """The updates, one by one. The first of each shape is compiled, which is no measure of speed: its time is counted apart."""
+
+    def __init__(self, train_step, clock):
+        self._train_step, self._clock, self._compiled, self._measured = train_step, clock, set(), 0
+
+    def __call__(self, state, batch):
+        shape = tuple(sorted((name, array.shape) for name, array in batch.items()))
+        if shape in self._compiled:
+            self._measured += 1
+            return self._train_step(state, batch)
+        self._compiled.add(shape)
+        jax.block_until_ready(state.step)  # updates still under way are not compiling time
+        with self._clock("compile"):
+            return jax.block_until_ready(self._train_step(state, batch))
+
+    def measured(self) -> int:
+        """Updates since this was asked last whose time is step time."""
+        count, self._measured = self._measured, 0
+        return count
+
+
+def _log(state, step, totals, program, task, rows, clock, reporter, update):
+    """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host."""
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
     flops = sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
     totals["flops"] += flops
-    seconds = clock.lap()
+    seconds, timed = clock.lap(), update.measured()
     rate = timed / (step - totals["logged_step"]) / (seconds["step"] + seconds["data"]) if timed else math.nan
     totals["logged_step"] = step
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}

@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_SENDS = 60  # to a bucket
 
 
 class Clock:
-    """Seconds by purpose since the last `lap`: data wait, evaluation, checkpoint; "step" is what is left."""
+    """Seconds by purpose since the last `lap`: data wait, compiling, evaluation, checkpoint; "step" is what is left."""
 
     def __init__(self):
         self._spent, self._began = {}, time.perf_counter()
@@ -33,7 +33,7 @@ class Clock:
 
     def lap(self) -> dict[str, float]:
         now = time.perf_counter()
-        spent = {purpose: self._spent.get(purpose, 0.0) for purpose in ("data", "evaluation", "checkpoint")}
+        spent = {purpose: self._spent.get(purpose, 0.0) for purpose in ("data", "compile", "evaluation", "checkpoint")}
         spent["step"] = now - self._began - sum(spent.values())
         self._spent, self._began = {}, now
         return spent
