@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import Mesh
 
 from transformer_jax import sharding
@@ -62,6 +63,16 @@ def test_splash_by_every_device_for_itself():
 
     read = np.asarray(mask.query_segments > 0)
     np.testing.assert_allclose(np.asarray(split(q, k, v, mask))[read], np.asarray(kernels.dot_product(q, k, v, mask))[read], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", list(MASKS))
+def test_cudnn_takes_every_mask(name, monkeypatch):
+    """What is lowered for a GPU, on a machine without one."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+    mask, arguments = MASKS[name](), [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(256, 256, jnp.bfloat16)]
+    total = jax.grad(lambda q, k, v: kernels.cudnn(q, k, v, mask).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    lowered = jax.jit(total).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert all(f"__cudnn$fmha{'Softmax' if name in ('all', 'causal') else 'ScaleBiasSoftmax'}{way}" in lowered for way in ("", "Backward"))
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")

@@ -203,7 +203,7 @@ class FineTuning:
     def _measured(self, params, split: str) -> dict[str, float]:
         examples, sums = self._examples(split), np.zeros(2)
         outputs = list(self._over(params, examples, f"evaluating {split} (batches)", sums))
-        return {"loss": sums[0] / max(sums[1], 1), **self.scores(examples, outputs)}
+        return {"loss": float(sums[0] / max(sums[1], 1)), **self.scores(examples, outputs)}
 
     def predict(self, params, lines: Iterable[str]) -> Iterator["Prediction"]:
         """For each line what the run says of it, in order; see `asked` for what a line holds. Raises UserError for a line that is none."""

@@ -69,7 +69,10 @@ def causal_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=None) -> jax.Array:
     """cuDNN's flash attention, bfloat16. Causal and whole rows alone go without a mask in memory."""
     plain = mask.window is None and mask.key_segments is None
-    return jax.nn.dot_product_attention(q, k, v, mask=None if plain else mask.dense(q.shape[1], k.shape[1]), is_causal=mask.causal and plain, implementation="cudnn")
+    seen = None if plain else mask.dense(q.shape[1], k.shape[1])
+    if seen is not None:
+        seen = jnp.broadcast_to(seen, (*seen.shape[:2], q.shape[1], k.shape[1]))  # one row for all queries it does not take
+    return jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=mask.causal and plain, implementation="cudnn")
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=None, interpret: bool = False) -> jax.Array:
