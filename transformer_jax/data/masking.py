@@ -22,7 +22,7 @@ class Masking:
         count = min(max(round(0.15 * len(tokens)), 1), self.most, len(candidates))  # of all tokens, as published
         chosen = self._words(tokens, candidates, count, random) if self.whole_words else random.permutation(candidates)[:count]
         chosen.sort()
-        draws, others = random.random(len(chosen)), random.choice(self.ordinary, len(chosen))
+        draws, others = random.random(len(chosen)), self.ordinary[random.integers(len(self.ordinary), size=len(chosen))]
         seen = tokens.copy()
         seen[chosen] = np.where(draws < 0.8, self.mask_id, np.where(draws < 0.9, others, tokens[chosen]))
         return {"tokens": seen, "masked_positions": padded(chosen, self.most), "masked_labels": padded(tokens[chosen], self.most),
@@ -48,5 +48,5 @@ def cut(first: int, second: int, most: int, random: np.random.Generator) -> tupl
     from_longer = min(excess, abs(first - second))
     both = excess - from_longer
     losses = both // 2 + from_longer * (first > second), both - both // 2 + from_longer * (first <= second)
-    fronts = random.binomial(losses, 0.5)
+    fronts = (random.binomial(loss, 0.5) if loss else 0 for loss in losses)
     return tuple(slice(front, length - loss + front) for front, length, loss in zip(fronts, (first, second), losses))

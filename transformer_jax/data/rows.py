@@ -105,13 +105,11 @@ class TrainRows:
         """(component, row number, epoch) of these places of update `step`."""
         number, step = self.phase(step)
         phase = self.phases[number]
-        first, found = phase.before(step), []
+        first, found, sizes = phase.before(step), [], [len(component) for component in phase.components]
         for place in places:
             component, count = phase.locate(first + int(place))
-            size = len(phase.components[component])
-            epoch, index = divmod(count, size)
-            key = int(np.random.SeedSequence((self.seed, number, component, epoch)).generate_state(1)[0])
-            found.append((component, index_shuffle(index, max_index=size - 1, seed=key, rounds=4), epoch))
+            epoch, index = divmod(count, sizes[component])
+            found.append((component, index_shuffle(index, max_index=sizes[component] - 1, seed=_order(self.seed, number, component, epoch), rounds=4), epoch))
         return found
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
@@ -121,6 +119,12 @@ class TrainRows:
             order, numbers = zip(*asked)
             rows |= zip(order, components[component].rows([(number, epoch) for _, number, epoch in numbers]))
         return {name: np.stack([rows[place][name] for place in range(len(places))]) for name in rows[0]}
+
+
+@functools.lru_cache
+def _order(*key: int) -> int:
+    """The seed of the order in which (seed, phase, component, epoch) visits its rows."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def train_rows(components: Sequence[Component], config, weights: Sequence[int] = (1,)) -> TrainRows:
