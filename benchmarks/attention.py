@@ -3,7 +3,7 @@
 python benchmarks/attention.py [--json=FILE] [--case=causal] [--case=packed ...] [--tiny]
 
 Ours is the kernel that layers/kernels.py picks; before it is timed it has to agree with the formula. The peers are jax.nn.dot_product_attention as XLA compiles it and, where torch is
-installed, its scaled_dot_product_attention (benchmarks/peers.py says how to get it): on a GPU by each of its kernels that takes the mask. 12 heads of 64; bfloat16 on a GPU,
+installed, its scaled_dot_product_attention (benchmarks/peers.py says how to get it): on a GPU by each of its kernels that takes the mask, flex_attention among them. 12 heads of 64; bfloat16 on a GPU,
 float32 on a CPU. `packed`: 8 documents a row; `padded`: rows at least half full. What a peer can't compute, for want of memory or of a kernel, is said on stderr, and has no row.
 """
 import functools
@@ -60,7 +60,8 @@ def torchs(kind: str, rows: int, length: int, times: int, way: str) -> Callable[
     seen = None
     if mask.key_segments is not None:  # without causality it is padding alone that hides: what padding sees counts nothing, one row of a mask does for all queries
         seen = np.asarray(mask.dense(length, length) if mask.causal else mask.replace(query_segments=None).dense(1, length))
-    return functools.partial(peers.attention(arrays, seen, mask.causal, peers.ATTENTION[seen is not None][way]), times)
+    segments = None if seen is None else np.asarray(mask.key_segments)
+    return functools.partial(peers.attention(arrays, seen, segments, mask.causal, peers.ATTENTION[seen is not None][way]), times)
 
 
 def _ways(kind: str) -> list[str]:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -39,7 +40,7 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
         parser.add_argument("--plot", help="draw the rows to this PNG file")
     arguments = parser.parse_args()
     given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
-    record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
+    record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores" + (gpu() and f", {gpu()}"),
               "versions": {name: metadata.version(name) for name in [*libraries, *filter(importlib.util.find_spec, PEERS)]},
               "command": [argument.partition("=")[0] if argument.startswith(("--data=", "--json=", "--plot=")) else argument for argument in sys.argv]}  # no machine's folders
     rows = []
@@ -53,6 +54,16 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
                     json.dump(record | {"rows": rows}, out, indent=2)
     if plot and arguments.plot:
         pictures.save(plot(rows), arguments.plot)
+
+
+@functools.cache
+def gpu() -> str:
+    """The name of this machine's GPU and its driver's version; empty without one."""
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found.splitlines()[0]
 
 
 def _shown(value: float) -> str:
@@ -71,20 +82,37 @@ def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
 def sides(makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]], repeats: int) -> dict[str, float]:
     """As `in_turn`, of {side: (library, what makes its call)}; each library's calls are made and run in a process of its own.
 
-    What a library does to a process (its threads that wait busily, its allocator) the others do not meet. A peer that cannot (RuntimeError: no memory, no such kernel) is named on stderr and left out; the first side has to.
+    What a library does to a process (its threads that wait busily, its allocator) the others do not meet. On a GPU, whose memory a process keeps and whose speed does not drift, the sides
+    do not take turns: each has a process of its own, and the GPU to itself. A peer that cannot (RuntimeError: no memory, no such kernel) is named on stderr and left out; the first side has to.
     """
+    if gpu():
+        return _one_by_one(makers, repeats)
     for library in {library for library, _ in makers.values()}:
         _process(library).submit(_forget).result()
     able = {}
     for name, (library, maker) in makers.items():
-        refused = _process(library).submit(_make, name, maker).result()
-        if refused and not able:
-            raise RuntimeError(refused)
-        if refused:
-            print(f"{name}: {refused}", file=sys.stderr)
-        else:
+        if _able(name, maker, _process(library), first=not able):
             able[name] = lambda process=_process(library), name=name: process.submit(_turn, name).result()
     return _medians(able, repeats)
+
+
+def _one_by_one(makers, repeats: int) -> dict[str, float]:
+    spent = {}
+    for name, (_, maker) in makers.items():
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            if _able(name, maker, process, first=not spent):
+                spent[name] = statistics.median(process.submit(_turn, name).result() for _ in range(repeats))
+    return spent
+
+
+def _able(name, maker, process: ProcessPoolExecutor, first: bool) -> bool:
+    """Whether the side could be made and tried in this process."""
+    refused = process.submit(_make, name, maker).result()
+    if refused and first:
+        raise RuntimeError(refused)
+    if refused:
+        print(f"{name}: {refused}", file=sys.stderr)
+    return not refused
 
 
 def _medians(timed: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:

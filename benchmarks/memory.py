@@ -2,10 +2,11 @@
 
 python benchmarks/memory.py [--json=FILE] [--case=gpt2_124m] [--case=rematerialised] [--case=logits] [--case=resident] [--tiny]
 
-`gpt2_124m`, `bert_large` (GPU): rows that fit, found by doubling and halving, and the peak at a common batch; ours with each rematerialisation, torch eager with flash attention.
+`gpt2_124m`, `bert_large` (GPU): rows that fit, to a sixteenth, and the peak at a common batch; ours without and with full rematerialisation, torch eager with flash attention.
 `rematerialised`, `logits` (CPU): what the compiler allots to a step, with each rematerialisation, and with the logits in chunks against all of them at once. `resident` (CPU):
 by how much a process grows that trains, beside torch's (benchmarks/peers.py says how to get it). Each figure comes from a process of its own.
 """
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -25,34 +26,41 @@ REMATS = ("none", "dots", "full")
 
 
 def largest(tiny: bool, name: str, kind: str, shape: tuple, common: int):
-    """Our rows that fit with each rematerialisation, against torch's."""
-    common, limit = (2, 4) if tiny else (common, 2**20)
-    ways = {f"ours, remat {remat}": (ours_holds, remat) for remat in REMATS} | {"torch eager, flash": (theirs_hold, "torch eager, flash")}
-    fit = {way: most(lambda rows: rows <= limit and apart(held, holds, kind, shape, rows, option), common) for way, (holds, option) in ways.items()}
-    peaks = {way: apart(held, holds, kind, shape, common, option) for way, (holds, option) in ways.items()}
+    """Our rows that fit without and with full rematerialisation, against torch's."""
+    ways = {f"ours, remat {remat}": (ours_holds, remat) for remat in ("none", "full")} | {"torch eager, flash": (theirs_hold, "torch eager, flash")}
+    peak = functools.cache(lambda way, rows: apart(held, ways[way][0], kind, shape, rows, ways[way][1]))
+    fit = {way: most(functools.partial(peak, way), 2 if tiny else common) for way in ways}
     *ours, theirs = ways
     for way in ours:
         yield {"case": f"{name}, rows of {shape[0]} that fit, {way}", "ours": fit[way], "unit": "rows", "peer": fit[theirs], "peer_name": theirs, "ratio": fit[way] / max(fit[theirs], 1)}
-        if peaks[way] and peaks[theirs]:  # else the common batch does not fit
-            yield {"case": f"{name}, {common} rows of {shape[0]}, {way}", "ours": peaks[way] / 1e6, "unit": "MB", "peer": peaks[theirs] / 1e6, "peer_name": theirs,
-                   "ratio": peaks[theirs] / peaks[way]}
+        if peak(way, common) and peak(theirs, common):  # else the common batch does not fit
+            used, other = (peak(side, common)[0] / 1e6 for side in (way, theirs))
+            yield {"case": f"{name}, {common} rows of {shape[0]}, {way}", "ours": used, "unit": "MB", "peer": other, "peer_name": theirs, "ratio": other / used}
 
 
-def most(fits: Callable[[int], object], rows: int) -> int:
-    """The most rows that fit, to an eighth, looked for from `rows` on; 0 where not one does."""
-    while rows and not fits(rows):
+def most(peak: Callable[[int], tuple[int, int] | None], rows: int) -> int:
+    """The most rows that fit, to a sixteenth; 0 where not one does. `peak`: (bytes that so many rows take, bytes there are), None where they do not fit.
+
+    Bytes grow by the row: a guess from the peaks of `rows` and of half as many is looked for upwards or downwards.
+    """
+    while rows and not peak(rows):
         rows //= 2
-    step = rows
-    while step and fits(rows + step):
-        rows, step = rows + step, rows + step
-    while step > max(rows // 8, 1):
-        step //= 2
-        rows += step if fits(rows + step) else 0
+    if rows < 2:
+        return rows
+    (used, there), (half, _) = peak(rows), peak(rows // 2)
+    rows = rows + int((there - used) / max((used - half) / (rows - rows // 2), 1))
+    step = max(rows // 16, 1)
+    if peak(rows):
+        while peak(rows + step):
+            rows += step
+        return rows
+    while rows > step and not peak(rows):
+        rows -= step
     return rows
 
 
-def held(holds: Callable, *arguments) -> int | None:
-    """Peak bytes, None where they were more than there are."""
+def held(holds: Callable, *arguments) -> tuple[int, int] | None:
+    """Peak bytes and those there are, None where the former were more."""
     try:
         return holds(*arguments)
     except RuntimeError as error:  # both JAX's and torch's
@@ -61,20 +69,21 @@ def held(holds: Callable, *arguments) -> int | None:
         raise
 
 
-def ours_holds(kind: str, shape: tuple, rows: int, remat: str) -> int:
-    """The GPU's peak in two updates."""
+def ours_holds(kind: str, shape: tuple, rows: int, remat: str) -> tuple[int, int]:
+    """The GPU's peak in two updates, and what JAX has of it."""
     step = our_step(_rows, (kind, shape, rows), remat=remat)
     step(), step()
-    return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+    found = jax.devices()[0].memory_stats()
+    return found["peak_bytes_in_use"], found["bytes_limit"]
 
 
-def theirs_hold(kind: str, shape: tuple, rows: int, way: str) -> int:
-    """Torch's peak in two updates: the first makes the optimizer's state."""
+def theirs_hold(kind: str, shape: tuple, rows: int, way: str) -> tuple[int, int]:
+    """Torch's peak in two updates, the first of which makes the optimizer's state; and what there is."""
     import peers
 
     step = _their_step(kind, shape, rows, way)
     step(), step()
-    return peers.torch.cuda.max_memory_allocated()
+    return peers.torch.cuda.max_memory_allocated(), peers.torch.cuda.mem_get_info()[1]
 
 
 def rematerialised(tiny: bool):

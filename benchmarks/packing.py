@@ -1,10 +1,10 @@
 """Translation trained on sentences as long as they come: ours packs several pairs into a row, the peer pads each to the longest of its batch.
 
-python benchmarks/packing.py --data=DIR [--json=FILE] [--case=transformer_tiny] [--case=transformer_big] [--tiny]
+python benchmarks/packing.py --data=DIR [--json=FILE] [--case=transformer_tiny] [--case=transformer_big ...] [--tiny]
 
 DIR: a folder with train.en and train.de. Both sides train on the same pairs in as many updates, by AdamW, and count the target tokens that are not padding. The peer is Hugging Face's Marian
 of the same size on torch (benchmarks/peers.py says how to get it): its batches as the pairs come, and sorted by length, as its trainer does where it is asked to
-(group_by_length); `transformer_big` is for a GPU, where both compute in bfloat16.
+(group_by_length); `transformer_base` and `transformer_big` are for a GPU, where both compute in bfloat16.
 """
 import functools
 import os
@@ -37,7 +37,7 @@ def packing(name: str, layers: int, width: int, d_ff: int, heads: int, vocab_siz
     tokens = sum(len(target) - 1 for _, target in pairs)
     by_length = sorted(pairs, key=lambda pair: len(pair[1]))
     makers = {f"{way}, {order}": ("torch", functools.partial(theirs, given, (vocab_size, width, d_ff, layers, heads, length + 64, 0.0), way))
-              for order, given in (("as they come", pairs), ("sorted by length", by_length)) for way, options in peers.TRAINING.items() if not (tiny and options["compiled"])}
+              for order, given in (("as they come", pairs), ("sorted by length", by_length)) for way, options in peers.PADDED.items() if not (tiny and options["compiled"])}
     spent = sides({"ours": ("jax", functools.partial(ours, config, batches))} | makers, 2 if tiny else 5)
     filled = tokens / (_UPDATES * rows * length)
     for way in [*spent][1:]:
@@ -72,7 +72,7 @@ def theirs(pairs: list[tuple], shape: tuple, way: str):
     import peers
 
     each = -(-len(pairs) // _UPDATES)
-    return peers.train_step(peers.marian(*shape), [padded(pairs[start:start + each]) for start in range(0, len(pairs), each)], **peers.TRAINING[way])
+    return peers.train_step(peers.marian(*shape), [padded(pairs[start:start + each]) for start in range(0, len(pairs), each)], **peers.PADDED[way])
 
 
 def padded(pairs: list[tuple]) -> dict[str, np.ndarray]:
@@ -86,7 +86,8 @@ def padded(pairs: list[tuple]) -> dict[str, np.ndarray]:
 
 
 CPU = {"transformer_tiny": functools.partial(packing, "Transformer-tiny", 4, 128, 256, 4, 4000, 16, 128)}
-GPU = {"transformer_big": functools.partial(packing, "Transformer big", 6, 1024, 4096, 16, 37_000, 64, 256)}
+GPU = {"transformer_base": functools.partial(packing, "Transformer base", 6, 512, 2048, 8, 37_000, 64, 256),
+       "transformer_big": functools.partial(packing, "Transformer big", 6, 1024, 4096, 16, 37_000, 64, 256)}
 
 if __name__ == "__main__":
     main(__doc__, CPU | GPU, ("jax", "flax"), GPU if jax.default_backend() == "gpu" else CPU, data="folder with train.en and train.de")

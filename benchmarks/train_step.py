@@ -52,33 +52,35 @@ def gpt(name: str, layers: int, width: int, vocab_size: int, rows: int, length: 
     """A GPT-2 of these sizes. Its vocabulary is padded to a multiple of 64 on both sides where it isn't one."""
     rows, length = (2, 64) if tiny else (rows, length)
     sizes, peer = (rows, length, layers, width, vocab_size), (padded(vocab_size), width, layers, width // 64, length, 0.0)
-    yield from _against_torch(f"{name}, {rows} rows of {length}", gpt_rows, sizes, "gpt", peer, rows * length, tiny)
+    yield from _against_torch(f"{name}, {rows} rows of {length}", gpt_rows, {"": sizes}, "gpt", peer, rows * length, tiny)
 
 
 def bert(name: str, layers: int, width: int, rows: int, length: int, most: int, tiny: bool):
     """Both with all positions at the vocabulary, as Hugging Face's model computes them, and ours as it is, with the masked positions alone."""
     rows, length, most = (2, 32, 5) if tiny else (rows, length, most)
-    for count, shown in ((length, "all positions"), (most, "ours masked alone")):
-        sizes, peer = (rows, length, most, count, layers, width), (30_522, width, layers, width // 64, length, 0.0)
-        yield from _against_torch(f"{name}, {rows} rows of {length}, {shown}", bert_rows, sizes, "bert", peer, rows * length, tiny)
+    sizes, alone = ((rows, length, most, count, layers, width) for count in (length, most))
+    peer = (30_522, width, layers, width // 64, length, 0.0)
+    yield from _against_torch(f"{name}, {rows} rows of {length}", bert_rows, {", all positions": sizes, ", ours masked alone": alone}, "bert", peer, rows * length, tiny)
 
 
 def transformer(name: str, layers: int, width: int, d_ff: int, heads: int, vocab_size: int, rows: int, length: int, tiny: bool):
     """The encoder-decoder on full rows: nothing is padding, so that packing counts nothing."""
     rows, length = (2, 16) if tiny else (rows, length)
     sizes, peer = (rows, length, layers, width, d_ff, heads, vocab_size), (vocab_size, width, d_ff, layers, heads, length + 64, 0.0)
-    yield from _against_torch(f"{name}, {rows} rows of {length}+{length}", translation_rows, sizes, "marian", peer, rows * length, tiny)
+    yield from _against_torch(f"{name}, {rows} rows of {length}+{length}", translation_rows, {"": sizes}, "marian", peer, rows * length, tiny)
 
 
-def _against_torch(case: str, rows_of: Callable, sizes: tuple, kind: str, peer: tuple, tokens: int, tiny: bool):
-    """A row for each way torch has to do it; the same model, peers.`kind`(*peer), made anew for each."""
+def _against_torch(case: str, rows_of: Callable, variants: dict[str, tuple], kind: str, peer: tuple, tokens: int, tiny: bool):
+    """A row for each variant of ours and each way torch has to do the first; the same model, peers.`kind`(*peer), made anew for each."""
     import peers
 
     ways = [name for name, options in peers.TRAINING.items() if not (tiny and options["compiled"])]
-    makers = {way: ("torch", functools.partial(their_step, rows_of, sizes, kind, peer, way)) for way in ways}
-    spent = sides({"ours": ("jax", functools.partial(our_step, rows_of, sizes))} | makers, 2 if tiny else 9)
-    for way in [*spent][1:]:
-        yield {"case": case, "ours": tokens / spent["ours"], "unit": "tokens/s", "peer": tokens / spent[way], "peer_name": way, "ratio": spent[way] / spent["ours"]}
+    sizes, *_ = variants.values()
+    makers = {variant: ("jax", functools.partial(our_step, rows_of, given)) for variant, given in variants.items()}
+    spent = sides(makers | {way: ("torch", functools.partial(their_step, rows_of, sizes, kind, peer, way)) for way in ways}, 2 if tiny else 9)
+    for variant in variants:
+        for way in [*spent][len(variants):]:
+            yield {"case": case + variant, "ours": tokens / spent[variant], "unit": "tokens/s", "peer": tokens / spent[way], "peer_name": way, "ratio": spent[way] / spent[variant]}
 
 
 def our_step(rows_of: Callable, sizes: tuple, **model) -> Callable[[], None]:

@@ -4,7 +4,7 @@ import itertools
 import os
 from importlib import metadata
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled"))
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs are small: most of the suite's time is compiling them

@@ -1,6 +1,7 @@
 """What chips can do: peak rates, memory and links, in one table with its sources."""
 import dataclasses
 import functools
+import math
 import time
 
 import jax
@@ -32,11 +33,13 @@ V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB)
 A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB)
 H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB)
+H100_PCIE = Chip("H100 PCIe", 756 * _TERA, 80 * _GB, 2000 * _GB, 300 * _GB)
 H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB)
 
 # device_kind as JAX gives it
 _BY_KIND = {"TPU v4": V4, "TPU v5 lite": V5E, "TPU v5e": V5E, "TPU v5": V5P, "TPU v5p": V5P, "TPU v6 lite": V6E, "TPU v6e": V6E,
-            "NVIDIA A100-SXM4-40GB": A100_40, "NVIDIA A100-SXM4-80GB": A100_80, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
+            "NVIDIA A100-SXM4-40GB": A100_40, "NVIDIA A100-PCIE-40GB": A100_40, "NVIDIA A100-SXM4-80GB": A100_80, "NVIDIA A100 80GB PCIe": A100_80,
+            "NVIDIA H100 80GB HBM3": H100, "NVIDIA H100 PCIe": H100_PCIE, "NVIDIA H200": H200}
 
 NAMES = {"v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "a100-40": A100_40, "a100-80": A100_80, "h100": H100, "h200": H200}  # what people call them
 
@@ -60,13 +63,17 @@ def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
 
 @functools.lru_cache
 def measured(platform: str) -> float:
-    """FLOP/s of a product of two matrices of 2048 x 2048 (CPU: 1024) on this process's first device, in the dtype models compute in there; the best of five."""
-    size, dtype = (1024, jnp.float32) if platform == "cpu" else (2048, jnp.bfloat16)
-    matrix, product = jnp.ones((size, size), dtype), jax.jit(jnp.matmul)
-    product(matrix, matrix).block_until_ready()
+    """FLOP/s of products of two random matrices on this process's first device, in the dtype models compute in there; the best of five.
+
+    On a CPU one product of 1024 x 1024; on others, which take longer to be asked than to multiply, 30 of 4096 x 4096 in a row.
+    """
+    size, times, dtype = (1024, 1, jnp.float32) if platform == "cpu" else (4096, 30, jnp.bfloat16)
+    matrix = jax.random.normal(jax.random.key(0), (size, size), dtype) / math.sqrt(size)
+    products = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: y @ x, x))
+    products(matrix).block_until_ready()
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        product(matrix, matrix).block_until_ready()
+        products(matrix).block_until_ready()
         best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+    return 2 * size**3 * times / best
