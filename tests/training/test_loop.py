@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import time
 
 import jax
 import numpy as np
@@ -92,13 +93,16 @@ def test_a_profile_of_some_updates(tiny, tmp_path, capsys):
     assert trace.stat().st_size > 1000 and "profile of updates 2 to 3" in capsys.readouterr().err
 
 
-def test_mfu_is_of_the_measured_rate_where_no_table_knows_the_device(tiny, tmp_path, capsys):
+def test_mfu_is_of_the_measured_rate_where_no_table_knows_the_device(tiny, tmp_path, capsys, monkeypatch):
+    begin = loop._start
+    monkeypatch.setattr(loop, "_start", lambda *arguments: time.sleep(2) or begin(*arguments))
     config = tiny(train__num_steps=4, train__log_every=4)
     run(config, task := make_task(config), tmp_path / "run", program := Program.of(config, task, jax.devices()[:2]))
     [line] = [line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()) if "train/mfu" in line]
     assert "no table knows 'cpu'" in capsys.readouterr().err and 1e9 < program.peak < 1e14  # two virtual devices are one machine
     updates = 3 * task.flops(0) * config.train.batch  # the first is compiled in its time
     assert line["train/mfu"] * program.peak * (line["seconds/step"] + line["seconds/data"]) == pytest.approx(updates)
+    assert line["seconds/step"] < 2  # what a run does before its updates is none of theirs
 
 
 def test_it_learns_one_batch_by_heart(tiny, tmp_path):

@@ -75,9 +75,12 @@ class Batches:
     def _numbers(self, step: int) -> np.ndarray:
         return self._window(step // self.group)[step % self.group]
 
-    @functools.lru_cache(maxsize=4)
-    def _window(self, window: int) -> list[np.ndarray]:
-        """The examples of each of its updates."""
+    @functools.cached_property
+    def _window(self) -> Callable[[int], list[np.ndarray]]:
+        """The examples of each update of a window; of the last windows they are kept."""
+        return functools.lru_cache(maxsize=4)(self._drawn)
+
+    def _drawn(self, window: int) -> list[np.ndarray]:
         steps = range(window * self.group, (window + 1) * self.group)
         drawn = [np.array([number for _, number, _ in self.drawn.numbers(step, range(self.size(step)))]) for step in steps]
         if self.group == 1:

@@ -19,9 +19,9 @@ def parameters(task) -> dict[str, int]:
 
 
 def training(task) -> tuple[float, int]:
-    """(FLOPs, target positions with padding) of the whole run: forward and backward of each phase's rows, as metrics.jsonl counts them."""
+    """(FLOPs, target positions with padding) of the whole run: forward and backward of each phase's rows, as metrics.jsonl counts them; of fine-tuning at most, whose rows are counted whole."""
     train = task.config.train
     growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
-    planned = getattr(task, "phase_steps", None)  # without: all are counted as those of the first phase, the longest
+    planned = getattr(task, "phase_steps", None)
     rows = [growing.before(train.num_steps)] if planned is None else [train.batch * steps for steps in planned]
     return sum(task.flops(phase) * count for phase, count in enumerate(rows)), sum(task.positions(phase) * count for phase, count in enumerate(rows))

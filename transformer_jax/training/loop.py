@@ -98,12 +98,13 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
                 trace.before(step)
                 with clock("data"):
                     batch = next(feed)
-                state = update(state, batch)
+                state = update(step, state, batch)
                 trace.after(step, state)
                 reporter.step(), watchdog.fed()
                 last, stop, scores = step == train.num_steps, terminated(step), {}
                 if step == start + 1:
                     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
+                    clock.lap()  # what came before the second is no update's time
                 if last or step % train.log_every == 0:
                     _check_finite(state, train, start)
                     state = _log(state, step, totals, program, task, rows, clock, reporter, update)
@@ -191,22 +192,22 @@ class _Updates:
     """The updates, one by one. The first of each shape is compiled, which is no measure of speed: its time is counted apart."""
 
     def __init__(self, train_step, clock):
-        self._train_step, self._clock, self._compiled, self._measured = train_step, clock, set(), 0
+        self._train_step, self._clock, self._compiled, self._measured = train_step, clock, set(), []
 
-    def __call__(self, state, batch):
+    def __call__(self, step, state, batch):
         shape = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if shape in self._compiled:
-            self._measured += 1
+            self._measured.append(step)
             return self._train_step(state, batch)
         self._compiled.add(shape)
         jax.block_until_ready(state.step)  # updates still under way are not compiling time
         with self._clock("compile"):
             return jax.block_until_ready(self._train_step(state, batch))
 
-    def measured(self) -> int:
-        """Updates since this was asked last whose time is step time."""
-        count, self._measured = self._measured, 0
-        return count
+    def measured(self) -> list[int]:
+        """The updates since this was asked last whose time is step time, from 1."""
+        found, self._measured = self._measured, []
+        return found
 
 
 def _log(state, step, totals, program, task, rows, clock, reporter, update):
@@ -214,15 +215,15 @@ def _log(state, step, totals, program, task, rows, clock, reporter, update):
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
-    flops = sum(task.flops(rows.train.phase(s)[0]) * rows.train.size(s) for s in range(totals["logged_step"], step))
-    totals["flops"] += flops
-    seconds, timed = clock.lap(), update.measured()
-    rate = timed / (step - totals["logged_step"]) / (seconds["step"] + seconds["data"]) if timed else math.nan
+    flops = {s: task.flops(rows.train.phase(s - 1)[0]) * rows.train.size(s - 1) for s in range(totals["logged_step"] + 1, step + 1)}
+    seconds, measured = clock.lap(), sum(flops[s] for s in update.measured())
+    rate = measured / (seconds["step"] + seconds["data"]) if measured else math.nan
+    totals["flops"] += (done := sum(flops.values()))
     totals["logged_step"] = step
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
     values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
                "train/padding": 1 - filled / positions if positions else 0.0, "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
-               "train/tokens_per_second": filled * rate, "train/mfu": flops * rate / program.peak}
+               "train/tokens_per_second": filled * rate / done, "train/mfu": rate / program.peak}
     values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
     reporter.write(step, values)
     reporter.progress(step, values)
