@@ -1,7 +1,7 @@
 """What a training costs: python -m transformer_jax.costs --config=configs/gpt/gpt2.py:124m --device=h100 --mfu=0.4 --price=2.50
 
 FLOPs by the formulas of dry_run and of the progress line's MFU, device hours at the share of the peak (MFU) that is expected, money at a price per device hour.
-A fine-tuning config takes its model from --config.init_from. Without --config: the published tables, computed anew from this package's layers and
+A fine-tuning config takes its model from --config.init_from; its rows are counted whole, which shorter batches are not. Without --config: the published tables, computed anew from this package's layers and
 configs (FLOPs of attention, recurrence and convolution; parameters of every named model; training costs), each figure beside the printed one. Tables go to stderr, one JSON object to stdout.
 """
 import json

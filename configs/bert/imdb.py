@@ -9,7 +9,7 @@ python -m transformer_jax.evaluate --workdir=DIR
 frequent one: 4.5 %), perplexity 122; 60.1 % of pairs are rightly said to follow one another or not. 25,000 tokens a second at first and 10,000 at last on two CPU cores.
 Training loss of both objectives by update: 100 8.3, 500 6.4, 1000 6.0, 2000 5.1, 3000 4.9, 4000 4.7, 4800 4.6 (rows of 32); 4900 5.7, 5500 4.4, 6000 4.3, 7000 4.1 (128); 7300 4.9, 8000 4.8 (256).
 Held-out at rows of 256: 13.9 % and 52.4 % after 4,000 updates, with rows of 32 alone. `gpu` has not been trained here.
-`mini` as it was run here: 3,351 updates, 14.8 million tokens, two hours on two busy CPU cores, as a run of 4,000 and from update 2,495 on of 3,400. Training loss by update: 500 6.3, 1000 6.0,
+`mini` as it was run here: 3,351 updates, 14.8 million tokens, 70 minutes on two busy CPU cores, as a run of 4,000 and from update 2,495 on of 3,400. Training loss by update: 500 6.3, 1000 6.0,
 1400 5.2, 2000 4.9, 2400 4.7 (rows of 32); 2450 5.9, 2900 4.9, 3250 4.5 with 27.4 % of masked tokens found (128); 3350 5.8 (512, whose later positions such a rate hardly teaches any more).
 Narrow models take long to find out what neighbours are for: short rows first, larger weights at first and a lighter second task help.
 """
