@@ -12,6 +12,6 @@ python=$(bash "$root/launch/setup_venv.sh" test)
 cd "$root"
 all=1
 for argument in "$@"; do [[ $argument != tests* ]] || all=; done
-[[ -z $all ]] || set -- tests -n auto --maxprocesses=8 --dist=loadfile "$@" # a file's tests share what is dear to make
+[[ -z $all ]] || set -- tests -n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0 "$@" # a file's tests share what is dear to make; a worker that has died fails the suite: replaced, xdist 3.8 waits for ever
 echo "test.sh: $python -m pytest $*" >&2
 JAX_PLATFORMS=cpu exec "$python" -m pytest "$@"
