@@ -67,6 +67,8 @@ class Attention(nn.Module):
         if slots.ndim == 0:  # in place, and much faster than a scatter
             cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new.transpose(order), slots, order.index(1))
         else:
+            if slots.size == 1:  # XLA makes a slice's update of one index, computes it twice and copies the cache for it; two stay a scatter, in place
+                slots, new = jnp.repeat(slots, 2, axis=1), jnp.repeat(new, 2, axis=1)
             place = (jnp.arange(batch)[:, None], *(slots if axis == 1 else slice(None) for axis in order[1:]))
             cache.value = cache.value.at[place].set(new)
         return cache.value.transpose(np.argsort(order))
