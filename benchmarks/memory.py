@@ -15,7 +15,7 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"  # what is one piece can't 
 os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.95"
 
 import jax
-from harness import apart, main
+from harness import apart, gpu, main
 from train_step import bert_rows, gpt_rows, our_step, their_step
 
 from transformer_jax import losses
@@ -27,6 +27,8 @@ REMATS = ("none", "dots", "full")
 
 def largest(tiny: bool, name: str, kind: str, shape: tuple, common: int):
     """Our rows that fit without and with full rematerialisation, against torch's."""
+    if not gpu():
+        raise SystemExit(f"what fits is asked of a GPU, and this machine has none; here: {', '.join(f'--case={case}' for case in CPU)}")
     ways = {f"ours, remat {remat}": (ours_holds, remat) for remat in ("none", "full")} | {"torch eager, flash": (theirs_hold, "torch eager, flash")}
     peak = functools.cache(lambda way, rows: apart(held, ways[way][0], kind, shape, rows, ways[way][1]))
     fit = {way: most(functools.partial(peak, way), 2 if tiny else common) for way in ways}
