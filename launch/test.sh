@@ -12,6 +12,7 @@ python=$(bash "$root/launch/setup_venv.sh" test)
 cd "$root"
 all=1
 for argument in "$@"; do [[ $argument != tests* ]] || all=; done
-[[ -z $all ]] || set -- tests -n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0 "$@" # a file's tests share what is dear to make; a worker that has died fails the suite: replaced, xdist 3.8 waits for ever
+# A file's tests share what is dear to make. A worker that dies fails the suite: where it is replaced, xdist 3.8 may wait for ever
+[[ -z $all ]] || set -- tests -n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0 "$@"
 echo "test.sh: $python -m pytest $*" >&2
 JAX_PLATFORMS=cpu exec "$python" -m pytest "$@"

@@ -9,7 +9,7 @@ from transformer_jax.progress import say
 class Trace:
     """Traces the updates first to last into `folder`/profile: tensorboard --logdir (with its profile plugin), or xprof. Nothing without `updates` or, on all processes but one, a folder.
 
-    Operations, the steps and what the clock tells apart are in it, Python's calls are not: hooking into threads that begin and end
+    Operations, the updates and what the clock tells apart are in it, Python's calls are not: hooking into threads that begin and end
     meanwhile, as those of a save do, has crashed the process (jax 0.10 with Python 3.11).
     """
 
