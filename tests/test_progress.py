@@ -15,6 +15,10 @@ def test_time_left_is_the_pace_of_the_units_so_far(monkeypatch):
         now[0] += 2
         bar.advance()
     assert bar.left() == "0:03:00"  # 90 units of 2 seconds
+    for _ in range(30):
+        now[0] += 10
+        bar.advance()
+    assert bar.left() == "0:10:00"  # 60 units, which have come to cost 10 seconds
 
 
 def test_plain_lines_now_and_then(monkeypatch, capsys):

@@ -15,12 +15,15 @@ def say(text: str) -> None:
     console.print(text, markup=False)
 
 
+_MINUTE = 60.0
+
+
 class Bar:
     """A bar of `total` units; `advance` moves it. Used as a context. Off a terminal it prints every `seconds`."""
 
     def __init__(self, title: str, total: int | None, start: int = 0, seconds: float = 15.0):
         self.title, self.total, self.done, self.seconds = title, total, start, seconds
-        self.first, self.started, self.printed = start, None, time.monotonic()
+        self.marks, self.printed = [], time.monotonic()  # (units done, when), the last two that are a minute apart: the pace is that since the first of them
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
         self.rich = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         if self.rich:
@@ -37,10 +40,10 @@ class Bar:
             self.rich.stop()
 
     def advance(self, units: int = 1, note: str = "") -> None:
-        if self.started is None:  # the first units may hold set-up; the pace is that of the others
-            self.first, self.started = self.done + units, time.monotonic()
         self.done += units
         now = time.monotonic()
+        if not self.marks or now - self.marks[-1][1] > _MINUTE:  # none before the first units are done, which may hold set-up
+            self.marks = [*self.marks[-1:], (self.done, now)]
         if self.rich and (note or now - self.printed > 0.1):  # an update costs more than many a unit
             self.printed = now
             self.rich.update(self.task, completed=self.done, **({"note": note} if note else {}))
@@ -50,10 +53,11 @@ class Bar:
             print(f"{self.title}: {self.done:,}{of}", file=sys.stderr, flush=True)
 
     def left(self) -> str:
-        """Time left at the pace so far, as h:mm:ss."""
-        if self.started is None or self.done == self.first:
+        """Time left at the pace of the last minute or two, as h:mm:ss: units may come to cost more, as those of longer rows do."""
+        if not self.marks or self.done == self.marks[0][0]:
             return "?"
-        pace = (time.monotonic() - self.started) / (self.done - self.first)
+        since, began = self.marks[0]
+        pace = (time.monotonic() - began) / (self.done - since)
         seconds = int(pace * max((self.total or 0) - self.done, 0))
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 

@@ -15,6 +15,7 @@ from transformer_jax.config import Preempted, RunError
 from transformer_jax.training import loop, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
+from transformer_jax.training.report import Clock
 from transformer_jax.workdir import make_task
 
 EXACT = dict(model__dropout=0.2, train__accumulation=2, train__num_steps=10, train__log_every=3, train__eval_every=7, checkpoint__every=1, checkpoint__keep=30)
@@ -107,6 +108,26 @@ def test_mfu_is_of_the_measured_rate_where_no_table_knows_the_device(tiny, tmp_p
     updates = 3 * task.flops(0) * config.train.batch  # the first is compiled in its time
     assert line["train/mfu"] * program.peak * (line["seconds/step"] + line["seconds/data"]) == pytest.approx(updates)
     assert line["seconds/step"] < 2  # what a run does before its updates is none of theirs
+
+
+def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
+    """What a slow reader takes is waited for; what a reader takes while updates are under way is not."""
+    def slowly(*arguments):
+        for batch in stream(*arguments):
+            time.sleep(0.05)
+            yield batch
+
+    stream = loop.batches.stream
+    monkeypatch.setattr(loop.batches, "stream", slowly)
+    config = tiny(train__num_steps=8, train__log_every=8)
+    run(config, make_task(config), tmp_path / "run")
+    [line] = [line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()) if "train/mfu" in line]
+    assert line["seconds/data"] > 6 * 0.05
+    clock = Clock()
+    with clock("data", lambda: False):
+        time.sleep(0.05)
+    spent = clock.lap()
+    assert spent["data"] == 0 and spent["step"] >= 0.05
 
 
 def test_it_learns_one_batch_by_heart(tiny, tmp_path):

@@ -96,7 +96,7 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
 
             for step in range(start + 1, train.num_steps + 1):
                 trace.before(step)
-                with clock("data"):
+                with clock("data", state.step.is_ready):  # where updates are still under way, nothing has waited
                     batch = next(feed)
                 state = update(step, state, batch)
                 trace.after(step, state)

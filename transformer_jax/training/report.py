@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 import tensorboardX
@@ -24,13 +25,15 @@ class Clock:
         self._spent, self._began = {}, time.perf_counter()
 
     @contextlib.contextmanager
-    def __call__(self, purpose: str):
+    def __call__(self, purpose: str, counts: Callable[[], bool] = lambda: True):
+        """`counts`, asked when it is over: whether the time was the purpose's, and not the step's."""
         began = time.perf_counter()
         try:
             with jax.profiler.TraceAnnotation(purpose):  # in a profile, where one is made
                 yield
         finally:
-            self._spent[purpose] = self._spent.get(purpose, 0.0) + time.perf_counter() - began
+            if counts():
+                self._spent[purpose] = self._spent.get(purpose, 0.0) + time.perf_counter() - began
 
     def lap(self) -> dict[str, float]:
         now = time.perf_counter()
