@@ -5,6 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tokenizers as huggingface
 from safetensors.numpy import load_file, save_file
 
 from tests.fixtures import make_huggingface_heads as make
@@ -99,6 +100,9 @@ def test_the_vocabulary_of_a_gpt_grows_once(tmp_path):
     convert.to_hf(run, tmp_path / "hf")
     content = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert content["vocab_size"] == 270 and content["transformer_jax_marks"] is True and content["pad_token_id"] == 0
+    library = huggingface.Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    first, second = task.tokenizer.encode(["the cat", "sat"])
+    assert library.encode("the cat").ids == [267, *first, 269] and library.encode("the cat", "sat").ids == [267, *first, 268, *second, 269]
     convert.from_hf(tmp_path / "hf", tmp_path / "again")
     assert workdir.open_run(tmp_path / "again")[0].model.vocab_size == 270
 
@@ -128,7 +132,7 @@ def test_what_config_json_does_not_say_is_set(tmp_path):
     convert.from_hf(make.HERE / CLASSIFIER, tmp_path / "pairs", [("task.pair", "2"), ("task.label", "3"), ("task.length", "20")])
     task, params = workdir.open_run(tmp_path / "pairs")
     assert task.length == 20 and len(list(task.predict(params, ["the cat\tthe rat"]))) == 1
-    convert.from_hf(make.HERE / CHOICE, tmp_path / "four", [("task.choices", '("2", "3", "4", "5")')])
+    convert.from_hf(make.HERE / CHOICE, tmp_path / "four", [("task.choices", '("2", "3", "4", "5")'), ("task.label", "6")])
     (_, found), = workdir.open_run(tmp_path / "four")[0].predict(workdir.open_run(tmp_path / "four")[1], ["the cat\ta\tb\tc\td"])
     assert len(found["probabilities"]) == 4
     with pytest.raises(UserError, match="with these overrides of config.task it is no BertForPreTraining"):
@@ -192,7 +196,7 @@ def ours(task, model="bert", **options):
 @pytest.mark.parametrize("config, message", [
     (dict(task="span", model="gpt"), "config.model.name='gpt' with config.task.name='span': only .*GPT2ForSequenceClassification, .* can be written"),
     (dict(task="classification", model="gpt", norm_position="post"), "config.model.name='gpt' with config.task.name='classification': only"),
-    (dict(task="classification", pair="2", symmetric=True), "config.task.symmetric=True: Hugging Face's models read one row"),
+    (dict(task="classification", pair="2", label="3", symmetric=True), "config.task.symmetric=True: Hugging Face's models read one row"),
     (dict(task="tagging", features="last", lstm_width=8), "config.task.features='last': Hugging Face's models have no LSTM"),
 ])
 def test_runs_that_transformers_can_not_compute_are_refused(config, message, tmp_path):
@@ -225,7 +229,7 @@ def test_live_from_transformers(architecture, wide, tmp_path):
     (TAGGER, dict(task="tagging", head_dropout=0.3), ["the cat sat on the mat", "a rat"]),
     (SPAN, dict(task="span"), [ASKED[SPAN], "a book\tthe man reads"]),
     (CHOICE, dict(task="choice"), ["the cat\tsat\tsaw a rat\treads\tthe mat", "the man\treads a book\tsaw\tsat\ton"]),
-    (make.GPT2, dict(task="classification", model="gpt", pair="2"), ["the cat sat\ton the mat", "the man reads\ta book and a rat"]),
+    (make.GPT2, dict(task="classification", model="gpt", pair="2", label="3"), ["the cat sat\ton the mat", "the man reads\ta book and a rat"]),
     (make.GPT2, dict(task="classification", model="gpt", regression=True), ["the cat sat", "a book"]),
 ])
 def test_live_to_transformers(architecture, config, asked, tmp_path):
@@ -245,7 +249,9 @@ def test_live_to_transformers(architecture, config, asked, tmp_path):
         assert theirs.config.id2label == dict(enumerate(task.names)) and theirs.config.label2id == {name: number for number, name in enumerate(task.names)}
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert tokenizer("the cat saw", add_special_tokens=False).input_ids == task.tokenizer.encode(["the cat saw"])[0]
-    convert.from_hf(tmp_path / "hf", tmp_path / "again", [("task.pair", "2")] if config.get("pair") else [])
+    if config.get("model") == "gpt":
+        assert [tokenizer(*line.split("\t")).input_ids for line in asked] == [row["tokens"][row["segment_ids"] > 0].tolist() for row in rows]
+    convert.from_hf(tmp_path / "hf", tmp_path / "again", [("task.pair", "2"), ("task.label", "3")] if config.get("pair") else [])
     first, second = (jax.tree.map(np.asarray, workdir.open_run(folder)[1]) for folder in (run, tmp_path / "again"))
     first["token_embed"]["embedding"] = first["token_embed"]["embedding"][: task.model.vocab_size]
     jax.tree.map(np.testing.assert_array_equal, first, second)

@@ -3,8 +3,8 @@
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT, GPT-2 or BERT)
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
 
-Fine-tuned heads, too. What config.json does not say of their task is set beside --from_hf: --config.task.pair=2 (there are two texts),
---config.task.choices='("2", "3", "4", "5")' (four choices).
+Fine-tuned heads, too. What config.json does not say of their task is set beside --from_hf: --config.task.pair=2 --config.task.label=3 (there are two texts),
+--config.task.choices='("2", "3", "4", "5")' --config.task.label=6 (four choices).
 """
 import contextlib
 import json
@@ -78,7 +78,7 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     import jax
 
     from transformer_jax import workdir
-    from transformer_jax.huggingface import tensors
+    from transformer_jax.huggingface import gpt, tensors
 
     if "://" in str(target):
         raise UserError(f"--to_hf={target}: must be a folder on a disk")
@@ -94,6 +94,8 @@ def to_hf(run, target, step="best", overrides=()) -> None:
         (half / "config.json").write_text(json.dumps(content, indent=2) + "\n")
         tensors.write(half, tensors.views(params, family.table, task.model.num_layers))
         files = task.tokenizer.hf_files() if hasattr(task.tokenizer, "hf_files") else {}
+        if files and content.get(gpt.MARKS):
+            files |= task.tokenizer.hf_marked(task.encoder.marks(task.tokenizer))
         for name, data in files.items():
             (half / name).write_bytes(data)
     if not files:

@@ -240,6 +240,23 @@ def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
         tokenizers.read(tmp_path)
 
 
+@pytest.mark.parametrize("cased", [False, True])
+def test_wordpiece_is_read_from_the_librarys_file(cased, tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "film", "##s", "e", "é", "!"]
+    library = huggingface.Tokenizer(huggingface.models.WordPiece(dict(zip(pieces, range(99))), unk_token="[UNK]"))
+    library.normalizer = huggingface.normalizers.BertNormalizer(lowercase=not cased, strip_accents=None if cased else True)
+    library.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
+    library.add_special_tokens(pieces[:5])
+    library.save(str(tmp_path / "tokenizer.json"))
+    found, texts = tokenizers.read(tmp_path), ["The films!", "the é film", "dog"]
+    assert type(found) is WordPiece and found.cased == cased and found.cls_id == 2
+    assert found.encode(texts) == [each.ids for each in library.encode_batch(texts)]
+    library.normalizer = huggingface.normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="accents are kept"):
+        tokenizers.read(tmp_path)
+
+
 def test_gpt1_lowers_splits_and_closes_words(tmp_path):
     tokenizer = tokenizers.read(gpt1(tmp_path))
     assert type(tokenizer) is GPT1BPE and tokenizer.eos_id == tokenizer.vocab_size - 1

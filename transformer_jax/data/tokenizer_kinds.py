@@ -193,6 +193,14 @@ class BPE(Tokenizer):
         return {"vocab.json": json.dumps(self._vocab).encode(), "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
                 "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode()}
 
+    def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
+        """The same, for a model whose texts stand between tokens with these ids, the last it has: what begins a text, parts two, and ends them."""
+        library, names = huggingface.Tokenizer.from_str(self._tokenizer.to_str()), ("<start>", "<delimiter>", "<extract>")
+        library.add_special_tokens([*(f"<unused {i}>" for i in range(self.vocab_size, marks[0])), *names])
+        library.post_processor = huggingface.processors.TemplateProcessing(
+            single="<start> $A <extract>", pair="<start> $A <delimiter> $B <extract>", special_tokens=list(zip(names, marks)))
+        return {"tokenizer.json": library.to_str().encode(), "tokenizer_config.json": json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}).encode()}
+
 
 class ByteBPE(BPE):
     """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2): any text comes back as it was."""
@@ -209,7 +217,7 @@ class ByteBPE(BPE):
         tokenizer = cls.pipeline({}, [])
         tokenizer.train_from_iterator(texts, huggingface.trainers.BpeTrainer(
             vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=list(cls.symbols), show_progress=False))
-        vocab, merges, _ = _opened(tokenizer)
+        vocab, merges, _ = opened(tokenizer)
         return cls.of(vocab | {cls.ends[0]: len(vocab)}, merges)
 
     @staticmethod
@@ -258,14 +266,14 @@ def bpe(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
 
 def bpe_of_library(text: str) -> ByteBPE | GPT1BPE:
     """From a `tokenizer.json`, if it encodes as one of the two kinds does."""
-    vocab, merges, manner = _opened(huggingface.Tokenizer.from_str(text))
+    vocab, merges, manner = opened(huggingface.Tokenizer.from_str(text))
     for kind in (ByteBPE, GPT1BPE):
-        if manner == _opened(kind.pipeline({}, []))[-1]:
+        if manner == opened(kind.pipeline({}, []))[-1]:
             return kind.of(vocab | {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}, merges)
     raise ValueError("tokenizer.json is neither GPT-2's byte-level BPE nor GPT's BPE")
 
 
-def _opened(tokenizer: huggingface.Tokenizer) -> tuple[dict[str, int], list[str], list]:
+def opened(tokenizer: huggingface.Tokenizer) -> tuple[dict[str, int], list[str], list]:
     """Each piece's id, the merges, and whatever else decides a text's ids."""
     content = json.loads(tokenizer.to_str())
     model, splitting = content["model"], content["pre_tokenizer"] or {}

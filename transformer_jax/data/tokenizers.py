@@ -86,7 +86,9 @@ def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
                 lines = [line for i, line in enumerate(lines) if line and not (i == 0 and line.startswith("#version"))]
                 return tokenizer_kinds.bpe(json.loads((folder / vocab).read_bytes()), lines)
         if (folder / "tokenizer.json").exists():
-            return tokenizer_kinds.bpe_of_library((folder / "tokenizer.json").read_bytes().decode())
+            text = (folder / "tokenizer.json").read_bytes().decode()
+            of_library = wordpiece.of_library if json.loads(text)["model"]["type"] == "WordPiece" else tokenizer_kinds.bpe_of_library
+            return of_library(text)
         raise ValueError("it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and vocab.bpe, or tokenizer.json")
 
 

@@ -2,7 +2,7 @@
 
 Our rows of texts to classify stand between tokens of their own, the last three ids (see `finetuning/encoder.py`). A published GPT-2 that classifies has never
 seen them: converted, its vocabulary has grown by three vectors as initialised, so it computes what it did of rows without them, but has to be fine-tuned
-further before `predict` is of use. What was exported from here has them, and says so by a key of its own in config.json.
+further before `predict` is of use. What was exported from here has them, says so by a key of its own in config.json, and its tokenizer sets texts between them.
 """
 import dataclasses
 import pathlib
@@ -41,7 +41,7 @@ _GPT2 = (dict(zip(("transformer.wte.weight", "transformer.wpe.weight"), _EMBEDDI
 _GPT1_ONLY = {"afn": ("gelu",), "tie_word_embeddings": (True,)}  # its "gelu" is the tanh approximation
 _GPT2_ONLY = {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
               "add_cross_attention": (False,), "tie_word_embeddings": (True,)}
-_MARKS = "transformer_jax_marks"  # key of config.json: the last three ids are those that begin, part and end a row
+MARKS = "transformer_jax_marks"  # key of config.json: the last three ids are those that begin, part and end a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Family:
             )
             for key, value in self._task(config, theirs).items():
                 configs.set_key(config, f"task.{key}", value)
-            if self.task != "causal_lm" and not theirs.get(_MARKS):
+            if self.task != "causal_lm" and not theirs.get(MARKS):
                 configs.set_key(config, "model.vocab_size", config.model.vocab_size + 3)
                 say(f"{path}: this model never saw the tokens that begin and end our rows: fine-tune it further before use")
             configs.validate(config)
@@ -96,7 +96,7 @@ class Family:
         """The content of config.json. Raises UserError for what Hugging Face's model can't compute."""
         model, head = config.model, {}
         if self.task != "causal_lm":  # it reads the last token that is no padding: ours ends a row, and 0 fills up rows here, too
-            head = heads.to_theirs(config.task) | {"pad_token_id": 0, _MARKS: True}
+            head = heads.to_theirs(config.task) | {"pad_token_id": 0, MARKS: True}
         if model.local_window is not None:
             raise UserError(f"config.model.local_window={model.local_window}: {self.architecture} has no local attention")
         if model.head_dim not in (None, model.d_model / model.num_heads):
