@@ -42,6 +42,7 @@ def test_the_whole_path(given):
         ("finetune", [config, *flags, f"--workdir={folder}/new", f"--config.data.valid_files={wrong}"], "wrong.tsv:1: unknown label 'cow'"),
         ("finetune", [config, *flags[1:], f"--workdir={folder}/new"], "config.init_from is missing"),
         ("finetune", ["--config=configs/bert/base.py", f"--workdir={folder}/new"], "no task of fine-tuning"),
+        ("finetune", [config, *flags, f"--workdir={folder}/new", "--seeds=2", "--profile=1:2"], "--profile is for one run"),
         ("finetune", [config, *flags, run, "--config.model.dropout=0.5"], "holds a run with another config: model.dropout"),
         ("predict", [run, "--text=  "], "line 1: 1 text asked for"), ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not a fine-tuned one"),
         ("evaluate", [run, "--set=test"], "give --config.data.test_files"), ("generate", [run, "--prompt=x"], "not one that continues"),

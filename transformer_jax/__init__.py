@@ -19,7 +19,8 @@ The first four take any iterable of texts and give an iterator in the same order
     model, params, tokenizer = transformer_jax.load("runs/mine")
     model.apply({"params": params}, tokens)                     # gpt: (B, L) -> logits of the next tokens (B, L, V)
     model.apply({"params": params}, source, target)             # encoder_decoder: (B, S), (B, T) -> logits (B, T, V)
-    model.apply({"params": params}, tokens)                     # bert: (B, L) -> hidden states (B, L, M), logits (B, L, V), those of the next sentence (B, 2)
+    model.apply({"params": params}, tokens)                     # bert: (B, L) -> hidden states (B, L, M), logits (B, L, V), those of the next sentence (B, 2);
+                                                                #       fine-tuned, it has hidden states alone: add method="hidden"
 
 Tokens are int32, logits float32. What is wrong with a config, a file or a text raises config.UserError, in one line.
 """

@@ -1,8 +1,9 @@
 """Compiles a config without running it: python -m transformer_jax.dry_run --config=configs/wmt/big.py --topology=v5e:4x4
 
 For the devices of this machine, for --devices=N virtual CPU devices, or for a --topology of TPUs that are not here (libtpu compiles
-for them on any machine). Nothing is allocated and no data is opened. The shardings of parameters, optimizer state and
-batch, the memory and the roofline go to stderr, one JSON object to stdout. A model that does not fit is an answer, not a failure: exit code 0.
+for them on any machine). Nothing is allocated and no data is opened, but for the labels of a fine-tuning whose config does
+not name them. The shardings of parameters, optimizer state and batch, the memory and the roofline go to stderr, one JSON
+object to stdout. A model that does not fit is an answer, not a failure: exit code 0.
 """
 import json
 

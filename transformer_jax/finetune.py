@@ -23,6 +23,8 @@ def main() -> None:
     config, of_model = cli.load_config(without="model.")
     if not workdir.fine_tunes(config):
         raise UserError(f"--config={options.config}: config.task.name={config.task.name!r} is no task of fine-tuning")
+    if options.seeds and cli.profile():
+        raise UserError("--profile is for one run, without --seeds")
     if not options.seeds:
         workdir.train(config, folder, of_model, cli.profile())
         return

@@ -52,7 +52,7 @@ def fine_tunes(config) -> bool:
 def settled(config, workdir, of_model=()):
     """A fine-tuning config with the model of the run it begins with, changed by the overrides `of_model`, and its labels by name.
 
-    A run that goes on in `workdir` needs the other no more.
+    Keys of the config's own model that differ from the defaults of its kind are such overrides, too. A run that goes on in `workdir` needs the other no more.
     """
     workdir = buckets.folder_of_run(workdir)
     goes_on = (workdir / "config.json").exists()
@@ -62,16 +62,25 @@ def settled(config, workdir, of_model=()):
     if not (origin / "config.json").is_file():
         raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
     before = read_config(origin)[0]
+    if goes_on and before.init_from and (not config.init_from or _same_folder(config.init_from, before.init_from)):
+        config.init_from = before.init_from
+    defaults = configs.class_options(configs.named_class("model", config.model.name))
+    own = [(f"model.{key}", value) for key, value in configs.options(config.model).items() if value != defaults[key][1]]
     with config.ignore_type():
         config.model = before.model
     if not hasattr(configs.named_class("model", config.model.name), "pooled") and not fine_tunes(before):
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + 3)  # start, delimiter, extract
-    for key, value in of_model:
+    for key, value in (*own, *of_model):
         configs.set_key(config, key, value)
     configs.validate(config)
     if "labels" in config.task and not config.task.labels:
         configs.set_key(config, "task.labels", tuple(before.task.labels if goes_on else _labels(config, before)))
     return config
+
+
+def _same_folder(one, other) -> bool:
+    absolute = lambda folder: pathlib.Path(folder).expanduser().resolve() if "://" not in str(folder) else str(folder).rstrip("/")
+    return absolute(one) == absolute(other)
 
 
 def _labels(config, before) -> list[str]:
@@ -253,7 +262,8 @@ def mean(trees: Iterable):
 
 def load(workdir, step: str | int = "best"):
     """(model, params, tokenizer) of a run: `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and gives float32 logits (B, L, V); see the
-    class of the model. A translation's tokenizer has the sides .source and .target; a fine-tuned run's model comes without its head.
+    class of the model. A translation's tokenizer has the sides .source and .target; a fine-tuned run's model comes without its head, a BERT also without those of
+    pre-training: `method="hidden"` gives what it has.
     """
     task, params = open_run(workdir, step)
     return task.model, params, task.tokenizer

@@ -82,6 +82,27 @@ def test_equal_losses_on_a_mesh(kind, runs, tmp_path):
     np.testing.assert_allclose(first(data=2, fsdp=2, tensor=2), first(data=1), rtol=1e-5)
 
 
+def test_keys_of_the_model_in_the_config_itself(runs, tmp_path):
+    """They change the model of init_from as those of the command line do, which come after them."""
+    config = lambda: build(tmp_path, "classification", runs["bert"], model__dropout=0.3, model__attention_dropout=0.2)
+    model = workdir.settled(config(), tmp_path / "none", [("model.attention_dropout", "0.4")]).model
+    assert (model.dropout, model.attention_dropout, model.vocab_size) == (0.3, 0.4, 80)
+    again = workdir.settled(workdir.settled(config(), tmp_path / "none"), tmp_path / "none").model
+    assert (again.dropout, again.attention_dropout, again.vocab_size) == (0.3, 0.2, 80)
+
+
+def test_going_on_needs_no_word_of_what_it_began_from(runs, tmp_path, monkeypatch):
+    config = lambda steps, origin: build(tmp_path, "classification", origin, train__num_steps=steps)
+    workdir.train(config(1, runs["bert"]), tmp_path / "run")
+    unsaid = config(2, runs["bert"])
+    unsaid.init_from = None
+    workdir.train(unsaid, tmp_path / "run")
+    monkeypatch.chdir(runs["bert"].parent)
+    workdir.train(config(3, runs["bert"].name), tmp_path / "run")
+    with pytest.raises(UserError, match="another config: init_from"):
+        workdir.train(config(4, runs["gpt"]), tmp_path / "run")
+
+
 def test_what_is_pretrained_is_used_unless_told_otherwise(runs, tmp_path):
     def begun(**overrides):
         config = build(tmp_path, "classification", runs["gpt"], train__num_steps=1, optimizer__learning_rate=0.0, **overrides)
@@ -236,11 +257,18 @@ WRONG = [  # kind, file, its content, keys, message
     ("tagging", "valid.conll", "the\t2\n", dict(task__labels=(0, 1)), "valid.conll:1: unknown tag '2'; there are: 0, 1"),
     ("pairs", "train.jsonl", '{"a": "x \\ud83d", "b": "y", "same": 1}\n', {}, "train.jsonl:1: half a character"),
     ("span", "train.json", '{"data": "\\ud83d"}', {}, "train.json: half a character"),
+    ("pairs", "list.json", '[{"a": "x", "b": "y", "same": 1},\n {"a": "x"}]', dict(data__train_files="{}/list.json"), "list.json: item 2: no key 'b'"),
+    ("pairs", "lines.json", '{"a": "x"}\n', dict(data__train_files="{}/lines.json"), "lines.json:1: no key 'b'"),
+    ("choice", "train.tsv", "a\tb\tc\t5\n", dict(task__context=(1,)), "train.tsv:1: label '5'"),
+    ("choice", None, "", dict(task__label="3"), "config.task.label=3: that column is a text"),
+    ("classification", None, "", dict(task__pair="1"), "config.task.label=1: that column is a text"),
+    ("classification", None, "", dict(model__vocab_size=20), "20"),
 ]
 
 
 @pytest.mark.parametrize("kind, file, content, keys, message", WRONG, ids=[message[:40] for *_, message in WRONG])
 def test_what_can_not_be_read_is_refused(kind, file, content, keys, message, runs, tmp_path):
+    keys = {key: value.format(tmp_path / "data") if isinstance(value, str) else value for key, value in keys.items()}
     config = build(tmp_path / "data", kind, runs["bert"], **keys)
     if file:
         (tmp_path / "data" / file).write_text(content)
@@ -253,7 +281,7 @@ def test_rows_that_are_not_whole_are_left_out_where_asked(runs, tmp_path, capsys
     config = build(tmp_path, "classification", runs["bert"], task__skip_malformed=True)
     (tmp_path / "valid.tsv").write_text("cat\tthe cat\ndog\n\ndog\t \ndog\ta dog\n")
     task = workdir.make_task(workdir.settled(config, tmp_path / "none"))
-    assert len(task._examples("valid")) == 2
+    assert len(task._examples("valid")) == task.count("valid") == 2
     said = capsys.readouterr().err
     assert "valid.tsv: 2 rows of another number of columns are left out" in said and "1 rows without a text are left out" in said
     (tmp_path / "valid.tsv").write_text("cat\t \ndog\t \n")

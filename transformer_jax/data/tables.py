@@ -1,6 +1,7 @@
 """Labelled examples in files and TFDS sets: tables, CoNLL columns, SQuAD's JSON. Each says where it stands, for messages."""
 import csv
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +19,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rows of files *.tsv (or any other text: tab-separated, no quotes), *.csv and *.jsonl.
+    """The rows of files *.tsv (or any other text: tab-separated, no quotes), *.csv, *.jsonl and *.json (an object a line, or one list of them).
 
     `columns` are names in the header (keys of the JSON objects), or numbers from 1 of tables without a header.
     """
@@ -32,7 +33,7 @@ class Table:
 
     def __iter__(self) -> Iterator[Record]:
         for path in self.paths:
-            if path.endswith(".jsonl"):
+            if path.endswith((".jsonl", ".json")):
                 yield from self._objects(path)
             else:
                 yield from self._lines(path)
@@ -59,17 +60,25 @@ class Table:
             say(f"{path}: {skipped:,} rows of another number of columns are left out")
 
     def _objects(self, path: str) -> Iterator[Record]:
-        for number, line in enumerate(sources.text_lines(path), 1):
-            if not line.strip():
-                continue
-            found = sources.from_json(line, f"{path}:{number}")
+        for where, found in _values(path):
             if not isinstance(found, dict) or any(column not in found for column in self.columns):
                 missing = [column for column in self.columns if not isinstance(found, dict) or column not in found]
-                raise UserError(f"{path}:{number}: no key {missing[0]!r}")
+                raise UserError(f"{where}: no key {missing[0]!r}")
             for column in self.columns:
                 if not isinstance(found[column], (str, int, float)):
-                    raise UserError(f"{path}:{number}: {column!r} is {json.dumps(found[column])[:40]}, neither text nor a number")
-            yield Record(f"{path}:{number}", tuple(str(found[column]) for column in self.columns))
+                    raise UserError(f"{where}: {column!r} is {json.dumps(found[column])[:40]}, neither text nor a number")
+            yield Record(where, tuple(str(found[column]) for column in self.columns))
+
+
+def _values(path: str) -> Iterator[tuple[str, object]]:
+    """What a file of JSON holds, and where: a value a line, or the items of one list."""
+    lines = ((number, line) for number, line in enumerate(sources.text_lines(path), 1) if line.strip())
+    first = next(lines, (1, ""))
+    if path.endswith(".json") and first[1].lstrip().startswith("["):
+        whole = sources.from_json("".join([first[1], *(line for _, line in lines)]), path)
+        yield from ((f"{path}: item {number}", value) for number, value in enumerate(whole, 1))
+    elif first[1]:
+        yield from ((f"{path}:{number}", sources.from_json(line, f"{path}:{number}")) for number, line in itertools.chain([first], lines))
 
 
 def _split(path: str) -> Iterator[tuple[int, list[str]]]:

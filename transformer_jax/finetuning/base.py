@@ -198,7 +198,11 @@ class FineTuning:
         """Loss and scores over a whole split. Raises UserError where the run's data has no such split."""
         if self.read(split) is None:
             raise UserError(f"--set={split}: this run names no such examples; give --config.data.{split}_files")
-        return {**self._measured(params, split), "examples": sum(1 for _ in self.read(split))}
+        return {**self._measured(params, split), "examples": self.count(split)}
+
+    def count(self, split: str) -> int:
+        """Labelled examples of a split."""
+        return sum(1 for _ in self.read(split))
 
     def _measured(self, params, split: str) -> dict[str, float]:
         examples, sums = self._examples(split), np.zeros(2)

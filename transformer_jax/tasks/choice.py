@@ -28,7 +28,9 @@ class Choice(FineTuning):
         super().__post_init__()
         if len(self.choices) < 2:
             raise UserError(f"config.task.choices={self.choices}: at least two columns")
-        self.choices = tuple(map(str, self.choices))
+        self.context, self.choices = tuple(map(str, self.context)), tuple(map(str, self.choices))
+        if self.label in (*self.context, self.beginning, *self.choices):
+            raise UserError(f"config.task.label={self.label}: that column is a text; name the column of the right choice's number")
         self.rows_of_example = len(self.choices)
 
     def read(self, split):

@@ -36,6 +36,8 @@ class Classification(FineTuning):
         super().__post_init__()
         if self.symmetric and not self.pair:
             raise UserError("config.task.symmetric needs config.task.pair, a second text")
+        if self.label in (self.text, self.pair):
+            raise UserError(f"config.task.label={self.label}: that column is a text; name the column of the labels")
         self.rows_of_example = 1 + self.symmetric
 
     def read(self, split):
@@ -69,6 +71,9 @@ class Classification(FineTuning):
             raise UserError(f"{whole[0].where}: an empty text, and none in the other rows")
         labels = [self._number(record) for record in records]
         return list(zip(*self._encoded([record.values[:-1] for record in records]), labels))
+
+    def count(self, split):
+        return len(self._examples(split))  # without what was left out
 
     def _number(self, record) -> float | int:
         label = record.values[-1]
