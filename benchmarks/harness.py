@@ -28,7 +28,7 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
          plot: Callable[[list[dict]], "Figure"] | None = None) -> None:
     """Runs the cases (tiny -> rows) that --case picks, else those of `default`, else all. With `data`, the help of a flag --data, they are (tiny, its value) -> rows. With `plot` there is a flag --plot.
 
-    A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better)."""
+    A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is better); and share where the model's operations were held against what products reach there."""
     cli.use_huge_pages()  # for the peers, too
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write machine, versions, command and rows to this file")
@@ -48,6 +48,7 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
         for row in cases[name](*given):
             rows.append(row)
             against = f"{_shown(row['peer']):>14} {row['peer_name']:24} {row['ratio']:6.2f}" if "peer" in row else ""
+            against += f"  {row['share']:4.0%} of the products' rate" if "share" in row else ""
             print(f"{row['case']:44} {_shown(row['ours']):>14} {row['unit']:10} {against}", flush=True)
             if arguments.json:  # what is measured is kept, whatever comes
                 with open(arguments.json, "w") as out:
@@ -91,23 +92,23 @@ def sides(makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]], rep
         _process(library).submit(_forget).result()
     able = {}
     for name, (library, maker) in makers.items():
-        if _able(name, maker, _process(library), first=not able):
+        if _able(name, library, maker, _process(library), first=not able):
             able[name] = lambda process=_process(library), name=name: process.submit(_turn, name).result()
     return _medians(able, repeats)
 
 
 def _one_by_one(makers, repeats: int) -> dict[str, float]:
     spent = {}
-    for name, (_, maker) in makers.items():
+    for name, (library, maker) in makers.items():
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            if _able(name, maker, process, first=not spent):
+            if _able(name, library, maker, process, first=not spent):
                 spent[name] = statistics.median(process.submit(_turn, name).result() for _ in range(repeats))
     return spent
 
 
-def _able(name, maker, process: ProcessPoolExecutor, first: bool) -> bool:
+def _able(name, library: str, maker, process: ProcessPoolExecutor, first: bool) -> bool:
     """Whether the side could be made and tried in this process."""
-    refused = process.submit(_make, name, maker).result()
+    refused = process.submit(_make, name, library, maker).result()
     if refused and first:
         raise RuntimeError(refused)
     if refused:
@@ -137,14 +138,26 @@ def _forget() -> None:
     _calls.clear()
 
 
-def _make(name: str, maker: Callable[[], Callable[[], object]]) -> str | None:
+def _make(name: str, library: str, maker: Callable[[], Callable[[], object]]) -> str | None:
     """Makes the side's call and tries it; says why it can't."""
+    if gpu() and not _on_gpu(library):
+        return f"{library}, as it is installed here, does not see this machine's GPU, with which the others compute"
     try:
         call = maker()
         call()
     except RuntimeError as error:  # both JAX's and torch's
         return f"{error}".strip().splitlines()[0]
     _calls[name] = call
+
+
+def _on_gpu(library: str) -> bool:
+    if library == "jax":
+        import jax
+
+        return jax.default_backend() == "gpu"
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _turn(name: str) -> float:

@@ -1,6 +1,6 @@
 """The peers: models of Hugging Face on torch and their engines, in the shapes of ours, with random weights.
 
-Everything of the benchmarks that needs torch stands here. An environment that holds both: pip install 'torch==2.13.0' first, then pip install -e '.[bench]'.
+Everything of the benchmarks that needs torch stands here. An environment that holds both: pip install 'torch==2.13.0' first, then pip install -e '.[bench]', on a GPU '.[gpu,bench]'.
 """
 import functools
 import os

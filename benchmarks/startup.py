@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,10 @@ TRAINERS = {"train_wmt": "configs/wmt/quickstart.py", "train_gpt": "configs/gpt/
 
 def started(program: str, *flags: str, cache: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
-    return subprocess.run([sys.executable, "-m", f"transformer_jax.{program}", *flags], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", f"transformer_jax.{program}", *flags], env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(done.args)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done
 
 
 def first_update(program: str, config: str, cache: str) -> float:
@@ -54,8 +58,8 @@ def depth(tiny: bool):
 
 FULL = {  # on a GPU, where attention's fused kernel has no dropout
     "train_gpt": ("configs/gpt/gpt2.py:124m", {"data.corpus": "python", "train.batch": 32}),
-    "train_bert": ("configs/bert/base.py", {"data.corpus": "pydoc", "train.batch": 256, "model.attention_dropout": 0}),
-    "train_wmt": ("configs/wmt/big.py", {"data.corpus": "grammar", "train.batch": 64}),
+    "train_bert": ("configs/bert/base.py", {"data.corpus": "pydoc", "train.batch": 256, "model.attention_dropout": 0, "task.phases": ((1.0, 128, 20),)}),
+    "train_wmt": ("configs/wmt/big.py", {"data.tfds_name": "none", "data.corpus": "grammar", "train.batch": 64}),
 }
 
 

@@ -14,8 +14,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memor
 
 import jax
 import numpy as np
-from harness import in_turn, main, sides
+from harness import apart, in_turn, main, sides
 
+from transformer_jax import hardware
 from transformer_jax.config import experiment
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.tasks.masked_lm import MaskedLM
@@ -78,9 +79,17 @@ def _against_torch(case: str, rows_of: Callable, variants: dict[str, tuple], kin
     sizes, *_ = variants.values()
     makers = {variant: ("jax", functools.partial(our_step, rows_of, given)) for variant, given in variants.items()}
     spent = sides(makers | {way: ("torch", functools.partial(their_step, rows_of, sizes, kind, peer, way)) for way in ways}, 2 if tiny else 9)
-    for variant in variants:
+    ceiling = apart(products)
+    for variant, given in variants.items():
+        task, batch, _ = rows_of(*given)
+        share = task.flops() * len(next(iter(batch.values()))) / spent[variant] / ceiling
         for way in [*spent][len(variants):]:
-            yield {"case": case + variant, "ours": tokens / spent[variant], "unit": "tokens/s", "peer": tokens / spent[way], "peer_name": way, "ratio": spent[way] / spent[variant]}
+            yield {"case": case + variant, "ours": tokens / spent[variant], "unit": "tokens/s", "peer": tokens / spent[way], "peer_name": way, "ratio": spent[way] / spent[variant], "share": share}
+
+
+def products() -> float:
+    """FLOP/s of large matrix products in the dtype that models compute in here."""
+    return hardware.measured(jax.default_backend())
 
 
 def our_step(rows_of: Callable, sizes: tuple, **model) -> Callable[[], None]:
