@@ -40,7 +40,7 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
         parser.add_argument("--plot", help="draw the rows to this PNG file")
     arguments = parser.parse_args()
     given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
-    record = {"machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores" + (gpu() and f", {gpu()}"),
+    record = {"machine": f"{_cpu()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores" + (gpu() and f", {gpu()}"),
               "versions": {name: metadata.version(name) for name in [*libraries, *filter(importlib.util.find_spec, PEERS)]},
               "command": [argument.partition("=")[0] if argument.startswith(("--data=", "--json=", "--plot=")) else argument for argument in sys.argv]}  # no machine's folders
     rows = []
@@ -55,6 +55,16 @@ def main(doc: str, cases: dict[str, Callable[[bool], Iterable[dict]]], libraries
                     json.dump(record | {"rows": rows}, out, indent=2)
     if plot and arguments.plot:
         pictures.save(plot(rows), arguments.plot)
+
+
+def _cpu() -> str:
+    """The processor's name and whether it has AVX-512, which decides how fast libraries multiply."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            found = dict([part.strip() for part in line.split(":", 1)] for line in lines if ":" in line)
+    except OSError:
+        return platform.machine()
+    return f"{platform.machine()}, {found.get('model name', 'unnamed')}" + (" with AVX-512" if "avx512f" in found.get("flags", "").split() else "")
 
 
 @functools.cache
