@@ -9,13 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _in_notebook = {"force_terminal": False, "force_jupyter": False} if "ipykernel" in sys.modules else {}  # plain lines: they are kept in the file
 console = Console(stderr=True, highlight=False, soft_wrap=True, **_in_notebook)
 
+_MINUTE = 60.0
+
 
 def say(text: str) -> None:
     """One line on stderr, above a bar if there is one."""
     console.print(text, markup=False)
-
-
-_MINUTE = 60.0
 
 
 class Bar:

@@ -172,10 +172,7 @@ class BPE(Tokenizer):
     @classmethod
     def of(cls, vocab: dict[str, int], merges: list[str]) -> "BPE":
         """From each piece's id, and the merges as the lines of a merges.txt."""
-        pieces = sorted(vocab, key=vocab.get)
-        if [vocab[piece] for piece in pieces] != list(range(len(pieces))):
-            raise ValueError(f"the ids of the {len(pieces)} pieces are not 0 to {len(pieces) - 1}")
-        return cls(json.dumps({"pieces": pieces, "merges": merges}).encode())
+        return cls(json.dumps({"pieces": in_order(vocab), "merges": merges}).encode())
 
     @staticmethod
     def pipeline(vocab: dict[str, int], merges: list[tuple[str, str]]) -> huggingface.Tokenizer:
@@ -271,6 +268,14 @@ def bpe_of_library(text: str) -> ByteBPE | GPT1BPE:
         if manner == opened(kind.pipeline({}, []))[-1]:
             return kind.of(vocab | {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}, merges)
     raise ValueError("tokenizer.json is neither GPT-2's byte-level BPE nor GPT's BPE")
+
+
+def in_order(vocab: dict[str, int]) -> list[str]:
+    """The pieces by their ids, which must be 0, 1, 2, ..."""
+    pieces = sorted(vocab, key=vocab.get)
+    if [vocab[piece] for piece in pieces] != list(range(len(pieces))):
+        raise ValueError(f"the ids of the {len(pieces)} pieces are not 0 to {len(pieces) - 1}")
+    return pieces
 
 
 def opened(tokenizer: huggingface.Tokenizer) -> tuple[dict[str, int], list[str], list]:

@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizer_kinds import Tokenizer, in_blocks, opened
+from transformer_jax.data.tokenizer_kinds import Tokenizer, in_blocks, in_order, opened
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ALPHABET = 1000  # the most frequent characters, as for BERT; words with others are unknown
@@ -110,10 +110,7 @@ def of_library(text: str) -> WordPiece:
         content["normalizer"] = normalizer | {"strip_accents": None}  # means the same
     vocab, _, manner = opened(huggingface.Tokenizer.from_str(json.dumps(content)))
     vocab |= {token["content"]: token["id"] for token in content["added_tokens"]}
-    pieces = sorted(vocab, key=vocab.get)
-    if [vocab[piece] for piece in pieces] != list(range(len(pieces))):
-        raise ValueError("tokenizer.json: the ids of its pieces are not 0, 1, 2, ...")
     for cased in (False, True):
         if manner == opened(WordPiece.pipeline({}, cased))[-1]:
-            return WordPiece.of(pieces, cased)
+            return WordPiece.of(in_order(vocab), cased)
     raise ValueError("tokenizer.json: accents are kept, Chinese characters joined or words split otherwise, unlike in BERT")
