@@ -114,15 +114,15 @@ def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
     """What a slow reader takes is waited for; what a reader takes while updates are under way is not."""
     def slowly(*arguments):
         for batch in stream(*arguments):
-            time.sleep(0.05)
+            time.sleep(0.2)
             yield batch
 
     stream = loop.batches.stream
     monkeypatch.setattr(loop.batches, "stream", slowly)
-    config = tiny(train__num_steps=8, train__log_every=8)
+    config = tiny(train__num_steps=12, train__log_every=12)
     run(config, make_task(config), tmp_path / "run")
     [line] = [line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()) if "train/mfu" in line]
-    assert line["seconds/data"] > 6 * 0.05
+    assert line["seconds/data"] > 0.5  # some batches are read while the first update is compiled, and a slow machine's updates hide parts
     clock = Clock()
     with clock("data", lambda: False):
         time.sleep(0.05)
