@@ -35,6 +35,7 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
     ("optimizer.learning_rate", "-1", ["config.optimizer.learning_rate=-1.0", "not be negative"]),
     ("optimizer.learning_rate", "1e999", ["a number"]),
     ("optimizer.b1", "0.99999999999", ["config.optimizer.b1", "below 1"]),  # it is 1 in float32
+    ("optimizer.decay_steps", "3", ["config.optimizer.decay_steps=3", "more than config.optimizer.warmup_steps"]),
     ("train.seed", "9" * 20, ["a whole number"]),
     ("train.num_steps", "1e10", ["config.train.num_steps=10000000000", "2^31"]),
     ("train.batch", "{[]:1}", ["a whole number"]),

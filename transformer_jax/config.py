@@ -77,7 +77,7 @@ class Data:
 class Train:
     num_steps: int = 1000  # updates in the whole run
     batch: int = 64  # rows per update over all hosts, after accumulation
-    first_batch: int = 0  # rows of the first update, where the batch grows (Brown et al. 2020, section 2.3); 0: it does not
+    first_batch: int = 0  # rows of the first update, where the batch grows (Brown et al. 2020, appendix B); 0: it does not
     ramp_steps: int = 0  # updates it takes to grow to config.train.batch
     accumulation: int = 1  # microbatches an update is computed in
     seed: int = 0  # initial parameters and dropout
@@ -279,6 +279,8 @@ def validate(config: ConfigDict) -> None:
     for key in ("train.num_steps", "optimizer.warmup_steps", "optimizer.decay_steps"):
         if (get(config, key) or 0) >= 2**31:
             raise UserError(f"config.{key}={get(config, key)}: updates are counted up to 2^31 - 1")
+    if config.optimizer.decay_steps is not None and config.optimizer.decay_steps <= config.optimizer.warmup_steps:
+        raise UserError(f"config.optimizer.decay_steps={config.optimizer.decay_steps}: must be more than config.optimizer.warmup_steps={config.optimizer.warmup_steps}, or the rate falls to its end at once")
     fractions = [f"model.{k}" for k in model if k.endswith("dropout")] + [f"task.{k}" for k in config.task if k.endswith("smoothing")]
     for key in (*fractions, "optimizer.b1", "optimizer.b2"):
         if not 0 <= get(config, key) < _ONE:

@@ -94,5 +94,8 @@ def test_which_kernel_is_picked(monkeypatch):
     assert all(picked("gpu", capability=other) is kernels.causal_blocks for other in ("7.5", "gfx942"))  # cuDNN's kernel wants Ampere
     assert picked("tpu", length=200) is kernels.causal_blocks  # no tile divides it
     assert all(picked(platform, dropout=True) is kernels.causal_blocks for platform in ("tpu", "gpu"))
+    monkeypatch.setattr(sharding, "parts", lambda axis: 2 if axis == "length" else 1)
+    assert picked("tpu") is picked("gpu") is picked("cpu", Mask(), dropout=True) is kernels.dot_product and picked("tpu", dropout=True) is kernels.causal_blocks
+    monkeypatch.undo()
     assert all(picked(platform, length=64) is kernels.dot_product for platform in ("tpu", "gpu", "cpu"))
     assert all(picked(platform, Mask(causal=True, query_slots=jnp.zeros((2, 256), jnp.int32))) is kernels.dot_product for platform in ("tpu", "gpu", "cpu"))

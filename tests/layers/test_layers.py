@@ -7,6 +7,7 @@ import pytest
 
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.embeddings import sinusoids
+from transformer_jax.layers.heads import Head
 from transformer_jax.layers.kernels import causal_blocks, dot_product
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.lstm import LSTM
@@ -25,6 +26,15 @@ def test_linear_contracts_and_splits_axes():
     np.testing.assert_allclose(linear.apply(variables, x), np.einsum("blhd,hdmf->blmf", x, kernel) + bias, rtol=1e-5, atol=1e-5)
     bound = np.sqrt(6 / (20 + 42))  # Xavier, of the matrix it is
     assert np.abs(kernel).max() <= bound and np.abs(kernel).max() > 0.9 * bound
+
+
+def test_a_heads_scores_are_not_rounded_to_bfloat16():
+    """Near 4 bfloat16 has a number every 1/64 at most."""
+    head, states = Head(1), jax.random.normal(KEY, (500, 8), jnp.bfloat16)
+    variables = nn.unbox(head.init(KEY, states))
+    variables["params"]["out"]["bias"] += 4.5
+    scores = head.apply(variables, states)
+    assert scores.dtype == jnp.float32 and len(np.unique(scores)) > 450
 
 
 def test_layer_norm():

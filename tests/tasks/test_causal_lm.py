@@ -162,6 +162,9 @@ def test_a_repetition_penalty_counts_the_prompt(trained):
     found = [token for token in task.tokenizer.encode([varied])[0]]
     assert not set(found) & set(task.tokenizer.encode(["the dog"])[0])
     assert len(ids)
+    eos_id = task.tokenizer.eos_id  # before a text it is the end of another
+    texts = task._write[0](params, np.array([[eos_id, *ids[:3]]]), np.array([4]), jax.random.split(jax.random.key(0), 1), np.array([4]), 0, 8, Sampling(2.0, 0))
+    np.testing.assert_array_equal(np.flatnonzero(texts.seen[0]), np.unique(ids[:3]))
 
 
 def test_log_likelihoods_are_the_models(trained):
@@ -223,6 +226,19 @@ def test_a_run_begins_from_another_and_says_what_it_took(trained, tmp_path, caps
         with pytest.raises(UserError, match=message):
             config = build(tmp_path / "other", **{"init_from": str(workdir), **overrides})
             run(config, make_task(config), tmp_path / "refused")
+
+
+def test_what_fills_up_a_vocabulary_may_differ(trained, tmp_path):
+    """As where GPT-2, converted, is gone on with by its config, which fills it up to a multiple of 64."""
+    workdir, _, task, params = trained
+    size, before = task.model.vocab_size, params["token_embed"]["embedding"]
+    for multiple, rows in ((size + 7, size + 7), (1, size)):
+        config = build(tmp_path, init_from=str(workdir), train__num_steps=1, optimizer__learning_rate=0.0, model__vocab_multiple=multiple)
+        workdir = tmp_path / str(multiple)
+        train(config, workdir)
+        now = open_run(workdir)[1]["token_embed"]["embedding"]
+        assert now.shape[0] == rows and not now[size:].any()
+        np.testing.assert_array_equal(now[:size], before[:size])
 
 
 def test_once_begun_a_run_needs_the_other_no_more(trained, tmp_path):

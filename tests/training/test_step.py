@@ -63,6 +63,14 @@ def test_dropout_does_not_depend_on_the_mesh(reference):
     np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
+def test_nor_does_that_of_causal_attention_where_a_mesh_splits_the_length(tmp_path):
+    """Two blocks of queries, of which each has a mask of its own."""
+    config = dict(model__attention_dropout=0.2, model__dropout=0.0, model__max_length=128, task__length=128)
+    one = losses(build_gpt(tmp_path, **config), steps=1)[0]
+    many = losses(build_gpt(tmp_path, **config, mesh__data=4, mesh__sequence=2), steps=1, devices=8)[0]
+    np.testing.assert_allclose(one, many, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_equals_one_batch(reference, accumulation):
     folder, build, expected = reference
@@ -134,6 +142,14 @@ def test_frozen_parameters_and_weight_decay():
     np.testing.assert_allclose(updates["a"]["kernel"], -0.1)
     np.testing.assert_allclose(updates["a"]["bias"], 0)
     np.testing.assert_allclose(updates["b"]["kernel"], 0)
+    assert optimizer.decays(("lstm_0_forward", "recurrent"))
+
+
+def test_layer_decay_goes_from_the_top_down():
+    updates = {"target_embed": {"embedding": 1.0}, "encoder": {"layers": {"kernel": jnp.ones(3)}}, "output_embed": {"embedding": 1.0}, "head": {"kernel": 1.0}}
+    found = optimizer._by_depth(updates, 0.5)
+    np.testing.assert_allclose(found["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
+    assert (found["target_embed"]["embedding"], found["output_embed"]["embedding"], found["head"]["kernel"]) == (1 / 16, 1, 1)
 
 
 GOLDEN = [5.07359276748285, 5.057554059709822, 5.004081047018161]

@@ -14,7 +14,7 @@ class SentencePairs:
     """Rows [CLS] A [SEP] B [SEP]. The spans of sentences they are made from are fixed; all else is drawn in `rows`, anew each epoch.
 
     Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels, masked_weights (P,), follows (): 1 where B
-    follows A, which is so in half of the rows. One row in ten is shorter (Devlin et al. 2018, appendix A.2). The randomness of a row is
+    follows A, which is so in half of the rows. One row in ten is shorter (short_seq_prob of the published create_pretraining_data.py). The randomness of a row is
     that of `key` (seed, phase, component), its number and the epoch.
     """
 

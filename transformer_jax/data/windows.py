@@ -23,7 +23,7 @@ class Windows:
         self.store, self.length, self.mask_documents, self.key = stored, length, mask_documents, key
         self.size = stored.meta["tokens"]
         if self.size <= length:
-            raise UserError(f"the text has {self.size:,} tokens: fewer than a row of config.task.length={length} and the token behind it")
+            raise UserError(f"the text has {self.size:,} tokens: fewer than the {length} of a row and the one behind it")
 
     def __len__(self) -> int:
         return max(self.size // self.length - 1, 1)

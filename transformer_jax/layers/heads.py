@@ -8,7 +8,7 @@ from transformer_jax.layers.lstm import LSTM
 
 
 class Head(nn.Module):
-    """One affine map behind dropout: (..., M) -> float32 (..., features)."""
+    """One affine map behind dropout, in float32, where bfloat16 would have scores tie: (..., M) -> float32 (..., features)."""
 
     features: int
     dropout: float = 0.0
@@ -16,8 +16,8 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        x = Dropout(self.dropout)(x, train=train)
-        return Linear((x.shape[-1],), (self.features,), ("embed", None), self.use_bias, nn.initializers.truncated_normal(0.02), x.dtype, name="out")(x).astype(jnp.float32)
+        x = Dropout(self.dropout)(x, train=train).astype(jnp.float32)
+        return Linear((x.shape[-1],), (self.features,), ("embed", None), self.use_bias, nn.initializers.truncated_normal(0.02), name="out")(x)
 
 
 class RecurrentHead(nn.Module):

@@ -20,9 +20,9 @@ def pick(q: jax.Array, k: jax.Array, mask: Mask, dropout: bool) -> Callable:
     """The kernel for these arrays on the mesh in use.
 
     Fused kernels where a row's scores are never written out (TPU: splash; GPU: cuDNN's flash attention, Dao et al. 2022) if the weights themselves are not
-    needed for `dropout`. Decoding, and a length split over devices, take the plain one.
+    needed for `dropout`. Decoding, and a length split over devices, take the plain one; where weights are dropped, the blocks: a mask is drawn for each, on any mesh alike.
     """
-    if q.shape[1] <= _BLOCK or mask.query_slots is not None or sharding.parts("length") > 1:
+    if q.shape[1] <= _BLOCK or mask.query_slots is not None or (sharding.parts("length") > 1 and not (dropout and mask.causal)):
         return dot_product
     platform, split = sharding.platform(), (sharding.parts("batch"), sharding.parts("heads"))
     if platform == "tpu" and not dropout and _tile(q, k) and q.shape[0] % split[0] == q.shape[2] % split[1] == 0:

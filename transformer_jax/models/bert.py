@@ -60,7 +60,7 @@ class BERT(nn.Module):
         self.pooler = Linear(model, model, ("embed", "mlp"), **linear)
         self.mlm_transform, self.mlm_norm = Linear(model, model, ("embed", "mlp"), **linear), norm()
         self.mlm_bias = Bias(self.vocab_size, "vocab")
-        self.nsp = Linear(model, (2,), ("embed", None), **linear)
+        self.nsp = Linear(model, (2,), ("embed", None), kernel_init=init)
         self.gelu = gelu
 
     def __call__(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
@@ -91,7 +91,7 @@ class BERT(nn.Module):
 
     def next_logits(self, hidden):
         """Hidden states (B, L, M) -> float32 (B, 2): the second text follows the first, it does not (in this order in the published code)."""
-        return self.nsp(self.pooled(hidden)).astype(jnp.float32)
+        return self.nsp(self.pooled(hidden).astype(jnp.float32))
 
     def transformed(self, hidden):
         """Hidden states (..., M) -> what the output projection multiplies (..., M)."""

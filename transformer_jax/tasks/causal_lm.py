@@ -227,6 +227,7 @@ class CausalLM:
             if how.repetition_penalty != 1:
                 filled = jnp.arange(size) < lengths[:, None]
                 seen = jnp.zeros((batch, self.model.vocab_size), bool).at[rows[:, None], prompts].max(filled)
+                seen = seen.at[:, self.tokenizer.eos_id].set(False)  # where one stands before the text, it is another's
             ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(prompts)
             texts = Texts(ids, lengths, lengths >= limits, seen, logits(params, hidden[rows, lengths - 1]), cache)
             return more(params, texts, keys, limits, steps, how)

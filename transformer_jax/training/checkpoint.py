@@ -57,7 +57,7 @@ class Checkpoints:
         policy = preservation_policy.AnyPreservationPolicy([latest, best] if config.best_metric else [latest])
         writing = dict(preservation_policy=policy, create=True, cleanup_tmp_directories=True, async_options=ocp.AsyncOptions(post_finalization_callback=self._seal))
         options = ocp.CheckpointManagerOptions(best_fn=score, **(dict(read_only=True) if read_only else writing))
-        self._saving, self._whole = None, set()  # the step being saved; those whose files are known to be what was written
+        self._score, self._saving, self._whole = score, None, set()  # the step being saved; those whose files are known to be what was written
         self._sealed = isinstance(self.folder, pathlib.Path)
         with self._writing():
             self._manager = _Manager(self.folder, options=options)
@@ -144,20 +144,21 @@ class Checkpoints:
         """The parameters alone, laid out as `abstract_params` says."""
         return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params), meta=ocp.args.JsonRestore())).params
 
-    def compare(self, abstract_params, step: int, without: str | None = None) -> tuple[list[str], list[str], list[str]]:
+    def compare(self, abstract_params, step: int, may_grow: bool, without: str | None = None) -> tuple[list[str], list[str], list[str]]:
         """Names of the parameters that a step and `abstract_params` share, that the latter alone has, and that it lacks.
 
-        Names that begin with `without` count as not shared. Raises UserError where a tensor has another shape there; only the vocabulary may have grown.
+        Names that begin with `without` count as not shared. Raises UserError where a tensor has another shape there; where the vocabulary `may_grow`, the token embeddings may have other rows.
         """
         wanted, there = _by_name(abstract_params), _by_name(self._stored(step))
         shared = {name for name in wanted.keys() & there.keys() if without is None or not name.startswith(without)}
         for name in sorted(shared):
-            if tuple(wanted[name].shape) != tuple(there[name].shape) and not _grown(name, there[name].shape, wanted[name].shape):
-                raise UserError(f"{self.folder}: {name} has shape {tuple(there[name].shape)} there, {tuple(wanted[name].shape)} in this config's model")
+            before, now = tuple(there[name].shape), tuple(wanted[name].shape)
+            if before != now and not (may_grow and name == "token_embed/embedding" and before[1:] == now[1:]):
+                raise UserError(f"{self.folder}: {name} has shape {before} there, {now} in this config's model")
         return sorted(shared), sorted(wanted.keys() - shared), sorted(there.keys() - shared)
 
     def restore_some(self, abstract_params, step: int, chosen: list[str]) -> dict:
-        """{name: array} of the `chosen` parameters of a step, laid out as `abstract_params` says; a smaller vocabulary on one device."""
+        """{name: array} of the `chosen` parameters of a step, laid out as `abstract_params` says; those of another shape on one device."""
         wanted, here = _by_name(abstract_params), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def place(path, leaf):
@@ -216,8 +217,8 @@ class Checkpoints:
         if not steps:
             raise UserError(f"{self.folder}: no checkpoint yet")
         if which in ("best", "latest"):
-            best = self._manager.best_step() if which == "best" else None
-            return steps[-1] if best is None else best
+            best = self._manager.best_step() if which == "best" else None  # one without that score, where none has it
+            return best if best is not None and self._score(self._manager.metrics(best) or {}) > -math.inf else steps[-1]
         if not str(which).isdecimal() or int(which) not in steps:
             raise UserError(f"{self.folder}: no checkpoint {which!r}; there are best, latest, {', '.join(map(str, steps))}")
         return int(which)
@@ -256,10 +257,6 @@ def _rest(state) -> dict:
 
 def _name(path) -> str:
     return "/".join(optimizer.names(path))
-
-
-def _grown(name: str, before: tuple[int, ...], now: tuple[int, ...]) -> bool:
-    return name == "token_embed/embedding" and before[0] < now[0] and tuple(before[1:]) == tuple(now[1:])
 
 
 def _is_leaf(x) -> bool:

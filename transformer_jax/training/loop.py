@@ -154,7 +154,7 @@ def initial_checkpoint(config, program):
     there = Checkpoints(folder / "checkpoints", before.checkpoint, read_only=True)
     step, plain = there.pick("best"), lambda section, key: json.dumps(section.get(key))
     other_task = any(plain(before.task, key) != plain(config.task, key) for key in ("name", "labels", "regression"))
-    shared, new, dropped = there.compare(program.state.params, step, without="head/" if other_task else None)
+    shared, new, dropped = there.compare(program.state.params, step, may_grow=before.model.vocab_size <= config.model.vocab_size, without="head/" if other_task else None)
     if not shared:
         raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
     return there, step, shared, new, dropped, before.model.vocab_size
@@ -171,9 +171,10 @@ def _initial_params(config, program, params):
 
     def begun(path, leaf):
         name = "/".join(optimizer.names(path))
-        if name == "token_embed/embedding" and name in found and known < config.model.vocab_size:  # new tokens begin as initialised
+        there = found.get(name)
+        if name == "token_embed/embedding" and there is not None and (known < config.model.vocab_size or there.shape != leaf.shape):  # new tokens begin as initialised
             put = jax.jit(lambda leaf, value: leaf.at[:known].set(value[:known]), out_shardings=leaf.sharding)
-            return put(leaf, found[name] if found[name].shape == leaf.shape else np.asarray(found[name]))  # of another shape it is whole on one device
+            return put(leaf, there if there.shape == leaf.shape else np.asarray(there))  # of another shape it is whole on one device
         return found.get(name, leaf)
 
     return jax.tree_util.tree_map_with_path(begun, params)

@@ -32,7 +32,7 @@ def schedule(config, num_steps: int) -> optax.Schedule:
 
 def decays(path: tuple[str, ...]) -> bool:
     """Weight decay is for matrices; biases and norms stay out."""
-    return path[-1] in ("kernel", "embedding")
+    return path[-1] in ("kernel", "embedding", "recurrent")
 
 
 def make(config, num_steps: int, trainable: Callable[[tuple[str, ...]], bool]) -> optax.GradientTransformation:
@@ -71,7 +71,8 @@ def _by_depth(updates, decay: float):
     def scaled(path, update):
         if "layers" in names(path):
             return update * (decay ** (len(update) - jnp.arange(len(update)))).reshape(-1, *[1] * (update.ndim - 1))
-        return update * (decay ** (depth + 1) if "embed" in names(path)[0] else 1)
+        top = names(path)[0]
+        return update * (decay ** (depth + 1) if "embed" in top and top != "output_embed" else 1)
 
     return jax.tree_util.tree_map_with_path(scaled, updates)
 
