@@ -207,3 +207,15 @@ def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
     assert found["bytes_per_device"]["arguments"] == pytest.approx(3 * 4 * 63_082_496 / 4, rel=0.02)  # parameters and two moments
     assert "target_embed/embedding" in done.stderr and "tensor, fsdp" in done.stderr
     refused(call("dry_run", "--config=configs/wmt/base.py", "--devices=8", "--config.mesh.tensor=3"), "config.mesh.tensor=3")
+
+
+def test_closed_streams_are_empty_ones():
+    """As a daemon's are."""
+    done = subprocess.run(["bash", "-c", '"$@" <&- >&-', "_", *command("costs")], stderr=subprocess.PIPE, encoding="utf-8", env=ENV, timeout=300)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+def test_a_config_is_a_python_file(tmp_path):
+    for name, content, message in (("a.json", "{}", "a config is a Python file"), ("b.py", "raise ValueError('one\\ntwo')", "b.py:1: ValueError: one two"), ("c.py", "import sys; sys.exit(3)", "c.py:1: SystemExit: 3")):
+        (tmp_path / name).write_text(content)
+        refused(call("train_gpt", f"--config={tmp_path}/{name}", f"--workdir={tmp_path}/run"), message)

@@ -36,6 +36,9 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
     ("optimizer.learning_rate", "1e999", ["a number"]),
     ("optimizer.b1", "0.99999999999", ["config.optimizer.b1", "below 1"]),  # it is 1 in float32
     ("optimizer.decay_steps", "3", ["config.optimizer.decay_steps=3", "more than config.optimizer.warmup_steps"]),
+    ("data.cache", "", ["config.data.cache is empty"]),
+    ("data.corpus_size", "-5", ["config.data.corpus_size=-5", "at least 1"]),
+    ("model.vocab_size", "1e12", ["config.model.vocab_size=1000000000000", "2^31"]),
     ("train.seed", "9" * 20, ["a whole number"]),
     ("train.num_steps", "1e10", ["config.train.num_steps=10000000000", "2^31"]),
     ("train.batch", "{[]:1}", ["a whole number"]),

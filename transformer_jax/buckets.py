@@ -30,7 +30,10 @@ _answered = set()  # buckets
 def path(where) -> "pathlib.Path | Path":
     """A name on a disk or in a bucket. Raises UserError for URLs of neither."""
     if isinstance(where, Path) or "://" not in str(where):
-        return where if isinstance(where, Path) else pathlib.Path(where).expanduser()
+        try:
+            return where if isinstance(where, Path) else pathlib.Path(where).expanduser()
+        except RuntimeError:
+            raise UserError(f"{where}: no such user's home") from None
     if not str(where).startswith(_SCHEMES) or not str(where).partition("://")[2].strip("/"):
         raise UserError(f"{where}: neither a path nor {' nor '.join(f'{scheme}BUCKET/NAME' for scheme in _SCHEMES)}")
     return Path(str(where))

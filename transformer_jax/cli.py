@@ -53,7 +53,7 @@ def define_hosts() -> None:
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
     flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
     flags.DEFINE_integer("process_id", None, "Number of this one, from 0.")
-    flags.DEFINE_integer("patience", 300, "Seconds to wait for the others at the start.", lower_bound=1)
+    flags.DEFINE_integer("patience", 300, "Seconds to wait for the others at the start.", lower_bound=1, upper_bound=10**6)
 
 
 def define_step() -> None:
@@ -106,6 +106,9 @@ def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None)
 
     `before_jax` may set what jax reads from the environment when it is imported.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as daemons are started: nothing is read there, what is written goes nowhere
+            setattr(sys, name, open(os.devnull, mode))
     use_huge_pages()
     _tell_once()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers

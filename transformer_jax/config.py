@@ -227,6 +227,8 @@ def load(path: str, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = (
     file, _, arg = path.partition(":")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--config={path}: no such file {file}")
+    if not file.endswith(".py"):
+        raise UserError(f"--config={path}: a config is a Python file, *.py; a run goes on by its --workdir")
     try:
         module = load_module(file)
         if not hasattr(module, "get_config"):
@@ -237,10 +239,10 @@ def load(path: str, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = (
         config = module.get_config(*([arg] if takes_arg and arg else []))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    except Exception as error:  # the file is the user's own: say where it failed, in one line
+    except (Exception, SystemExit) as error:  # the file is the user's own: say where it failed, in one line
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if os.path.abspath(f.filename) == os.path.abspath(file)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
-        raise UserError(f"{file}:{line}: {type(error).__name__}: {error}") from None
+        line = (error.lineno or 1) if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+        raise UserError(f"{file}:{line}: {type(error).__name__}: {' '.join(str(error).split())}") from None
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config() returns {type(config).__name__}, not a config made by experiment(...)")
     for key, value in dict(overrides).items():
@@ -268,17 +270,20 @@ def validate(config: ConfigDict) -> None:
     """Refuses what can be known to be wrong without devices or data. Mesh and shapes: `sharding.check`."""
     model, train = config.model, config.train
     sizes = ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll", "local_window", "vocab_multiple")
-    for key in ("train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every", "checkpoint.every", "checkpoint.keep", "optimizer.decay_steps",
+    if not config.data.cache.strip():
+        raise UserError("config.data.cache is empty: name the folder that token stores are kept in")
+    for key in ("data.corpus_size", "train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every", "checkpoint.every", "checkpoint.keep", "optimizer.decay_steps",
                 "decode.batch", "decode.beam", "decode.average", *(f"model.{key}" for key in model if key.startswith(("num_", "d_")) or key in sizes)):
         if get(config, key) is not None and get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
+        if (get(config, key) or 0) >= 2**31:
+            raise UserError(f"config.{key}={get(config, key)}: sizes and updates are counted up to 2^31 - 1")
     for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.learning_rate", "optimizer.eps", "decode.max_extra", "decode.alpha",
                 *(f"model.{key}" for key in model if key in ("init_std", "norm_epsilon"))):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
-    for key in ("train.num_steps", "optimizer.warmup_steps", "optimizer.decay_steps"):
-        if (get(config, key) or 0) >= 2**31:
-            raise UserError(f"config.{key}={get(config, key)}: updates are counted up to 2^31 - 1")
+    if config.optimizer.warmup_steps >= 2**31:
+        raise UserError(f"config.optimizer.warmup_steps={config.optimizer.warmup_steps}: updates are counted up to 2^31 - 1")
     if config.optimizer.decay_steps is not None and config.optimizer.decay_steps <= config.optimizer.warmup_steps:
         raise UserError(f"config.optimizer.decay_steps={config.optimizer.decay_steps}: must be more than config.optimizer.warmup_steps={config.optimizer.warmup_steps}, or the rate falls to its end at once")
     fractions = [f"model.{k}" for k in model if k.endswith("dropout")] + [f"task.{k}" for k in config.task if k.endswith("smoothing")]

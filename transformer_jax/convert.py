@@ -9,7 +9,6 @@ Fine-tuned heads, too. What config.json does not say of their task is set beside
 import contextlib
 import json
 import os
-import pathlib
 import shutil
 
 from absl import flags
@@ -41,15 +40,15 @@ def from_hf(folder, target, overrides=()) -> None:
     import jax
     import numpy as np
 
-    from transformer_jax import workdir
+    from transformer_jax import buckets, workdir
     from transformer_jax.huggingface import heads, tensors
     from transformer_jax.training import state
 
-    folder = pathlib.Path(folder).expanduser()
+    folder = buckets.path(folder)
     theirs = tensors.read_json(folder / "config.json")
     families = {family.architecture: family for family in _families()}
     named = theirs.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in families:
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in families:
         raise UserError(f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read")
     family, there = families[named[0]], tensors.stored(folder).keys()
     for fuller in families.values():  # published BERTs name themselves after one of their two heads
@@ -111,17 +110,17 @@ def _families() -> list:
 @contextlib.contextmanager
 def _appearing(folder):
     """A folder to fill, which is `folder` once the context is left without an error. Raises UserError where there is something already."""
-    if "://" in str(folder):
-        from transformer_jax import buckets
+    from transformer_jax import buckets
 
+    if "://" in str(folder):
         with _appearing_in_bucket(buckets.folder_of_run(folder)) as there:
             yield there
         return
-    folder = pathlib.Path(folder).expanduser().resolve()
-    half = folder.with_name(f".{folder.name}.half")
+    folder = buckets.path(folder).resolve()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder}: there is something already; name a new folder")
+        half = folder.with_name(f".{folder.name}.half")
         shutil.rmtree(half, ignore_errors=True)
         half.mkdir(parents=True)
     except OSError as error:

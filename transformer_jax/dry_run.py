@@ -14,7 +14,7 @@ from transformer_jax.config import UserError
 from transformer_jax.planning import topology
 
 cli.define_config()
-flags.DEFINE_integer("devices", None, "Number of virtual CPU devices to compile for; default: the devices of this machine.", lower_bound=1)
+flags.DEFINE_integer("devices", None, "Number of virtual CPU devices to compile for; default: the devices of this machine.", lower_bound=1, upper_bound=2**16)
 flags.DEFINE_string("topology", None, "TPU slice to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, v4:4x4x4.")
 flags.DEFINE_bool("search", False, "Try meshes, rematerialisation and microbatches; print those that fit, the fastest first.")
 

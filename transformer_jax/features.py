@@ -20,6 +20,7 @@ flags.DEFINE_list("layers", ["-1"], "Layers: 0 the embeddings, 1 the first layer
 
 def main() -> None:
     import numpy as np
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     from transformer_jax import workdir
@@ -44,8 +45,13 @@ def main() -> None:
         found[f"text_{number}"] = np.ascontiguousarray(states)
         print(json.dumps(pieces, ensure_ascii=False))
     half = path.with_name(f".{path.stem}.half{path.suffix}")
-    np.savez(half, **found) if path.suffix == ".npz" else save_file(found, half)
-    os.replace(half, path)
+    try:
+        np.savez(half, **found) if path.suffix == ".npz" else save_file(found, half)
+        os.replace(half, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: can't be written ({error})") from None
+    finally:
+        half.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def several(coordinator: str | None, num_processes: int | None, process_id: int 
     if any(value is not None for value in given.values()):
         if missing := [flag for flag, value in given.items() if value is None]:
             raise UserError(f"{' and '.join(missing)} missing: --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1 belong together")
-        if not coordinator.rpartition(":")[2].isdecimal() or not 0 <= process_id < num_processes:
+        port = coordinator.rpartition(":")[2]
+        if not port.isdecimal() or not 0 < int(port) < 2**16 or not 0 <= process_id < num_processes:
             raise UserError(f"--coordinator={coordinator} --process_id={process_id} --num_processes={num_processes}: must be HOST:PORT and a number below that of the processes")
         return dict(coordinator_address=coordinator, num_processes=num_processes, process_id=process_id, cluster_detection_method="deactivate")
     if "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:

@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import buckets, config as configs, hosts, lease
-from transformer_jax.config import UserError
+from transformer_jax.config import Preempted, UserError
 from transformer_jax.training import loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 
@@ -79,7 +81,7 @@ def settled(config, workdir, of_model=()):
 
 
 def _same_folder(one, other) -> bool:
-    absolute = lambda folder: pathlib.Path(folder).expanduser().resolve() if "://" not in str(folder) else str(folder).rstrip("/")
+    absolute = lambda folder: buckets.path(folder).resolve() if "://" not in str(folder) else str(folder).rstrip("/")
     return absolute(one) == absolute(other)
 
 
@@ -95,6 +97,27 @@ def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) 
 
     Raises UserError for what is wrong with config, data or workdir, RunError where the run can't go on, Preempted after SIGTERM. `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
     """
+    with _preemptible():
+        return _train(config, workdir, of_model, profile)
+
+
+@contextlib.contextmanager
+def _preemptible():
+    """SIGTERM raises Preempted, until the loop has its own way with it; several hosts learn of it together, in the loop."""
+    def stop(*_):
+        raise Preempted("stopped before the first update, nothing lost; run the same command again")
+
+    if hosts.count() > 1 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _train(config, workdir, of_model, profile):
     if (buckets.folder_of_run(workdir) / "config.json").exists() and (name := read_config(workdir)[0].task.name) != config.task.name:
         raise UserError(f"--workdir={workdir}: holds a {name} run, not a {config.task.name} one; take another folder")
     if fine_tunes(config):
@@ -201,7 +224,7 @@ def _write_record(config, fingerprint: dict, workdir: pathlib.Path | buckets.Pat
 def metrics(folder) -> list[dict]:
     """The lines of a run's metrics.jsonl but for a last one that is just being written. Raises UserError where one can't be read."""
     path, found = buckets.folder_of_run(folder) / "metrics.jsonl", []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         try:
             found += [json.loads(line)] if line.endswith("}") else []
         except ValueError as error:

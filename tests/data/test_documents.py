@@ -40,6 +40,7 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
 
 @pytest.mark.parametrize("keys, message", [
     (dict(), "name one source of text"), (dict(corpus="python", train_files="x"), "now: corpus, train_files"), (dict(corpus="grammar"), "no running text; there is: python, pydoc"),
+    (dict(train_files="a.txt", train_source="a", train_target="b"), "config.data.train_source names sentence pairs"),
     (dict(train_files="nowhere.txt"), "config.data.train_files=nowhere.txt: no such file"), (dict(train_files="nowhere*"), "no such file"),
 ])
 def test_bad_sources_are_refused(keys, message):
@@ -136,5 +137,7 @@ def test_a_mixture_names_files_and_weights(tmp_path):
     for bad in ((f"{tmp_path}/a.txt", 0), (f"{tmp_path}/a.txt", 1.5), ("a",), "a"):
         with pytest.raises(UserError, match="config.data.mixture"):
             documents.mixture(data(mixture=(bad,)))
+    with pytest.raises(UserError, match="weights are shares.*together these are 3,000,000,000"):
+        documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 3 * 10**9),)))
     with pytest.raises(UserError, match="name one source"):
         documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 1),), corpus="python"))

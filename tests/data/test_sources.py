@@ -2,8 +2,9 @@ import re
 
 import pytest
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import sources
+from transformer_jax.data import sources, store
 
 
 def data(**keys):
@@ -74,6 +75,18 @@ def test_one_file_of_a_pair_is_not_enough(tmp_path, split, side, other):
 def test_exactly_one_source_must_be_named(keys, named):
     with pytest.raises(UserError, match=f"name one source of text.*now: {named}$"):
         sources.pairs(data(**keys), "train")
+
+
+@pytest.mark.parametrize("key", ["train_files", "valid_files"])
+def test_running_text_is_not_silently_left_out(key):
+    with pytest.raises(UserError, match=f"config.data.{key} names running text; sentence pairs are named by config.data.valid_source and valid_target"):
+        sources.pairs(data(corpus="grammar", **{key: "a"}), "valid")
+
+
+def test_a_home_that_is_not_there_is_named():
+    for read in (lambda: buckets.path("~nobody-of-this-name/x"), lambda: store._Folder("~nobody-of-this-name/x")):
+        with pytest.raises(UserError, match="~nobody-of-this-name/x: no such user's home"):
+            read()
 
 
 def test_a_split_without_files_is_none(tmp_path):

@@ -36,7 +36,7 @@ def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
 
 
 def test_a_text_shorter_than_a_row_is_refused():
-    with pytest.raises(UserError, match="config.task.length=10"):
+    with pytest.raises(UserError, match="the text has 10 tokens: fewer than the 10 of a row"):
         windows.Windows(fake(10), 10, False, (0, 0, 0))
 
 

@@ -15,6 +15,8 @@ from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import recipes, sentences, sources
 
+_MOST_SHARES = 100_000  # of a mixture: its rows are distributed by a table as long
+
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
@@ -172,6 +174,9 @@ def documents(data, split: str):
 
     Raises UserError where files or features are not there, or where two sources are named.
     """
+    pairs = [key for key in ("train_source", "train_target", f"{split}_source", f"{split}_target") if data[key]]
+    if pairs and not data.marker and (data.train_files or data.mixture or split != "train"):
+        raise UserError(f"config.data.{pairs[0]} names sentence pairs, which become text by config.data.marker; running text is named by config.data.{split}_files")
     if split != "train" and data[f"{split}_files"]:
         return files(data, f"config.data.{split}_files", data[f"{split}_files"])
     if data.marker:
@@ -224,4 +229,6 @@ def mixture(data) -> list[tuple[TextFiles, int]]:
         if not isinstance(part, tuple) or len(part) != 2 or not isinstance(part[0], str) or not isinstance(part[1], int) or part[1] < 1 or not part[0]:
             raise UserError(f"config.data.mixture: {part!r} is not (files, whole weight of at least 1)")
         parts.append((files(data, "config.data.mixture", part[0]), part[1]))
+    if (total := sum(weight for _, weight in parts)) > _MOST_SHARES:
+        raise UserError(f"config.data.mixture: weights are shares, such as 3 and 1; together these are {total:,}, at most {_MOST_SHARES:,} are distributed")
     return parts

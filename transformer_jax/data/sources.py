@@ -5,7 +5,6 @@ import functools
 import hashlib
 import itertools
 import json
-import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -79,6 +78,8 @@ def pairs(data, split: str):
 
     Raises UserError where the split's files or features are not there, or where two sources are named.
     """
+    if not data.marker and (running := [key for key in ("train_files", f"{split}_files", "mixture") if data[key]]):
+        raise UserError(f"config.data.{running[0]} names running text; sentence pairs are named by config.data.{split}_source and {split}_target")
     files = data[f"{split}_source"], data[f"{split}_target"]
     own = split != "train" and any(files)  # a user's own text, beside whatever the run was trained on
     named = {key.partition("_")[0]: key for key in ("corpus", "tfds_name", "train_target", "train_source") if data[key]}
@@ -147,7 +148,7 @@ def tfds_folder(data, split: str) -> tuple[str, str] | None:
         raise UserError("config.data.tfds_name needs config.data.tfds_dir, the data_dir the set was prepared in")
     if "://" in data.tfds_dir:
         raise UserError(f"config.data.tfds_dir={data.tfds_dir}: prepared TFDS sets are read from disks only")
-    base = pathlib.Path(data.tfds_dir).expanduser()
+    base = buckets.path(data.tfds_dir)
     root = base / data.tfds_name
     found = [p.parent for p in root.rglob("dataset_info.json") if re.fullmatch(r"\d+\.\d+\.\d+", p.parent.name)]  # a killed preparation leaves others
     if not found:
@@ -155,7 +156,7 @@ def tfds_folder(data, split: str) -> tuple[str, str] | None:
     if len(sets := sorted({str(p.parent.relative_to(base)) for p in found})) > 1:
         raise UserError(f"config.data.tfds_name={data.tfds_name}: several sets are prepared there, name one: {', '.join(sets)}")
     folder = max(found, key=lambda p: [int(number) for number in p.name.split(".")])
-    info = json.loads((folder / "dataset_info.json").read_text())
+    info = from_json((folder / "dataset_info.json").read_text(errors="replace"), str(folder / "dataset_info.json"))
     if info.get("fileFormat") != "array_record":
         raise UserError(f"{folder}: prepared as {info.get('fileFormat', 'tfrecord')}; prepare it with --file_format=array_record")
     asked, there = data[f"{split}_split"], [s["name"] for s in info["splits"]]

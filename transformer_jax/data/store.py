@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.progress import say
 
@@ -163,7 +164,7 @@ class _Folder:
     def __init__(self, path: str | pathlib.Path):
         url = str(path).removeprefix("file://")
         self.local = "://" not in url
-        self.path = pathlib.Path(url).expanduser().absolute() if self.local else url
+        self.path = buckets.path(url).absolute() if self.local else url
         with _told(self.path):
             self._files = ts.KvStore.open(f"{self.path.as_uri() if self.local else url}/", context=_CONTEXT).result()
 

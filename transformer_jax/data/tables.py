@@ -193,7 +193,7 @@ class Squad:
         """`values` are (id, question, context, ((text, first character), ...)); no answers: there is none in the context."""
         for path in self.paths:
             try:
-                articles = sources.from_json(buckets.path(path).read_text("utf-8"), path)["data"]
+                articles = sources.from_json(buckets.path(path).read_text("utf-8-sig"), path)["data"]
                 found = [(paragraph["context"], qa) for article in articles for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
                 found = [(qa["id"], qa["question"], context, () if qa.get("is_impossible") else tuple((a["text"], a["answer_start"]) for a in qa["answers"]))
                          for context, qa in found]

@@ -78,7 +78,10 @@ def stored(folder: pathlib.Path) -> dict[str, tuple]:
 def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]]) -> None:
     """The views as model.safetensors."""
     tensors = {name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)) for name, parts in found.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # without it transformers refuses the file
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # without it transformers refuses the file
+    except SafetensorError as error:
+        raise OSError(f"{folder}: can't be written ({error})") from None
 
 
 def read_json(path: pathlib.Path) -> dict:
@@ -87,7 +90,7 @@ def read_json(path: pathlib.Path) -> dict:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object")

@@ -41,7 +41,7 @@ class Choice(FineTuning):
         texts, labels, count = [], [], len(self.choices)
         for record in records:
             *parts, label = record.values
-            if not label.strip().isdecimal() or not 0 <= int(label) - self.first < count:
+            if not label.strip().isdecimal() or len(label) > 9 or not 0 <= int(label) - self.first < count:
                 raise UserError(f"{record.where}: label {label!r}: a number from {self.first} to {self.first + count - 1} is asked for")
             if not all(choice.strip() for choice in parts[-count:]):
                 raise UserError(f"{record.where}: an empty choice")

@@ -63,7 +63,10 @@ class Tagging(FineTuning):
 
     @cached_property
     def names(self) -> list[str]:
-        return [str(tag) for tag in self.labels] or sorted({tag for record in self.read("train") for tag in record.values[1]})
+        found = [str(tag) for tag in self.labels] or sorted({tag for record in self.read("train") for tag in record.values[1]})
+        if not found:
+            raise UserError("config.data.train_files: no example in it")
+        return found
 
     def examples(self, records):
         index, found = {name: number for number, name in enumerate(self.names)}, []

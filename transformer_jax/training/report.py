@@ -144,7 +144,7 @@ def _reopened(path: pathlib.Path, start: int):
     """The metrics file, open for appending, without the lines of steps beyond `start`; and what is left, parsed."""
     kept = []
     if path.exists():
-        for line in path.read_text().splitlines(keepends=True):
+        for line in path.read_text(errors="replace").splitlines(keepends=True):
             with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that a kill cut short
                 if line.endswith("\n") and (values := json.loads(line))["step"] <= start:
                     kept.append(values)
