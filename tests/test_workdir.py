@@ -61,7 +61,8 @@ def test_a_run_of_another_task_is_named(tmp_path):
 def test_sigterm_before_the_first_update_is_a_preemption():
     """What has been read and tokenised by then is found again."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="before the first update"), workdir._preemptible():
+    stopped = "stopped outside of its updates; run the same command again"
+    with pytest.raises(Preempted, match=stopped), workdir._preemptible():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -28,7 +28,7 @@ _answered = set()  # buckets
 
 
 def path(where) -> "pathlib.Path | Path":
-    """A name on a disk or in a bucket. Raises UserError for URLs of neither."""
+    """A name on a disk or in a bucket. Raises UserError for URLs of neither, and for the home of a user there is not."""
     if isinstance(where, Path) or "://" not in str(where):
         try:
             return where if isinstance(where, Path) else pathlib.Path(where).expanduser()

@@ -103,9 +103,9 @@ def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) 
 
 @contextlib.contextmanager
 def _preemptible():
-    """SIGTERM raises Preempted, until the loop has its own way with it; several hosts learn of it together, in the loop."""
+    """SIGTERM raises Preempted before the updates and after them; the loop ends an update first. Several hosts learn of it together, in the loop."""
     def stop(*_):
-        raise Preempted("stopped before the first update, nothing lost; run the same command again")
+        raise Preempted("stopped outside of its updates; run the same command again")
 
     if hosts.count() > 1 or threading.current_thread() is not threading.main_thread():
         yield

@@ -174,9 +174,9 @@ def documents(data, split: str):
 
     Raises UserError where files or features are not there, or where two sources are named.
     """
-    pairs = [key for key in ("train_source", "train_target", f"{split}_source", f"{split}_target") if data[key]]
-    if pairs and not data.marker and (data.train_files or data.mixture or split != "train"):
-        raise UserError(f"config.data.{pairs[0]} names sentence pairs, which become text by config.data.marker; running text is named by config.data.{split}_files")
+    sides = [key for key in ("train_source", "train_target", f"{split}_source", f"{split}_target") if data[key]]
+    if sides and not data.marker and (data.train_files or data.mixture or split != "train"):
+        raise UserError(f"config.data.{sides[0]} names sentence pairs, which become text by config.data.marker; running text is named by config.data.{split}_files")
     if split != "train" and data[f"{split}_files"]:
         return files(data, f"config.data.{split}_files", data[f"{split}_files"])
     if data.marker:

@@ -57,8 +57,8 @@ class Checkpoints:
         policy = preservation_policy.AnyPreservationPolicy([latest, best] if config.best_metric else [latest])
         writing = dict(preservation_policy=policy, create=True, cleanup_tmp_directories=True, async_options=ocp.AsyncOptions(post_finalization_callback=self._seal))
         options = ocp.CheckpointManagerOptions(best_fn=score, **(dict(read_only=True) if read_only else writing))
-        self._score, self._saving, self._whole = score, None, set()  # the step being saved; those whose files are known to be what was written
-        self._sealed = isinstance(self.folder, pathlib.Path)
+        self._saving, self._whole = None, set()  # the step being saved; those whose files are known to be what was written
+        self._score, self._sealed = score, isinstance(self.folder, pathlib.Path)
         with self._writing():
             self._manager = _Manager(self.folder, options=options)
 

@@ -171,11 +171,11 @@ def _initial_params(config, program, params):
 
     def begun(path, leaf):
         name = "/".join(optimizer.names(path))
-        there = found.get(name)
-        if name == "token_embed/embedding" and there is not None and (known < config.model.vocab_size or there.shape != leaf.shape):  # new tokens begin as initialised
+        value = found.get(name, leaf)
+        if name == "token_embed/embedding" and name in found and (known < config.model.vocab_size or value.shape != leaf.shape):  # new tokens begin as initialised
             put = jax.jit(lambda leaf, value: leaf.at[:known].set(value[:known]), out_shardings=leaf.sharding)
-            return put(leaf, there if there.shape == leaf.shape else np.asarray(there))  # of another shape it is whole on one device
-        return found.get(name, leaf)
+            return put(leaf, value if value.shape == leaf.shape else np.asarray(value))  # of another shape it is whole on one device
+        return value
 
     return jax.tree_util.tree_map_with_path(begun, params)
 
