@@ -8,7 +8,7 @@ from tests.finetuning.examples import pretrained, written_for
 from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
 from transformer_jax.training.loop import run
-from transformer_jax.workdir import fine_tunes, make_task, settled
+from transformer_jax.workdir import fine_tunes, make_task, origin_of, settled
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"], "gpt/shakespeare_char.py": ["gpu", "cpu"],
@@ -59,7 +59,8 @@ def fine_tuned_two_steps(config, tmp_path):
     for key, value in (tiny | written_for(config, tmp_path / "examples")).items():
         configs.set_key(config, key, value)
     config = settled(config, tmp_path / "run")
-    found = run(config, make_task(config), tmp_path / "run")
+    origin = origin_of(config, tmp_path / "run")
+    found = run(config, make_task(config), tmp_path / "run", origin=origin)
     assert 0 < found["valid/loss"] < 20 and config.checkpoint.best_metric in found
 
 

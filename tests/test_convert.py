@@ -82,7 +82,9 @@ def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
         configs.set_key(config, key, value)
     task, further = workdir.make_task(config), tmp_path / "further"
     workdir.record(config, task, further)
-    assert loop.run(config, task, further, loop.Program.of(config, task, jax.devices()[:1]))["valid/loss"] < before - 0.1
+    program = loop.Program.of(config, task, jax.devices()[:1])
+    found = loop.run(config, task, further, program, origin=workdir.origin_of(config, further))
+    assert found["valid/loss"] < before - 0.1
 
 
 @BOTH

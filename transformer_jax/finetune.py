@@ -33,7 +33,7 @@ def main() -> None:
         say(f"seed {seed}")
         for key in ("train.seed", "data.seed"):
             configs.set_key(config, key, seed)
-        found.append(workdir.train(config.copy_and_resolve_references(), folder / f"seed-{seed}", of_model))
+        found.append(workdir.train(config, folder / f"seed-{seed}", of_model))
     print(json.dumps({"workdir": str(folder), "seeds": options.seeds, **{name: spread([scores[name] for scores in found]) for name in found[0]}}))
 
 

@@ -20,6 +20,7 @@ from transformer_jax import buckets, config as configs, hosts, lease
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.training import loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
+from transformer_jax.training.origin import Origin
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "sentencepiece", "numpy")
 
@@ -46,6 +47,20 @@ def _begun_from(config) -> pathlib.Path | buckets.Path:
     return folder
 
 
+def origin_of(config, workdir) -> Origin | None:
+    """The run whose parameters the run in `workdir` begins with.
+
+    None where it begins without any, or has a checkpoint of its own, with which it goes on.
+    """
+    if not config.init_from or not config.train.pretrained:
+        return None
+    checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
+    if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
+        return None
+    folder = _begun_from(config)
+    return Origin(folder, read_config(folder)[0])
+
+
 def fine_tunes(config) -> bool:
     """Whether the config's task puts a head of its own on another run's model."""
     return hasattr(configs.named_class("task", config.task.name), "head")
@@ -55,7 +70,9 @@ def settled(config, workdir, of_model=()):
     """A fine-tuning config with the model of the run it begins with, changed by the overrides `of_model`, and its labels by name.
 
     Keys of the config's own model that differ from the defaults of its kind are such overrides, too. A run that goes on in `workdir` needs the other no more.
+    The argument stays as it is.
     """
+    config = config.copy_and_resolve_references()
     workdir = buckets.folder_of_run(workdir)
     goes_on = (workdir / "config.json").exists()
     if not goes_on and not config.init_from:
@@ -95,10 +112,12 @@ def _labels(config, before) -> list[str]:
 def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) -> dict[str, float]:
     """The config's run, started or gone on with in `workdir`; returns its last evaluation, {"valid/loss": ..., ...} as plain floats.
 
+    The config stays as it is.
+
     Raises UserError for what is wrong with config, data or workdir, RunError where the run can't go on, Preempted after SIGTERM. `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
     """
     with _preemptible():
-        return _train(config, workdir, of_model, profile)
+        return _train(config.copy_and_resolve_references(), workdir, of_model, profile)
 
 
 @contextlib.contextmanager
@@ -126,8 +145,8 @@ def _train(config, workdir, of_model, profile):
         config.data.rebuild = False  # process 0 does
     task = make_task(config, workdir)
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
-    if config.init_from and config.train.pretrained and not (buckets.folder_of_run(workdir) / "config.json").exists():  # once begun, a run needs the other no more
-        loop.initial_checkpoint(config, program)
+    if (origin := origin_of(config, workdir)) is not None:
+        origin.match(config, program)  # refuses what does not fit, too
     with held(workdir) if not hosts.index() else contextlib.nullcontext():
         own = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))  # places, which may differ from host to host
         hosts.agree({f"config.{key}": value for key, value in configs.flat(config).items() if not key.startswith(own)} | versions())
@@ -137,7 +156,7 @@ def _train(config, workdir, of_model, profile):
             elif not (buckets.folder_of_run(workdir) / "config.json").exists():
                 raise UserError(f"--workdir={workdir}: not the folder that process 0 has just written to; it must be on storage that all hosts share")
         hosts.agree(task.fingerprint())
-        return loop.run(config, task, workdir, program, profile)
+        return loop.run(config, task, workdir, program, profile, origin=origin)
 
 
 @contextlib.contextmanager

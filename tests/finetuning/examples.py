@@ -9,10 +9,10 @@ from transformer_jax.training.state import init_params
 ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
 
 
-def pretrained(folder, family):
+def pretrained(folder, family, **overrides):
     """The workdir of a run at step 0: what is pre-trained does not matter to most tests."""
     build = {"bert": build_bert, "gpt": build_gpt}[family]
-    config = build(folder / family, model__dropout=0.0, model__attention_dropout=0.0)
+    config = build(folder / family, model__dropout=0.0, model__attention_dropout=0.0, **overrides)
     task = make_task(config)
     workdir = folder / f"{family}_run"
     workdir.mkdir()

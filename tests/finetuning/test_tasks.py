@@ -1,6 +1,7 @@
 """Every task from BERT and from GPT: it learns, measures, predicts, goes on exactly, and refuses what it can't read."""
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -76,7 +77,8 @@ def test_equal_losses_on_a_mesh(kind, runs, tmp_path):
         config = workdir.settled(build(tmp_path, kind, runs["bert"], train__num_steps=3, train__log_every=1, **overrides), tmp_path / "none")
         task = workdir.make_task(config)
         folder = tmp_path / f"run{len(mesh)}"
-        run(config, task, folder, Program.of(config, task, jax.devices()[: math.prod(mesh.values()) or 1]))
+        program = Program.of(config, task, jax.devices()[: math.prod(mesh.values()) or 1])
+        run(config, task, folder, program, origin=workdir.origin_of(config, folder))
         return [line["train/loss"] for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if "train/loss" in line]
 
     np.testing.assert_allclose(first(data=2, fsdp=2, tensor=2), first(data=1), rtol=1e-5)
@@ -89,6 +91,45 @@ def test_keys_of_the_model_in_the_config_itself(runs, tmp_path):
     assert (model.dropout, model.attention_dropout, model.vocab_size) == (0.3, 0.4, 80)
     again = workdir.settled(workdir.settled(config(), tmp_path / "none"), tmp_path / "none").model
     assert (again.dropout, again.attention_dropout, again.vocab_size) == (0.3, 0.2, 80)
+
+
+def test_train_leaves_its_config_as_it_is(runs, tmp_path):
+    """So the same config, with another init_from, trains the other model."""
+    wide = pretrained(tmp_path, "bert", model__d_model=48)
+    config = build(tmp_path, "classification", runs["bert"], train__num_steps=1)
+    before = config.to_dict()
+    workdir.train(config, tmp_path / "first", [("model.dropout", "0.2")])
+    workdir.settled(config, tmp_path / "none", [("model.dropout", "0.2")])
+    assert config.to_dict() == before
+
+    config.init_from = str(wide)
+    workdir.train(config, tmp_path / "second")
+    first, second = (workdir.read_config(tmp_path / name)[0] for name in ("first", "second"))
+    assert (first.model.d_model, first.model.dropout) == (32, 0.2)
+    assert (second.model.d_model, second.model.dropout) == (48, 0.0)
+    assert (first.init_from, second.init_from) == (str(runs["bert"]), str(wide))
+    assert first.task.labels == second.task.labels == ("cat", "dog")
+
+
+def test_what_it_begins_from_is_read_as_a_record(runs, tmp_path):
+    """An origin of an earlier version may lack keys; one of a newer format is refused."""
+    origin = tmp_path / "origin"
+    shutil.copytree(runs["bert"], origin)
+    record = json.loads((origin / "config.json").read_text())
+    del record["config"]["checkpoint"]["best_mode"], record["config"]["checkpoint"]["keep"]
+    (origin / "config.json").write_text(json.dumps(record))
+    config = build(tmp_path, "classification", origin, train__num_steps=1)
+    workdir.train(config, tmp_path / "run")
+    (origin / "config.json").write_text(json.dumps(record | {"checkpoint_format": 999}))
+    with pytest.raises(UserError, match="written by a newer version"):
+        workdir.train(config, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_run_without_its_origin_does_not_begin_anew(runs, tmp_path):
+    config = workdir.settled(build(tmp_path, "classification", runs["bert"]), tmp_path / "none")
+    with pytest.raises(ValueError, match="run needs its argument origin"):
+        run(config, workdir.make_task(config), tmp_path / "run")
 
 
 def test_going_on_needs_no_word_of_what_it_began_from(runs, tmp_path, monkeypatch):

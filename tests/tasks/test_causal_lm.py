@@ -15,7 +15,7 @@ from transformer_jax.decoding.sampling import Sampling
 from tests.training.test_step import losses as first_losses
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, open_run, record, train
+from transformer_jax.workdir import make_task, open_run, origin_of, record, train
 
 GREEDY = Sampling(temperature=0)
 GOLDEN = [5.729919, 5.611233, 5.428472]
@@ -218,14 +218,14 @@ def test_a_run_begins_from_another_and_says_what_it_took(trained, tmp_path, caps
     assert begun.tokenizer.fingerprint() == task.tokenizer.fingerprint()
     (tmp_path / "run").mkdir()
     record(config, begun, tmp_path / "run")
-    run(config, begun, tmp_path / "run")
+    run(config, begun, tmp_path / "run", origin=origin_of(config, tmp_path / "run"))
     assert "tensors restored" in capsys.readouterr().err
     _, again = open_run(tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, again, params)
     for overrides, message in ((dict(model__d_ff=48), r"mlp/wi/bias has shape \(2, 128\) there, \(2, 48\) in this config"), (dict(init_from=str(tmp_path / "none")), "no run here")):
         with pytest.raises(UserError, match=message):
             config = build(tmp_path / "other", **{"init_from": str(workdir), **overrides})
-            run(config, make_task(config), tmp_path / "refused")
+            train(config, tmp_path / "refused")
 
 
 def test_what_fills_up_a_vocabulary_may_differ(trained, tmp_path):
@@ -254,7 +254,7 @@ def test_once_begun_a_run_needs_the_other_no_more(trained, tmp_path):
 def test_what_a_larger_model_adds_is_named_as_new(trained, tmp_path, capsys):
     workdir, _, _, _ = trained
     config = build(tmp_path, init_from=str(workdir), train__num_steps=1, model__norm_position="post")
-    run(config, make_task(config), tmp_path / "run")
+    train(config, tmp_path / "run")
     assert "2 dropped, not in this model: norm/bias, norm/scale" in capsys.readouterr().err
 
 

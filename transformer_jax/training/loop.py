@@ -2,7 +2,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import signal
 import threading
@@ -10,9 +9,7 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 import transformer_jax
 from transformer_jax import buckets, hardware, hosts, metrics, sharding
@@ -20,6 +17,7 @@ from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.origin import Origin
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.step import make_eval_step, make_train_step
 from transformer_jax.training.trace import Trace
@@ -70,17 +68,21 @@ class Program:
                    make_train_step(task, tx, mesh, table, state), make_eval_step(task, mesh, table))
 
 
-def run(config, task, workdir, program: Program | None = None, profile: tuple[int, int] | None = None) -> dict[str, float]:
+def run(config, task, workdir, program: Program | None = None,
+        profile: tuple[int, int] | None = None, *,
+        origin: Origin | None = None) -> dict[str, float]:
     """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
 
-    `program`: what the config compiles to; by default on all devices. `profile`: first and last of the updates that are traced. Raises Preempted after SIGTERM, once the state is saved;
-    RunError where a loss or gradient is not finite, or no checkpoint can be read.
+    `program`: what the config compiles to; by default on all devices. `profile`: first and last of
+    the updates that are traced. `origin`: the run that `config.init_from` names, which a run
+    without a checkpoint needs (`workdir.origin_of`). Raises Preempted after SIGTERM, once the
+    state is saved; RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
     workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
     with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
-        state, totals = _start(task, program, checkpoints)
+        state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
         feed = _batches(rows, program, train, start)
         with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
@@ -120,7 +122,7 @@ def run(config, task, workdir, program: Program | None = None, profile: tuple[in
     return scores
 
 
-def _start(task, program, checkpoints):
+def _start(task, program, checkpoints, origin):
     """(state, totals) of the newest checkpoint that can be read, or of step 0."""
     unreadable = []
     for step in reversed(checkpoints.steps()):
@@ -140,44 +142,11 @@ def _start(task, program, checkpoints):
     say(f"no checkpoint in {checkpoints.folder}: beginning with step 0")
     state = states.init(task, program.tx, program.state)
     if task.config.init_from and task.config.train.pretrained:
-        state = state.replace(params=_initial_params(task.config, program, state.params))
+        if origin is None:
+            raise ValueError(f"config.init_from={task.config.init_from}: run needs its argument "
+                             "origin, which workdir.origin_of(config, workdir) gives")
+        state = state.replace(params=origin.params(task.config, program, state.params))
     return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}
-
-
-def initial_checkpoint(config, program):
-    """The best checkpoint of the run `config.init_from`: (checkpoints, step, tensors to restore, new in this model, that it lacks, tokens it knows).
-
-    Raises UserError where its tensors do not fit this model's. A head of fine-tuning is restored for its own task and labels only.
-    """
-    folder = buckets.folder_of_run(config.init_from)
-    before = ConfigDict(json.loads((folder / "config.json").read_text())["config"])
-    there = Checkpoints(folder / "checkpoints", before.checkpoint, read_only=True)
-    step, plain = there.pick("best"), lambda section, key: json.dumps(section.get(key))
-    other_task = any(plain(before.task, key) != plain(config.task, key) for key in ("name", "labels", "regression"))
-    shared, new, dropped = there.compare(program.state.params, step, may_grow=before.model.vocab_size <= config.model.vocab_size, without="head/" if other_task else None)
-    if not shared:
-        raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of this model's, as {dropped[0]} is not")
-    return there, step, shared, new, dropped, before.model.vocab_size
-
-
-def _initial_params(config, program, params):
-    """`params` with those of the run `config.init_from` in their place, and a word on what was found there."""
-    there, step, shared, new, dropped, known = initial_checkpoint(config, program)
-    found = there.restore_some(program.state.params, step, shared)
-    say(f"from {there.folder / str(step)}: {len(found)} tensors restored")
-    for names, what in ((new, "new, as initialised"), (dropped, "dropped, not in this model")):
-        if names:
-            say(f"  {len(names)} {what}: {', '.join(names)}")
-
-    def begun(path, leaf):
-        name = "/".join(optimizer.names(path))
-        value = found.get(name, leaf)
-        if name == "token_embed/embedding" and name in found and (known < config.model.vocab_size or value.shape != leaf.shape):  # new tokens begin as initialised
-            put = jax.jit(lambda leaf, value: leaf.at[:known].set(value[:known]), out_shardings=leaf.sharding)
-            return put(leaf, value if value.shape == leaf.shape else np.asarray(value))  # of another shape it is whole on one device
-        return value
-
-    return jax.tree_util.tree_map_with_path(begun, params)
 
 
 def _batches(rows, program, train, start):
