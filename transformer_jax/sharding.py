@@ -6,6 +6,7 @@ split over. `jax.jit` with `NamedSharding` does the rest (what `pjit` became).
 import contextlib
 import contextvars
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -29,6 +30,7 @@ RULES = {
 }
 
 _current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
+_group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
 
 
 def make_mesh(config, devices=None) -> Mesh:
@@ -97,6 +99,50 @@ def use(mesh: Mesh, table):
         yield
     finally:
         _current.reset(token)
+
+
+def row_groups(param_shardings) -> int:
+    """The number of groups into which the mesh axis "data" splits the rows of a batch.
+
+    It is 1 where that axis does not split the rows first, or splits parameters too.
+    """
+    mesh, table = _current.get()
+    splits_params = any("data" in jax.tree.leaves(tuple(s.spec)) for s in jax.tree.leaves(param_shardings))
+    return 1 if table["batch"][:1] != ("data",) or splits_params else mesh.shape["data"]
+
+
+@contextlib.contextmanager
+def within_group(group: jax.Array, groups: int):
+    """Within it, a batch is one group of its rows: number `group` () int32 of `groups`, under a vmap over all of them.
+
+    The vmap has the mesh axis "data", so the table names it no more.
+    """
+    mesh, table = _current.get()
+    without = {logical: tuple(axis for axis in axes if axis != "data") for logical, axes in table.items()}
+    tokens = _current.set((mesh, without)), _group.set((group, groups))
+    try:
+        yield
+    finally:
+        _current.reset(tokens[0])
+        _group.reset(tokens[1])
+
+
+def draw_rows(draw: Callable[[jax.Array, tuple[int, ...]], jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """draw(key, shape), whose first axis is the rows of a batch; within a group of rows, the group's part of the whole batch's draw."""
+    if _group.get() is None:
+        return draw(key, shape)
+    group, groups = _group.get()
+    whole = (groups * shape[0], *shape[1:])
+
+    @jax.custom_batching.custom_vmap
+    def part(key, group):
+        return jax.lax.dynamic_slice_in_dim(draw(key, whole), group * shape[0], shape[0])
+
+    @part.def_vmap
+    def parts(_, batched, key, group):
+        return draw(key, whole).reshape(groups, *shape), True
+
+    return part(key, group)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:

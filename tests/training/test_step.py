@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs, sharding
 from transformer_jax.config import UserError
+from transformer_jax.planning import hlo
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.loop import Program
 from transformer_jax.workdir import make_task
@@ -69,6 +70,29 @@ def test_nor_does_that_of_causal_attention_where_a_mesh_splits_the_length(tmp_pa
     one = losses(build_gpt(tmp_path, **config), steps=1)[0]
     many = losses(build_gpt(tmp_path, **config, mesh__data=4, mesh__sequence=2), steps=1, devices=8)[0]
     np.testing.assert_allclose(one, many, atol=1e-6, rtol=0)
+
+
+def test_dropout_does_not_depend_on_the_mesh_with_accumulation(tmp_path):
+    """Each group of rows takes its part of the mask that the whole microbatch has."""
+    config = dict(model__dropout=0.2, train__batch=16, train__accumulation=2)
+    one = losses(build_gpt(tmp_path, **config), steps=2)[0]
+    mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+    many = losses(build_gpt(tmp_path, **config, **mesh), steps=2, devices=8)[0]
+    np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
+
+
+def test_gradients_cross_the_data_axis_once_an_update(tmp_path):
+    """Four microbatches reduce the bytes of one. Parameters split over "data" keep a reduction each."""
+    def reduced(**changes):
+        config = build_gpt(tmp_path, model__dropout=0.2, train__batch=32, mesh__data=8, **changes)
+        program = Program.of(config, make_task(config), jax.devices()[:8])
+        text = program.train_step.lower(program.state, program.batch).compile().as_text()
+        return hlo.summary(hlo.collectives(text, 8))["all-reduce"]["bytes"], program.state.params
+
+    once, params = reduced()
+    size = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
+    assert size <= reduced(train__accumulation=4)[0] <= 1.05 * once
+    assert reduced(train__accumulation=4, mesh__rules=(("mlp", ("data",)),))[0] > 1.5 * once
 
 
 @pytest.mark.parametrize("accumulation", [2, 4])

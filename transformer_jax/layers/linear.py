@@ -54,7 +54,11 @@ class Dropout(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         if not train or self.rate == 0:
             return x
-        keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.rate, x.shape)
+
+        def draw(key, shape):
+            return jax.random.bernoulli(key, 1 - self.rate, shape)
+
+        keep = sharding.draw_rows(draw, self.make_rng("dropout"), x.shape)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 
