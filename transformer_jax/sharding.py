@@ -127,9 +127,14 @@ def within_group(group: jax.Array, groups: int):
         _group.reset(tokens[1])
 
 
+def in_group() -> bool:
+    """Whether a batch is one group of its rows, under a vmap over the groups."""
+    return _group.get() is not None
+
+
 def draw_rows(draw: Callable[[jax.Array, tuple[int, ...]], jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """draw(key, shape), whose first axis is the rows of a batch; within a group of rows, the group's part of the whole batch's draw."""
-    if _group.get() is None:
+    if not in_group():
         return draw(key, shape)
     group, groups = _group.get()
     whole = (groups * shape[0], *shape[1:])

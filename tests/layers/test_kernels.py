@@ -69,12 +69,31 @@ def test_splash_by_every_device_for_itself():
 
 @pytest.mark.parametrize("name", list(MASKS))
 def test_cudnn_takes_every_mask(name, monkeypatch):
-    """What is lowered for a GPU, on a machine without one."""
+    """What is lowered for a GPU, on a machine without one: of a batch, and of a batch in groups of rows."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-    mask, arguments = MASKS[name](), [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(256, 256, jnp.bfloat16)]
-    total = jax.grad(lambda q, k, v: kernels.cudnn(q, k, v, mask).astype(jnp.float32).sum(), argnums=(0, 1, 2))
-    lowered = jax.jit(total).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
-    assert all(f"__cudnn$fmha{'Softmax' if name in ('all', 'causal') else 'ScaleBiasSoftmax'}{way}" in lowered for way in ("", "Backward"))
+    mask = MASKS[name]()
+    arguments = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(256, 256, jnp.bfloat16)]
+
+    def gradients(q, k, v, mask):
+        def total(q, k, v):
+            return (kernels.cudnn(q, k, v, mask).astype(jnp.float32) ** 2).sum()
+
+        return jax.grad(total, argnums=(0, 1, 2))(q, k, v)
+
+    def of_group(group, *arrays):
+        with sharding.use(mesh, sharding.RULES), sharding.within_group(group, 2):
+            return gradients(*arrays)
+
+    def of_groups(*arrays):
+        axes = jax.tree.map(lambda x: 0 if x.ndim else None, arrays)
+        split = jax.tree.map(lambda x: x.reshape(2, 1, *x.shape[1:]) if x.ndim else x, arrays)
+        return jax.vmap(of_group, (0, *axes), spmd_axis_name="data")(jnp.arange(2), *split)
+
+    mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1, sequence=1), jax.devices()[:1])
+    kind = "Softmax" if name in ("all", "causal") else "ScaleBiasSoftmax"
+    for program in (gradients, of_groups):
+        lowered = jax.jit(program).trace(*arguments, mask).lower(lowering_platforms=("cuda",)).as_text()
+        assert all(f"__cudnn$fmha{kind}{way}" in lowered for way in ("", "Backward"))
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and TEST_PLATFORM=cuda")

@@ -71,7 +71,9 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout=None) ->
     plain = mask.window is None and mask.key_segments is None
     seen = None if plain else mask.dense(q.shape[1], k.shape[1])
     if seen is not None:
-        seen = jnp.broadcast_to(seen, (*seen.shape[:2], q.shape[1], k.shape[1]))  # one row for all queries it does not take
+        # It takes no mask of one row for all queries; under a vmap, none of one head for all heads.
+        heads = q.shape[2] if sharding.in_group() else seen.shape[1]
+        seen = jnp.broadcast_to(seen, (seen.shape[0], heads, q.shape[1], k.shape[1]))
     return jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=mask.causal and plain, implementation="cudnn")
 
 
