@@ -85,7 +85,7 @@ def test_translate_names_a_line_it_can_not_take(trained):
     (["--profile=5:3"], ["--profile=5:3", "FROM:TO"]),
     (["--config.train.num_steps"], ["needs a value"]),
     (["--cfg=1"], ["cfg"]),
-    (["--config.checkpoint.every=3"], ["config.checkpoint.every=3", "config.train.eval_every=4", "multiple"]),
+    (["--config.checkpoint.every=0"], ["config.checkpoint.every=0", "at least 1, or a fraction of"]),
     (["--config.decode.max_extra=200"], ["config.decode.max_extra=200", "config.model.max_length"]),
     (["--config.mesh.rules=('embed','fsdp')"], ["config.mesh.rules"]),
     (["--config.mesh.rules=(1,)"], ["config.mesh.rules", "logical axis"]),

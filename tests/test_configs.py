@@ -1,11 +1,12 @@
 """Every config file takes two real steps, made tiny, on eight virtual devices."""
+import json
 import pathlib
 
 import pytest
 
 from tests.conftest import TINY, write_pairs
 from tests.finetuning.examples import pretrained, written_for
-from transformer_jax import config as configs
+from transformer_jax import config as configs, run_length
 from transformer_jax.data.rows import Phase
 from transformer_jax.training.loop import run
 from transformer_jax.workdir import fine_tunes, make_task, origin_of, settled
@@ -70,6 +71,46 @@ def sentences_of(path):
     found = pathlib.Path(path).with_suffix(".documents")
     found.write_text("\n\n".join("\n".join(lines[i:i + 3]) for i in range(0, len(lines), 3)))
     return str(found)
+
+
+LENGTHS = json.loads((CONFIGS.parent / "tests/snapshots/updates.json").read_text())
+
+
+def test_every_config_has_its_length_recorded():
+    files = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.py")}
+    assert {case.partition(":")[0] for case in LENGTHS} == files
+
+
+@pytest.mark.parametrize("case, expected", LENGTHS.items(), ids=LENGTHS)
+def test_fractions_give_the_updates_of_the_full_length(case, expected):
+    config = configs.load(str(CONFIGS / case))
+    num_steps, decay_steps = config.train.num_steps, config.optimizer.decay_steps
+    eval_every, save_every = run_length.intervals(config)
+    assert expected == {
+        "train.num_steps": num_steps,
+        "optimizer.warmup_steps": run_length.span(config.optimizer.warmup_steps, num_steps),
+        "optimizer.decay_steps": decay_steps and run_length.span(decay_steps, num_steps),
+        "train.eval_every": eval_every,
+        "checkpoint.every": save_every,
+    }
+    assert not run_length.saves_at_evaluations(config) or eval_every == save_every == num_steps
+
+
+def test_a_shortened_run_keeps_its_proportions():
+    """And one that keeps the long run's updates says so, with the flags that help."""
+    short = configs.load(str(CONFIGS / "bert/imdb.py:cpu"), {"train.num_steps": 1500})
+    assert run_length.intervals(short) == (750, 750) and not run_length.warnings(short)
+    assert run_length.span(short.optimizer.warmup_steps, 1500) == 94
+    long = configs.load(str(CONFIGS / "bert/base.py"), {"train.num_steps": 1500})
+    intervals, warmup = run_length.warnings(long)
+    assert intervals == (
+        "warning: the run of 1500 updates is evaluated at its end alone "
+        "(config.train.eval_every=10000) and is saved at its end and every 15 minutes "
+        "(config.checkpoint.every=10000); "
+        "--config.train.eval_every=0.1 --config.checkpoint.every=0.1 means every tenth of the run")
+    assert "config.optimizer.warmup_steps=10000" in warmup and "warmup_steps=0.1 means" in warmup
+    configs.set_key(long, "checkpoint.minutes", "0")
+    assert "saved at its end alone (" in run_length.warnings(long)[0]
 
 
 def test_berts_published_values():

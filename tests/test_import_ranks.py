@@ -7,10 +7,12 @@ import transformer_jax
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
 # what each part may import of the others; whatever is not listed as a part is a binary and may import all
-LOW = {"config", "progress", "bleu", "attended", "pictures", "hardware", "buckets"}
+LOW = {"config", "run_length", "progress", "bleu", "attended", "pictures", "hardware", "buckets"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
-    "config": set(), "progress": set(), "bleu": set(), "attended": set(), "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
+    "config": {"run_length"}, "run_length": set(),
+    "progress": set(), "bleu": set(), "attended": set(),
+    "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
     "hosts": LOW, "lease": LOW, "buckets": {"config"},
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},

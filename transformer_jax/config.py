@@ -23,7 +23,10 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from transformer_jax import run_length
 
+
+Updates = int | float  # whole updates, or a fraction of config.train.num_steps (run_length.py)
 _ONE = 1 - 2**-25  # what float32 rounds to 1
 
 
@@ -82,7 +85,7 @@ class Train:
     accumulation: int = 1  # microbatches an update is computed in
     seed: int = 0  # initial parameters and dropout
     log_every: int = 50  # updates between progress lines; but for these, evaluations and checkpoints the host never waits for the devices
-    eval_every: int = 500  # updates between evaluations (there is always one at the end)
+    eval_every: Updates = 500  # updates between evaluations; the end is always evaluated
     pretrained: bool = True  # begin with the parameters of config.init_from; false: with its tokenizer alone (and, fine-tuning, its model's shape)
     nonfinite: Literal["stop", "skip"] = "stop"  # a non-finite loss or gradient: stop the run, or skip the update
 
@@ -92,8 +95,8 @@ class Optimizer:
     name: Literal["adam", "adamw", "lamb"] = "adamw"
     learning_rate: float = 1e-3  # peak
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"  # after a linear warm-up
-    warmup_steps: int = 0
-    decay_steps: int | None = None  # updates after which linear and cosine have ended; None: the run's
+    warmup_steps: Updates = 0  # updates of the linear warm-up
+    decay_steps: Updates | None = None  # where linear and cosine end; None: at the end of the run
     final_fraction: float = 0.0  # of the peak, where linear and cosine end
     b1: float = 0.9
     b2: float = 0.999
@@ -105,7 +108,8 @@ class Optimizer:
 
 @dataclasses.dataclass
 class Checkpoint:
-    every: int = 1000  # updates between checkpoints (there is always one at the end)
+    every: Updates = 1000  # updates between checkpoints; the end is always saved
+    minutes: float = 15.0  # a checkpoint at least so often, beside every; 0: by updates alone
     keep: int = 3  # newest checkpoints kept, beside the best
     best_metric: str = "valid/loss"  # "" : keep no best
     best_mode: Literal["min", "max"] = "min"
@@ -272,20 +276,21 @@ def validate(config: ConfigDict) -> None:
     sizes = ("vocab_size", "source_vocab_size", "head_dim", "max_length", "unroll", "local_window", "vocab_multiple")
     if not config.data.cache.strip():
         raise UserError("config.data.cache is empty: name the folder that token stores are kept in")
-    for key in ("data.corpus_size", "train.num_steps", "train.batch", "train.accumulation", "train.log_every", "train.eval_every", "checkpoint.every", "checkpoint.keep", "optimizer.decay_steps",
-                "decode.batch", "decode.beam", "decode.average", *(f"model.{key}" for key in model if key.startswith(("num_", "d_")) or key in sizes)):
+    of_model = [f"model.{key}" for key in model if key.startswith(("num_", "d_")) or key in sizes]
+    for key in ("data.corpus_size", "train.num_steps", "train.batch", "train.accumulation",
+                "train.log_every", "checkpoint.keep", "decode.batch", "decode.beam",
+                "decode.average", *of_model):
         if get(config, key) is not None and get(config, key) < 1:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 1")
         if (get(config, key) or 0) >= 2**31:
             raise UserError(f"config.{key}={get(config, key)}: sizes and updates are counted up to 2^31 - 1")
-    for key in ("train.seed", "data.seed", "optimizer.warmup_steps", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.learning_rate", "optimizer.eps", "decode.max_extra", "decode.alpha",
+    for key in ("train.seed", "data.seed", "checkpoint.minutes", "optimizer.clip_norm",
+                "optimizer.weight_decay", "optimizer.learning_rate", "optimizer.eps",
+                "decode.max_extra", "decode.alpha",
                 *(f"model.{key}" for key in model if key in ("init_std", "norm_epsilon"))):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
-    if config.optimizer.warmup_steps >= 2**31:
-        raise UserError(f"config.optimizer.warmup_steps={config.optimizer.warmup_steps}: updates are counted up to 2^31 - 1")
-    if config.optimizer.decay_steps is not None and config.optimizer.decay_steps <= config.optimizer.warmup_steps:
-        raise UserError(f"config.optimizer.decay_steps={config.optimizer.decay_steps}: must be more than config.optimizer.warmup_steps={config.optimizer.warmup_steps}, or the rate falls to its end at once")
+    _validate_updates(config)
     fractions = [f"model.{k}" for k in model if k.endswith("dropout")] + [f"task.{k}" for k in config.task if k.endswith("smoothing")]
     for key in (*fractions, "optimizer.b1", "optimizer.b2"):
         if not 0 <= get(config, key) < _ONE:
@@ -294,10 +299,6 @@ def validate(config: ConfigDict) -> None:
         raise UserError(f"config.optimizer.layer_decay={config.optimizer.layer_decay}: must be above 0 and at most 1")
     if not 0 <= config.optimizer.final_fraction <= 1:
         raise UserError(f"config.optimizer.final_fraction={config.optimizer.final_fraction}: must be from 0 to 1")
-    every, evaluated = config.checkpoint.every, train.eval_every
-    if config.checkpoint.best_metric and every % evaluated and evaluated % every:
-        raise UserError(f"config.checkpoint.every={every} and config.train.eval_every={evaluated}: one must be a multiple of the other, "
-                        "for the best checkpoint is one that was evaluated (or config.checkpoint.best_metric= for none)")
     if model.get("head_dim") is None and "num_heads" in model and model.d_model % model.num_heads:
         raise UserError(f"config.model.num_heads={model.num_heads} does not divide config.model.d_model={model.d_model}")
     if bool(train.first_batch) != bool(train.ramp_steps) or not 0 <= train.first_batch <= train.batch or train.ramp_steps < 0:
@@ -309,6 +310,26 @@ def validate(config: ConfigDict) -> None:
         raise UserError(f"config.train.accumulation={train.accumulation} does not divide config.train.batch={train.batch}")
     if config.optimizer.name == "adam" and config.optimizer.weight_decay:
         raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw or lamb")
+
+
+def _validate_updates(config: ConfigDict) -> None:
+    """Refuses intervals below 1 and a decay that ends within the warm-up."""
+    for key in ("train.eval_every", "checkpoint.every", "optimizer.decay_steps",
+                "optimizer.warmup_steps"):
+        value, least = get(config, key), int(key != "optimizer.warmup_steps")
+        if value is not None and value < least and not 0 < value < 1:
+            bound = "be at least 1" if least else "not be negative"
+            raise UserError(f"config.{key}={value}: must {bound}, "
+                            "or a fraction of the run between 0 and 1")
+        if value is not None and value >= 2**31:
+            raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+    if config.optimizer.decay_steps is not None:
+        decay, warmup = (run_length.span(config.optimizer[key], config.train.num_steps)
+                         for key in ("decay_steps", "warmup_steps"))
+        if decay <= warmup:
+            raise UserError(f"config.optimizer.decay_steps={decay}: must be more than "
+                            f"config.optimizer.warmup_steps={warmup}, or the rate falls to its "
+                            "end at once")
 
 
 def get(config: ConfigDict, key: str) -> Any:
@@ -334,8 +355,17 @@ def flat(config: ConfigDict) -> dict[str, Any]:
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """What a run resumed with `new` changes that it may not, as "key: old -> new"."""
     keys = {*schema(old.model.name, old.task.name), *schema(new.model.name, new.task.name)}
-    was, now = flat(old), flat(new)
+    was, now = _at_length(old, old.train.num_steps), _at_length(new, old.train.num_steps)
     return [f"{key}: {was.get(key)} -> {now.get(key)}" for key in sorted(keys) if not key.startswith(MAY_CHANGE) and was.get(key) != now.get(key)]
+
+
+def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
+    """`flat`, with the schedule's keys in updates: 0.1 and 100 are the same in a run of 1,000."""
+    values = flat(config)
+    for key in ("optimizer.warmup_steps", "optimizer.decay_steps"):
+        if values[key] is not None:
+            values[key] = run_length.span(values[key], num_steps)
+    return values
 
 
 def _put(config: ConfigDict, key: str, value: Any) -> None:
@@ -361,8 +391,10 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
     refuse = UserError(f"config.{key}={value!r} is not {_describe(kind)}")
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if type(None) in args and (value is None or str(value).lower() == "none"):
             return None
+        if int in args and float in args:
+            return _as_updates(value, refuse)
         return _coerce(key, value, next(a for a in args if a is not type(None)))
     if origin is Literal:
         if value not in args:
@@ -390,6 +422,22 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
     return value
 
 
+def _as_updates(value: Any, refuse: UserError) -> int | float:
+    """A whole number of updates (1e5 is one, too), or a fraction of the run as a float."""
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise refuse from None
+    if type(value) is float and 0 < value < 1:
+        return value
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not int or abs(value) > 2**63 - 1:
+        raise refuse
+    return value
+
+
 def _as_tuple(value):
     return tuple(_as_tuple(v) for v in value) if isinstance(value, (list, tuple)) else value
 
@@ -398,6 +446,8 @@ def _describe(kind: Any) -> str:
     args = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(a) for a in args)
+    if int in args and float in args:
+        return "a whole number of updates or a fraction of the run between 0 and 1"
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return " or ".join("none" if a is type(None) else _describe(a) for a in args)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from transformer_jax import buckets, config as configs, hosts, lease
 from transformer_jax.config import Preempted, UserError
@@ -150,13 +151,14 @@ def _train(config, workdir, of_model, profile):
     with held(workdir) if not hosts.index() else contextlib.nullcontext():
         own = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))  # places, which may differ from host to host
         hosts.agree({f"config.{key}": value for key, value in configs.flat(config).items() if not key.startswith(own)} | versions())
+        before = None
         with hosts.first():
             if not hosts.index():
-                record(config, task, workdir)
+                before = record(config, task, workdir)
             elif not (buckets.folder_of_run(workdir) / "config.json").exists():
                 raise UserError(f"--workdir={workdir}: not the folder that process 0 has just written to; it must be on storage that all hosts share")
         hosts.agree(task.fingerprint())
-        return loop.run(config, task, workdir, program, profile, origin=origin)
+        return loop.run(config, task, workdir, program, profile, origin=origin, before=before)
 
 
 @contextlib.contextmanager
@@ -201,13 +203,14 @@ def _leased(workdir: buckets.Path):
         yield
 
 
-def record(config, task, workdir) -> None:
+def record(config, task, workdir) -> ConfigDict | None:
     """Prepares the data, then records a new run in `workdir`, or the run that goes on there.
 
+    Returns the config that was recorded before, if there was one.
     Raises UserError where config or data differ from the recorded run in what may not change.
     """
     workdir = buckets.folder_of_run(workdir)
-    fingerprint = json.loads(json.dumps(task.fingerprint()))
+    fingerprint, recorded = json.loads(json.dumps(task.fingerprint())), None
     if (workdir / "config.json").exists():
         recorded, was = read_config(workdir)
         if was["train"] == []:
@@ -222,6 +225,7 @@ def record(config, task, workdir) -> None:
             left.unlink()
         task.tokenizer.save(workdir / "tokenizer")
     _write_record(config, fingerprint, workdir)
+    return recorded
 
 
 def create(workdir, task, params) -> None:

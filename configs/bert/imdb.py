@@ -30,7 +30,8 @@ def get_config(size="gpu"):
         model=dict(name="bert", max_length=phases[-1][1], attention_dropout=model["dropout"], **model),
         task=dict(name="masked_lm", phases=phases, next_sentence=next_sentence),
         data=dict(tokenizer="wordpiece"),
-        train=dict(num_steps=steps, batch=rows, log_every=100, eval_every=steps // 2),
-        optimizer=dict(name="adamw", learning_rate=rate, schedule="linear", warmup_steps=steps // 16, eps=1e-6, b2=0.98, weight_decay=0.01, clip_norm=1.0),
-        checkpoint=dict(every=steps // 2),
+        train=dict(num_steps=steps, batch=rows, log_every=100, eval_every=1 / 2),
+        optimizer=dict(name="adamw", learning_rate=rate, schedule="linear", warmup_steps=1 / 16,
+                       eps=1e-6, b2=0.98, weight_decay=0.01, clip_norm=1.0),
+        checkpoint=dict(every=1 / 2),
     )

@@ -14,7 +14,8 @@ def get_config():
         model=dict(name="bert", vocab_size=4096, d_model=128, num_layers=2, num_heads=4, max_length=64, init_std=0.05, dropout=0.0, attention_dropout=0.0, unroll=2),
         task=dict(name="masked_lm", phases=((0.9, 32, 5), (0.1, 64, 10)), next_sentence=0.2),
         data=dict(corpus="pydoc", tokenizer="wordpiece"),
-        train=dict(num_steps=2500, batch=48, log_every=50, eval_every=500),
-        optimizer=dict(name="adamw", learning_rate=2e-3, schedule="linear", warmup_steps=200, eps=1e-6, b2=0.98, weight_decay=0.01, clip_norm=1.0),
-        checkpoint=dict(every=500),
+        train=dict(num_steps=2500, batch=48, log_every=50, eval_every=1 / 5),
+        optimizer=dict(name="adamw", learning_rate=2e-3, schedule="linear", warmup_steps=0.08,
+                       eps=1e-6, b2=0.98, weight_decay=0.01, clip_norm=1.0),
+        checkpoint=dict(every=1 / 5),
     )

@@ -46,7 +46,8 @@ def get_config(argument="sst2"):
         task=dict(name="classification", length=128, **task),
         data=dict(tfds_name=f"glue/{name}", valid_split="validation_matched" if name == "mnli" else None) if tfds else {},
         train=dict(num_steps=steps, batch=32, log_every=50, eval_every=steps),
-        optimizer=dict(name="adamw", learning_rate=6.25e-5 if gpt else 2e-5, schedule="linear", warmup_steps=round(steps * (0.002 if gpt else 0.1)),
+        optimizer=dict(name="adamw", learning_rate=6.25e-5 if gpt else 2e-5, schedule="linear",
+                       warmup_steps=0.002 if gpt else 0.1,
                        weight_decay=0.01, clip_norm=1.0, eps=1e-8 if gpt else 1e-6),
         checkpoint=dict(every=steps, keep=1, best_metric=f"valid/{measure}", best_mode="max"),
     )

@@ -25,6 +25,8 @@ def get_config(argument="conll2003"):
         model=dict(name="bert"),
         task=dict(name="tagging", length=length, **task),
         train=dict(num_steps=steps, batch=32, log_every=50, eval_every=steps),
-        optimizer=dict(name="adamw", learning_rate=rate, schedule="linear", warmup_steps=steps // 10, weight_decay=0.01, clip_norm=1.0, eps=1e-6),
+        optimizer=dict(name="adamw", learning_rate=rate, schedule="linear",
+                       warmup_steps=steps // 10 / steps, weight_decay=0.01, clip_norm=1.0,
+                       eps=1e-6),
         checkpoint=dict(every=steps, keep=1, best_metric="valid/f1", best_mode="max"),
     )

@@ -28,6 +28,8 @@ def get_config(argument="imdb"):
         task=dict(name="classification", length=length, **task),
         data=dict(tfds_name="imdb_reviews/plain_text", valid_split="test") if argument == "imdb-tfds" else {},
         train=dict(num_steps=steps, batch=32, log_every=50, eval_every=steps),
-        optimizer=dict(name="adamw", learning_rate=rate, schedule="linear", warmup_steps=steps // 10, weight_decay=0.01, clip_norm=1.0, eps=1e-6),
+        optimizer=dict(name="adamw", learning_rate=rate, schedule="linear",
+                       warmup_steps=steps // 10 / steps, weight_decay=0.01, clip_norm=1.0,
+                       eps=1e-6),
         checkpoint=dict(every=steps, keep=1, best_metric=f"valid/{measure}", best_mode="max"),
     )

@@ -22,6 +22,8 @@ def get_config(version="1.1"):
         task=dict(name="span", length=384, stride=128, unanswerable=unanswerable),
         data=dict(tfds_name=f"squad/v{version}") if tfds else {},
         train=dict(num_steps=steps, batch=batch, log_every=50, eval_every=steps),
-        optimizer=dict(name="adamw", learning_rate=5e-5, schedule="linear", warmup_steps=steps // 10, weight_decay=0.01, clip_norm=1.0, eps=1e-6),
+        optimizer=dict(name="adamw", learning_rate=5e-5, schedule="linear",
+                       warmup_steps=steps // 10 / steps, weight_decay=0.01, clip_norm=1.0,
+                       eps=1e-6),
         checkpoint=dict(every=steps, keep=1, best_metric="valid/f1", best_mode="max"),
     )

@@ -14,6 +14,8 @@ def get_config():
         model=dict(name="bert"),
         task=dict(name="choice", length=80, context=("sent1",), beginning="sent2", choices=("ending0", "ending1", "ending2", "ending3"), label="label"),
         train=dict(num_steps=steps, batch=16, log_every=50, eval_every=steps),
-        optimizer=dict(name="adamw", learning_rate=2e-5, schedule="linear", warmup_steps=steps // 10, weight_decay=0.01, clip_norm=1.0, eps=1e-6),
+        optimizer=dict(name="adamw", learning_rate=2e-5, schedule="linear",
+                       warmup_steps=steps // 10 / steps, weight_decay=0.01, clip_norm=1.0,
+                       eps=1e-6),
         checkpoint=dict(every=steps, keep=1, best_metric="valid/accuracy", best_mode="max"),
     )

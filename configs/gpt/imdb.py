@@ -20,7 +20,8 @@ def get_config(size="gpu"):
         model=dict(name="gpt", vocab_size=vocab_size, max_length=length, attention_dropout=shape["dropout"], **shape),
         task=dict(name="causal_lm", length=length, sample_tokens=60),
         data=dict(tokenizer="byte_bpe"),
-        train=dict(num_steps=steps, batch=rows, log_every=50, eval_every=500),
-        optimizer=dict(name="adamw", learning_rate=rate, schedule="cosine", warmup_steps=steps // 20, final_fraction=0.1, b2=0.98, weight_decay=0.1, clip_norm=1.0),
-        checkpoint=dict(every=500),
+        train=dict(num_steps=steps, batch=rows, log_every=50, eval_every=500 / steps),
+        optimizer=dict(name="adamw", learning_rate=rate, schedule="cosine", warmup_steps=1 / 20,
+                       final_fraction=0.1, b2=0.98, weight_decay=0.1, clip_norm=1.0),
+        checkpoint=dict(every=500 / steps),
     )

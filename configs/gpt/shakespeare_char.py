@@ -20,7 +20,9 @@ def get_config(size="gpu"):
         model=dict(name="gpt", vocab_size=128, max_length=length, attention_dropout=shape["dropout"], unroll=shape["num_layers"], **shape),
         task=dict(name="causal_lm", length=length),
         data=dict(tokenizer="characters", split_on="file"),
-        train=dict(num_steps=steps, batch=rows, log_every=100, eval_every=500),
-        optimizer=dict(name="adamw", learning_rate=rate, schedule="cosine", warmup_steps=100, final_fraction=0.1, b2=0.99, weight_decay=0.1, clip_norm=1.0),
-        checkpoint=dict(every=500),
+        train=dict(num_steps=steps, batch=rows, log_every=100, eval_every=500 / steps),
+        optimizer=dict(name="adamw", learning_rate=rate, schedule="cosine",
+                       warmup_steps=100 / steps, final_fraction=0.1, b2=0.99, weight_decay=0.1,
+                       clip_norm=1.0),
+        checkpoint=dict(every=500 / steps),
     )

@@ -13,7 +13,8 @@ def get_config():
         model=dict(name="gpt", vocab_size=2000, d_model=128, num_layers=4, num_heads=4, max_length=128, dropout=0.0, attention_dropout=0.0, unroll=4),
         task=dict(name="causal_lm", length=128),
         data=dict(corpus="grammar", corpus_size=60_000, marker="<to-de>", tokenizer="byte_bpe", mask_documents=True),
-        train=dict(num_steps=1500, batch=16, log_every=50, eval_every=750),
-        optimizer=dict(name="adamw", learning_rate=4e-3, schedule="cosine", warmup_steps=100, b2=0.98, weight_decay=0.1, clip_norm=1.0),
-        checkpoint=dict(every=750),
+        train=dict(num_steps=1500, batch=16, log_every=50, eval_every=1 / 2),
+        optimizer=dict(name="adamw", learning_rate=4e-3, schedule="cosine", warmup_steps=1 / 15,
+                       b2=0.98, weight_decay=0.1, clip_norm=1.0),
+        checkpoint=dict(every=1 / 2),
     )

@@ -17,7 +17,8 @@ def get_config():
         model=dict(name="encoder_decoder", vocab_size=4000, d_model=128, d_ff=256, num_heads=4, num_encoder_layers=4, num_decoder_layers=4,
                    norm_position="pre", dropout=0.1, max_length=256, unroll=4),
         task=dict(name="translation", source_length=64, target_length=64),
-        train=dict(num_steps=5600, batch=32, log_every=100, eval_every=1400),
-        optimizer=dict(name="adam", learning_rate=4e-3, schedule="cosine", warmup_steps=400, b2=0.98, eps=1e-9, clip_norm=1.0),
-        checkpoint=dict(every=280, keep=5),
+        train=dict(num_steps=5600, batch=32, log_every=100, eval_every=1 / 4),
+        optimizer=dict(name="adam", learning_rate=4e-3, schedule="cosine", warmup_steps=1 / 14,
+                       b2=0.98, eps=1e-9, clip_norm=1.0),
+        checkpoint=dict(every=1 / 20, keep=5),
     )

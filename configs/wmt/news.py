@@ -16,7 +16,8 @@ def get_config():
         model=dict(name="encoder_decoder", vocab_size=8000, d_model=128, d_ff=512, num_heads=4, num_encoder_layers=4, num_decoder_layers=4,
                    norm_position="pre", dropout=0.1, max_length=512, unroll=4),
         task=dict(name="translation", source_length=128, target_length=128),
-        train=dict(num_steps=6000, batch=24, log_every=100, eval_every=3000),
-        optimizer=dict(name="adam", learning_rate=3e-3, schedule="cosine", warmup_steps=600, b2=0.98, eps=1e-9, clip_norm=1.0),
-        checkpoint=dict(every=500, keep=3),
+        train=dict(num_steps=6000, batch=24, log_every=100, eval_every=1 / 2),
+        optimizer=dict(name="adam", learning_rate=3e-3, schedule="cosine", warmup_steps=1 / 10,
+                       b2=0.98, eps=1e-9, clip_norm=1.0),
+        checkpoint=dict(every=1 / 12, keep=3),
     )

@@ -13,7 +13,8 @@ def get_config():
                    norm_position="pre", dropout=0.0, max_length=128, unroll=2),
         task=dict(name="translation", source_length=64, target_length=64, label_smoothing=0.1, bleu_lines=50),
         data=dict(corpus="grammar", corpus_size=60_000, tokenizer="unigram"),
-        train=dict(num_steps=1200, batch=32, log_every=50, eval_every=600),
-        optimizer=dict(name="adam", learning_rate=4e-3, schedule="cosine", warmup_steps=100, b2=0.98, eps=1e-9, clip_norm=1.0),
-        checkpoint=dict(every=600, keep=1),
+        train=dict(num_steps=1200, batch=32, log_every=50, eval_every=1 / 2),
+        optimizer=dict(name="adam", learning_rate=4e-3, schedule="cosine", warmup_steps=1 / 12,
+                       b2=0.98, eps=1e-9, clip_norm=1.0),
+        checkpoint=dict(every=1 / 2, keep=1),
     )

@@ -12,13 +12,15 @@ import jax
 import optax
 
 import transformer_jax
-from transformer_jax import buckets, hardware, hosts, metrics, sharding
+from transformer_jax import buckets, hardware, hosts, metrics, run_length, sharding
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.origin import Origin
 from transformer_jax.training.report import Clock, Reporter
+from transformer_jax.training.resumed import rate_line
+from transformer_jax.training.save_timer import SaveTimer
 from transformer_jax.training.step import make_eval_step, make_train_step
 from transformer_jax.training.trace import Trace
 from transformer_jax.training.watchdog import Watchdog
@@ -70,13 +72,14 @@ class Program:
 
 def run(config, task, workdir, program: Program | None = None,
         profile: tuple[int, int] | None = None, *,
-        origin: Origin | None = None) -> dict[str, float]:
+        origin: Origin | None = None, before=None) -> dict[str, float]:
     """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
 
     `program`: what the config compiles to; by default on all devices. `profile`: first and last of
     the updates that are traced. `origin`: the run that `config.init_from` names, which a run
-    without a checkpoint needs (`workdir.origin_of`). Raises Preempted after SIGTERM, once the
-    state is saved; RunError where a loss or gradient is not finite, or no checkpoint can be read.
+    without a checkpoint needs (`workdir.origin_of`). `before`: the config with which a run that
+    goes on was recorded last. Raises Preempted after SIGTERM, once the state is saved; RunError
+    where a loss or gradient is not finite, or no checkpoint can be read.
     """
     workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
@@ -84,6 +87,10 @@ def run(config, task, workdir, program: Program | None = None,
     with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
         state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
+        _announce(config, state, start, before)
+        eval_every, save_every = run_length.intervals(config)
+        saves_evaluated = run_length.saves_at_evaluations(config)
+        timer = SaveTimer(config.checkpoint.minutes, start)
         feed = _batches(rows, program, train, start)
         with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
             update = _Updates(program.train_step, clock)
@@ -91,7 +98,7 @@ def run(config, task, workdir, program: Program | None = None,
             scores = hosts.share(reporter.evaluated)
             if start >= train.num_steps:
                 say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
-            elif start and start % train.eval_every == 0 and not scores:
+            elif start and start % eval_every == 0 and not scores:
                 scores = evaluate(state, start)  # the run was stopped before it could
                 with hosts.first(), clock("checkpoint"):
                     checkpoints.score(start, scores)
@@ -110,16 +117,30 @@ def run(config, task, workdir, program: Program | None = None,
                 if last or step % train.log_every == 0:
                     _check_finite(state, train, start)
                     state = _log(state, step, totals, program, task, rows, clock, reporter, update)
-                if last or (step % train.eval_every == 0 and not stop):
+                evaluated = last or (step % eval_every == 0 and not stop)
+                if evaluated:
                     scores = evaluate(state, step)
-                if last or stop or step % config.checkpoint.every == 0:
+                save = last or stop or step % save_every == 0 or (evaluated and saves_evaluated)
+                if timer.due(step) or save:
                     _check_finite(state, train, start)
                     with clock("checkpoint"):
                         reporter.send()  # a checkpoint's lines come before it
                         checkpoints.save(state, totals, scores)
+                    timer.saved()
                 if stop and not last:
                     raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
     return scores
+
+
+def _announce(config, state, start: int, before) -> None:
+    """Lines about the length of the run, where updates are left."""
+    if start >= config.train.num_steps:
+        return
+    for line in run_length.warnings(config):
+        say(line)
+    line = before and start and rate_line(before, config, start, int(state.skipped))
+    if line:
+        say(line)
 
 
 def _start(task, program, checkpoints, origin):

@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from transformer_jax import run_length
+
 
 def schedule(config, num_steps: int) -> optax.Schedule:
     """Learning rate by update: a linear warm-up to the peak, then `config.schedule`.
@@ -13,11 +15,12 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     equation 3. linear and cosine head for `final_fraction` of the peak, which the update after the last of `decay_steps` (by
     default the run's) would have, and stay there.
     """
-    peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
-    num_steps = config.decay_steps or num_steps
+    warmup_steps = run_length.span(config.warmup_steps, num_steps)
+    peak, warmup = config.learning_rate, max(warmup_steps, 1)
+    num_steps = run_length.span(config.decay_steps or 0, num_steps) or num_steps
 
     def after(step):
-        progress = jnp.clip((step - 1 - config.warmup_steps) / max(num_steps - config.warmup_steps, 1), 0, 1)
+        progress = jnp.clip((step - 1 - warmup_steps) / max(num_steps - warmup_steps, 1), 0, 1)
         shape = {"constant": 1.0, "inverse_sqrt": jnp.sqrt(warmup / jnp.maximum(step, warmup)),
                  "linear": 1 - progress, "cosine": (1 + jnp.cos(jnp.pi * progress)) / 2}[config.schedule]
         final = config.final_fraction if config.schedule in ("linear", "cosine") else 0.0
@@ -25,7 +28,7 @@ def schedule(config, num_steps: int) -> optax.Schedule:
 
     def rate(count):
         step = count + 1  # the first update is number 1: it must not be lost to a rate of 0
-        return peak * jnp.where(step < config.warmup_steps, step / warmup, after(step))
+        return peak * jnp.where(step < warmup_steps, step / warmup, after(step))
 
     return rate
 

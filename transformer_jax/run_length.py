@@ -1,0 +1,63 @@
+"""Keys that count updates: a whole number, or a fraction of the run. Fractions become updates here.
+
+A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps.
+A whole number, 5.0 included, counts updates.
+"""
+import math
+
+_ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
+
+
+def span(value: float, num_steps: int) -> int:
+    """The updates that `value` stands for, such as those of a warm-up."""
+    return round(value * num_steps) if 0 < value < 1 else int(value)
+
+
+def interval(value: float, num_steps: int) -> int:
+    """The updates between two events.
+
+    A third of 1,000 gives 334, not 333: the third event is then the end, not one update before it.
+    """
+    return max(math.ceil(value * num_steps - _ROUNDING), 1) if 0 < value < 1 else int(value)
+
+
+def intervals(config) -> tuple[int, int]:
+    """Updates between evaluations, and between checkpoints."""
+    num_steps = config.train.num_steps
+    return (interval(config.train.eval_every, num_steps),
+            interval(config.checkpoint.every, num_steps))
+
+
+def saves_at_evaluations(config) -> bool:
+    """Whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
+
+    The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
+    other, or no regular checkpoint precedes the end, evaluations therefore save one.
+    """
+    evaluated, saved = intervals(config)
+    if not config.checkpoint.best_metric:
+        return False
+    return saved >= config.train.num_steps or bool(saved % evaluated and evaluated % saved)
+
+
+def warnings(config) -> list[str]:
+    """Lines about a run that is too short for its intervals or its warm-up, with helpful flags."""
+    num_steps, (evaluated, saved) = config.train.num_steps, intervals(config)
+    warmup, lines = span(config.optimizer.warmup_steps, num_steps), []
+    states, flags = [], []
+    if evaluated >= num_steps:
+        states.append(f"is evaluated at its end alone (config.train.eval_every={evaluated})")
+        flags.append("--config.train.eval_every=0.1")
+    if saved >= num_steps and (evaluated >= num_steps or not saves_at_evaluations(config)):
+        minutes = config.checkpoint.minutes
+        by_time = f" and every {minutes:g} minutes" if minutes else " alone"
+        states.append(f"is saved at its end{by_time} (config.checkpoint.every={saved})")
+        flags.append("--config.checkpoint.every=0.1")
+    if states and num_steps > 1:
+        lines.append(f"warning: the run of {num_steps} updates {' and '.join(states)}; "
+                     f"{' '.join(flags)} means every tenth of the run")
+    if num_steps <= warmup:
+        lines.append(f"warning: the warm-up (config.optimizer.warmup_steps={warmup}) is as long as "
+                     f"the run (config.train.num_steps={num_steps}) or longer, so the learning rate "
+                     "only rises; --config.optimizer.warmup_steps=0.1 means a tenth of the run")
+    return lines
