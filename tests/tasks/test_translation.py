@@ -10,6 +10,7 @@ import sacrebleu
 
 from transformer_jax import bleu
 from transformer_jax.config import UserError
+from transformer_jax.data.sources import GrammarPairs, TextPairs, TfdsPairs
 from transformer_jax.decoding import stream
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.training.loop import Program, run
@@ -185,7 +186,7 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
 def test_sentences_too_long_to_translate_count_against_the_score(trained, capsys):
     _, (task, params) = trained
     pairs = [("a dog runs", "ein hund rennt"), ("dog " * 200, "hund " * 200)]
-    scores = task._score(pairs, None, params, paper=True)
+    scores = task._score(pairs, None, params)
     assert "1 sentences are longer" in capsys.readouterr().err and scores["bleu"] < 50
 
 
@@ -209,3 +210,29 @@ def test_bleu_as_the_paper_counted_it():
     assert found == pytest.approx(sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score) and 50 < found < 100
     assert bleu._compound_split(["Ein Test-Satz, ja!"], "de") == ["Ein Test ##AT##-##AT## Satz , ja !"]
     assert bleu.scores(references, references)["bleu"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name, label", [
+    ("test.fr", "(fr)"), ("test.FR.txt", "(fr)"), ("v1.test.de", "(de)"),
+    ("test.txt", "(en, the default: the target's language is unknown)"),
+    ("test.hr", "(en, the default: no rules for 'hr')"),
+])
+def test_the_languages_of_files_are_in_their_names(name, label):
+    language = TextPairs("test.en", f"/data.de/{name}").target_language
+    found = bleu.signatures(["ein Satz"], ["ein Satz"], language)
+    assert f"|moses tokenizer {label}|" in found["bleu_tokenized_compound_split_signature"]
+
+
+def test_the_languages_of_sets_and_of_the_grammar():
+    assert TfdsPairs("set", "test", ("en", "fr")).target_language == "fr"
+    assert GrammarPairs("test", 3).target_language == "de"
+
+
+def test_an_evaluation_names_the_language_of_its_files(trained, tmp_path):
+    workdir, _ = trained
+    for name in ("test.en", "test.fr"):
+        (tmp_path / name).write_text("a dog runs\n")
+    files = [("data.test_source", f"{tmp_path}/test.en"), ("data.test_target", f"{tmp_path}/test.fr")]
+    task, params = open_run(workdir, overrides=[*files, ("decode.beam", "1")])
+    found = task.evaluate(params, "test")["bleu_tokenized_compound_split_signature"]
+    assert "moses tokenizer (fr)" in found

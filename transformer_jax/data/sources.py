@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 from transformer_jax import buckets
 from transformer_jax.config import UserError
@@ -21,6 +22,12 @@ class TextPairs:
 
     source: str
     target: str
+
+    @property
+    def target_language(self) -> str | None:
+        """The two-letter code that the target's name ends in (train.fr, train.fr.txt)."""
+        endings = [ending.lower() for ending in self.target.rpartition("/")[2].split(".")[1:]]
+        return next((ending for ending in reversed(endings) if len(ending) == 2), None)
 
     def fingerprint(self) -> dict:
         return {"files": [sha256(self.source), sha256(self.target)]}
@@ -41,6 +48,7 @@ class GrammarPairs:
 
     split: str
     size: int
+    target_language: ClassVar[str] = "de"
 
     def fingerprint(self) -> dict:
         from transformer_jax.data import grammar  # its lexicon is read only by those who want it
@@ -60,6 +68,10 @@ class TfdsPairs:
     folder: str
     split: str
     languages: Pair
+
+    @property
+    def target_language(self) -> str:
+        return self.languages[1]
 
     def fingerprint(self) -> dict:
         return {"tfds": sha256(f"{self.folder}/dataset_info.json"), "split": self.split, "languages": list(self.languages)}

@@ -121,7 +121,7 @@ class Translation:
 
     def evaluations(self):
         valid = self._pairs("valid")
-        return {"valid": partial(self._score, valid, self.bleu_lines, paper=False)} if valid and self.bleu_lines else {}
+        return {"valid": partial(self._score, valid, self.bleu_lines)} if valid and self.bleu_lines else {}
 
     def flops(self, phase: int = 0) -> float:
         return 3 * self.model.flops(self.source_length, self.target_length)  # a backward pass costs two forward ones
@@ -139,16 +139,21 @@ class Translation:
         pairs = self._pairs(split)
         if pairs is None:
             raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_source and --config.data.{split}_target")
-        return self._score(pairs, None, params, paper=True)
+        outputs, references = self._translated(pairs, None, params)
+        signatures = bleu.signatures(outputs, references, pairs.target_language)
+        return bleu.scores(outputs, references) | signatures
 
-    def _score(self, pairs, count, params, *, paper: bool) -> dict:
+    def _score(self, pairs, count, params) -> dict[str, float]:
+        return bleu.scores(*self._translated(pairs, count, params))
+
+    def _translated(self, pairs, count, params) -> tuple[list[str], list[str]]:
+        """(translations, references) of the first `count` pairs; of all where it is None."""
         inputs, references = map(list, zip(*itertools.islice(pairs, count)))
         if long := {i for i, ids in enumerate(self.tokenizer.source.encode(inputs)) if len(ids) > self._longest}:
             say(f"{len(long)} sentences are longer than the {self._longest} tokens that can be translated, and count as translated by nothing")
             inputs = ["" if i in long else line for i, line in enumerate(inputs)]
         outputs = [best[0].text for best in self.translate(params, track(inputs, "translating", len(inputs)))]
-        scores = bleu.scores(outputs, references)
-        return scores | bleu.signatures(outputs, references, self.config.data.target_language) if paper else scores
+        return outputs, references
 
     def translate(self, params, lines: Iterable[str], n_best: int = 1) -> Iterator[list["Hypothesis"]]:
         """The `n_best` translations of each line, in order; an empty line stays empty. Holds a bounded number of lines.
