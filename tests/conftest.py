@@ -7,10 +7,17 @@ from importlib import metadata
 os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled"))
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs are small: most of the suite's time is compiling them
-flags = ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]  # 8 devices on 2 cores that others use, too, may be apart for more than the 40 s there are
-if metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
-    flags.append("--xla_cpu_use_fusion_emitters=false")  # compiling a training step on 8 devices: 3.7 -> 2.0 s
+# 8 devices on 2 cores that others use, too, may be apart for more than the 40 s there are
+flags = ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
+# Flags that change the code XLA makes. Compiling a training step on 8 devices: 3.7 -> 2.0 s.
+# Later jaxlibs do not know this one.
+UNOPTIMIZED = (["--xla_cpu_use_fusion_emitters=false"]
+               if metadata.version("jaxlib").startswith("0.10.") else [])
+# The programs are small, and most of the suite's time is compiling them. With TEST_OPTIMIZED=1 they
+# are compiled as users compile them: python -m tests.faults and tests/as_users_run.py do so.
+if os.environ.get("TEST_OPTIMIZED") != "1":
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    flags += UNOPTIMIZED
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 import jax
@@ -122,7 +129,7 @@ def _forgotten():
 def _undrawn():
     """A run's curves take longer to draw than its few updates: no run in this process draws them, but where a test asks for `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", lambda workdir: None)
+        patch.setattr(report, "draw_curves", lambda folder, run: None)
         yield
 
 

@@ -6,9 +6,19 @@ import subprocess
 import sys
 import tempfile
 
+from tests.conftest import UNOPTIMIZED
+
 ENV = {**os.environ}
 _DEAR = ["jax", "flax.linen", "optax", "orbax.checkpoint", "grain.python", "tensorboardX", "matplotlib.figure", "sacremoses"]  # to import; nothing of ours, which must import what it needs
 _BEFORE_JAX = {"dry_run"}  # sets what jax reads when it is imported
+
+
+def optimized() -> dict[str, str]:
+    """The environment in which tests compile as users do (TEST_OPTIMIZED in conftest.py)."""
+    env = {**ENV, "TEST_OPTIMIZED": "1"}
+    env.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
+    given = env.get("XLA_FLAGS", "").split()
+    return env | {"XLA_FLAGS": " ".join(flag for flag in given if flag not in UNOPTIMIZED)}
 
 
 def command(program, *arguments):

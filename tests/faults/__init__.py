@@ -1,2 +1,12 @@
-"""Faults injected into real runs. The first import sets JAX up as for all tests, so that what runs in this process computes what the commands compute."""
-import tests.conftest  # noqa: F401
+"""Faults injected into real runs.
+
+The import sets JAX up as for all tests, so that this process computes what the commands compute.
+Outside of pytest (`python -m tests.faults`) both compile as users do.
+"""
+import os
+import sys
+
+if "tests.conftest" not in sys.modules:
+    os.environ.setdefault("TEST_OPTIMIZED", "1")
+
+import tests.conftest  # noqa: E402, F401
