@@ -32,6 +32,10 @@ def test_the_whole_path(given):
 
     scores = json.loads(call("evaluate", run).stdout)
     assert scores["examples"] == 12 and scores["accuracy"] == pytest.approx(found["valid/accuracy"]["values"][0])
+    assert scores["confusion"]["labels"] == list(scores["f1_by_class"]) == ["cat", "dog"]
+    matrix = call("inspect", "confusion", run, f"--output={folder}/confusion.png")
+    assert matrix.returncode == 0, matrix.stderr
+    assert (folder / "confusion.png").stat().st_size > 3000
     plain = call("predict", run, text="the cat sat\na dog ran\n").stdout.split()
     objects = [json.loads(line) for line in call("predict", run, "--json", text="the cat sat\na dog ran\n").stdout.splitlines()]
     assert [each["label"] for each in objects] == plain and all(sum(each["probabilities"].values()) == pytest.approx(1) for each in objects)
@@ -43,6 +47,8 @@ def test_the_whole_path(given):
         ("finetune", [config, *flags[1:], f"--workdir={folder}/new"], "config.init_from is missing"),
         ("finetune", ["--config=configs/bert/base.py", f"--workdir={folder}/new"], "no task of fine-tuning"),
         ("finetune", [config, *flags, f"--workdir={folder}/new", "--seeds=2", "--profile=1:2"], "--profile is for one run"),
+        ("finetune", [config, *flags, run, "--seeds=2"], "runs/seed-0: holds a single run"),
+        ("finetune", [config, *flags, f"--workdir={folder}/runs"], "holds the runs of --seeds"),
         ("finetune", [config, *flags, run, "--config.model.dropout=0.5"], "holds a run with another config: model.dropout"),
         ("predict", [run, "--text=  "], "line 1: 1 text asked for"), ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not a fine-tuned one"),
         ("evaluate", [run, "--set=test"], "give --config.data.test_files"), ("generate", [run, "--prompt=x"], "not one that continues"),
@@ -50,3 +56,4 @@ def test_the_whole_path(given):
         refused = call(program, *arguments)
         assert refused.returncode == 2 and words in refused.stderr and "Traceback" not in refused.stderr, refused.stderr
     assert not (folder / "new").exists()
+    assert not any((folder / path).exists() for path in ("runs/config.json", "runs/seed-0/seed-0"))

@@ -10,6 +10,7 @@ from tests.programs import call, refused
 from transformer_jax import pictures
 from transformer_jax.attended import Attended
 from transformer_jax.config import UserError
+from transformer_jax.training import report
 from transformer_jax.training.state import init_params
 from transformer_jax.workdir import create, make_task
 
@@ -56,6 +57,33 @@ def test_curves_of_several_runs_against_steps_or_tokens():
     lines = {line.get_label(): line.get_xdata().tolist() for line in figure.axes[0].lines}
     assert lines == {"small train/loss": [40, 80], "small valid/loss": [60], "large train/loss": [80, 160], "large valid/loss": [120]}
     assert [len(axes.lines) for axes in pictures.curves({"": runs["small"]}).axes] == [2, 0, 0, 0]  # loss, and nothing of the other panels
+
+
+def test_curves_show_every_score_and_the_name_of_the_run(tmp_path):
+    scores = {"valid/loss": 2.0, "valid/bleu": 30.0, "valid/chrf": 50.0, "valid/own": 1.0}
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    with report.Reporter(run, 0, 20) as reporter:
+        reporter.write(10, {"train/loss": 2.5, "train/mfu": 0.1, "seconds/step": 3.0})
+        reporter.evaluation(20, scores)
+        assert reporter.name == "runs/mine"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    figure = pictures.curves({"": lines}, title=reporter.name)
+    panels = {axes.get_title(): [line.get_label() for line in axes.lines] for axes in figure.axes}
+    assert panels["BLEU and chrF"] == ["valid/bleu", "valid/chrf"]
+    assert panels["own"] == ["valid/own"]
+    shown = {name for names in panels.values() for name in names}
+    assert shown == {*scores, "train/loss"} and figure.get_suptitle() == "runs/mine"
+
+
+def test_confusion_writes_the_counts_into_their_cells():
+    counts = [[30, 10], [0, 0]]
+    figure = pictures.confusion(["yes", "no"], counts, "a title")
+    np.testing.assert_allclose(drawn(figure)[0], [[0.75, 0.25], [0, 0]])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["30", "10", "0", "0"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["yes", "no"]
+    many = [str(number) for number in range(30)]
+    assert not pictures.confusion(many, np.eye(30, dtype=int)).axes[0].texts
 
 
 def test_growth_has_a_panel_for_each_axis_with_both_costs():
@@ -108,7 +136,7 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ([], ["attention, coreference, positions, masks, curves"]),
+    ([], ["attention, coreference, positions, masks, confusion, curves"]),
     (["attention", "--text=a cat"], ["--workdir=... is missing"]),
     (["attention", "--workdir=@gpt"], ["--text=... is missing"]),
     (["attention", "--workdir=@gpt", "--text=a cat", "--layer=9"], ["layer 9: there are 1 to 2"]),
@@ -122,6 +150,7 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
     (["masks", "--output=/no/such/a.png"], ["--output=/no/such/a.png", "no such folder"]),
     (["curves", "--workdir=@wmt"], ["no metrics.jsonl"]),
     (["curves", "--workdir=@gpt", "--metrics=valid/bleu"], ["--metrics=valid/bleu", "train/loss"]),
+    (["confusion", "--workdir=@gpt"], ["a causal_lm run without labels"]),
     (["positions", "--workdir=/no/where"], ["no run here"]),
 ])
 def test_the_command_says_what_is_wrong(arguments, words, runs, tmp_path):

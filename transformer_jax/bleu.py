@@ -21,11 +21,12 @@ def signatures(outputs: list[str], references: list[str], language: str | None) 
     bleu.corpus_score(outputs, [references]), chrf.corpus_score(outputs, [references])
     paper = sacrebleu.BLEU(tokenize="none", force=True)
     rules, label = _moses_rules(language)
-    split_outputs, split_references = (_compound_split(side, rules) for side in (outputs, references))
-    score = paper.corpus_score(split_outputs, [split_references]).score
+    split = [_compound_split(side, rules) for side in (outputs, references)]
+    score = paper.corpus_score(split[0], [split[1]]).score
     signature = f"{paper.get_signature()}|moses tokenizer ({label})|compounds split at hyphens"
     return {"bleu_signature": str(bleu.get_signature()), "chrf_signature": str(chrf.get_signature()),
-            "bleu_tokenized_compound_split": score, "bleu_tokenized_compound_split_signature": signature}
+            "bleu_tokenized_compound_split": score,
+            "bleu_tokenized_compound_split_signature": signature}
 
 
 def _moses_rules(language: str | None) -> tuple[str, str]:

@@ -25,6 +25,7 @@ def main() -> None:
         raise UserError(f"--config={options.config}: config.task.name={config.task.name!r} is no task of fine-tuning")
     if options.seeds and cli.profile():
         raise UserError("--profile is for one run, without --seeds")
+    _check_kind(folder, options.seeds)
     if not options.seeds:
         workdir.train(config, folder, of_model, cli.profile())
         return
@@ -35,6 +36,15 @@ def main() -> None:
             configs.set_key(config, key, seed)
         found.append(workdir.train(config, folder / f"seed-{seed}", of_model))
     print(json.dumps({"workdir": str(folder), "seeds": options.seeds, **{name: spread([scores[name] for scores in found]) for name in found[0]}}))
+
+
+def _check_kind(folder, seeds: int) -> None:
+    """Raises UserError where `folder` holds one run and several are asked for, or the reverse."""
+    if seeds and (folder / "config.json").exists():
+        raise UserError(f"--workdir={folder}: holds a single run; --seeds needs another folder")
+    if not seeds and (folder / "seed-0" / "config.json").exists():
+        raise UserError(f"--workdir={folder}: holds the runs of --seeds; "
+                        "give --seeds to go on with them, or another folder")
 
 
 def spread(values: list[float]) -> dict:

@@ -4,6 +4,7 @@ attention     what the words of --text attend to: all layers and heads; --layer=
 coreference   what "it" attends to in "The animal didn't cross the street because it was too tired" and "... too wide"; --text (twice) and --word ask for others
 positions     the vectors of the run's positions; without --workdir the sinusoids of Vaswani et al. 2017. Learned ones are compared by their cosines
 masks         which keys a query sees: causal, padding, packed, local
+confusion     classification: how often each label of --set was predicted as each
 curves        learning curves of one --workdir or several together, from their metrics.jsonl
 """
 from absl import flags
@@ -15,7 +16,8 @@ TIRED, WIDE = (f"The animal didn't cross the street because it was too {word}." 
 
 _USES = {  # the flags each picture knows beside --output
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"), "coreference": ("workdir", "step", "text", "word"),
-    "positions": ("workdir", "step"), "masks": (), "curves": ("workdir", "against", "metrics"),
+    "positions": ("workdir", "step"), "masks": (), "confusion": ("workdir", "step", "set"),
+    "curves": ("workdir", "against", "metrics"),
 }
 
 cli.define_commands(*_USES)
@@ -29,8 +31,10 @@ flags.DEFINE_integer("layer", None, "From 1.", lower_bound=1)
 flags.DEFINE_integer("head", None, "From 1.", lower_bound=1)
 flags.DEFINE_string("word", "it", "coreference: the word that refers to another.")
 flags.DEFINE_bool("pieces", False, "attention: by tokens, not by words.")
+flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: which examples.")
 flags.DEFINE_string("against", "step", "curves: what they are drawn against: step, train/tokens_total, train/flops_total.")
-flags.DEFINE_list("metrics", [], "curves: names such as valid/loss,valid/bleu, a panel each; default: losses, accuracies, learning rate, norms.")
+flags.DEFINE_list("metrics", [], "curves: names such as valid/loss,valid/bleu, a panel each; "
+                  "default: losses, accuracies, learning rate, norms and all scores.")
 
 
 def main() -> None:
@@ -42,7 +46,9 @@ def main() -> None:
             raise UserError(f"--{name}: not for {picture}, which takes {', '.join(f'--{flag}' for flag in (*_USES[picture], 'output'))}")
     path = options.output or f"{picture}.png"
     cli.check_output("output")
-    pictures.save({"attention": attention, "coreference": coreference, "positions": positions, "masks": masks, "curves": curves}[picture](options), path)
+    draw = {"attention": attention, "coreference": coreference, "positions": positions,
+            "masks": masks, "confusion": confusion, "curves": curves}[picture]
+    pictures.save(draw(options), path)
     print(path)
 
 
@@ -103,6 +109,18 @@ def masks(options):
     return pictures.masks({name: np.broadcast_to(mask.dense(length, length)[0, 0], (length, length)) for name, mask in shown.items()}, "which keys a query sees (dark)")
 
 
+def confusion(options):
+    from transformer_jax import pictures
+
+    task, params, folder = _opened(options, "data.valid_", "data.test_")
+    found = task.evaluate(params, options.set)
+    if "confusion" not in found:
+        raise UserError(f"--workdir={folder}: a {task.config.task.name} run without labels; "
+                        "confusion is of a classification")
+    title = f"{folder}, {options.set}: accuracy {found['accuracy']:.1%}"
+    return pictures.confusion(**found["confusion"], title=title)
+
+
 def curves(options):
     from transformer_jax import buckets, pictures, workdir
 
@@ -120,16 +138,20 @@ def curves(options):
                 raise UserError(f"--{flag}={name}: not in {path}; there are: {', '.join(known)}")
     if len(runs) < len(options.workdir):
         raise UserError("--workdir: two runs of the same name; their folders must differ in the last part")
-    return pictures.curves(runs, {name: (name,) for name in options.metrics}, options.against) if options.metrics else pictures.curves(runs, against=options.against)
+    # The names of several runs stand in the legends.
+    title = options.workdir[0] if len(options.workdir) == 1 else ""
+    panels = {name: (name,) for name in options.metrics}
+    return pictures.curves(runs, panels, options.against, title)
 
 
-def _opened(options):
-    """(task, parameters, the run's folder) of the one --workdir."""
+def _opened(options, *allowed: str):
+    """(task, parameters, the run's folder) of the one --workdir; `allowed`: keys to override."""
     from transformer_jax import workdir
 
     if len(options.workdir) != 1:
         raise UserError(f"--workdir=... {'is missing: folder of the run' if not options.workdir else 'is given more than once: this picture is of one run'}")
-    return *workdir.open_run(options.workdir[0], options.step, cli.overrides(allowed=("decode.",))), options.workdir[0]
+    folder, overrides = options.workdir[0], cli.overrides(("decode.", *allowed))
+    return *workdir.open_run(folder, options.step, overrides), folder
 
 
 def _texts(options, count: int) -> list[str]:

@@ -2,7 +2,7 @@
 import os
 import pathlib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,19 @@ from transformer_jax.config import UserError
 if TYPE_CHECKING:  # slow to import: a program that draws nothing does without
     from matplotlib.figure import Figure
 
-_PANELS = {"loss": ("loss", "nll"), "accuracy": ("accuracy",), "learning rate": ("learning_rate",), "norms": ("grad_norm", "update_norm")}
+# Panels of learning curves, by the last part of a metric's name: of every run, and of its scores
+_PANELS = {
+    "loss": ("loss", "nll", "nsp_loss", "lm_loss"), "accuracy": ("accuracy", "nsp_accuracy"),
+    "learning rate": ("learning_rate",), "norms": ("grad_norm", "update_norm"),
+}
+_SCORES = {
+    "BLEU and chrF": ("bleu", "chrf"), "perplexity": ("perplexity",),
+    "bits per byte and character": ("bits_per_byte", "bits_per_character"),
+    "F1": ("f1", "best_f1", "macro_f1", "precision", "recall"),
+    "exact match": ("exact_match", "best_exact_match"),
+    "correlation": ("matthews", "pearson", "spearman"),
+}
+_LOGARITHMIC = ("norms", "perplexity")
 _COLOURS = "Blues"  # of weights: none is white
 
 
@@ -173,16 +185,19 @@ def masks(shown: Mapping[str, np.ndarray], title: str = "") -> "Figure":
     return figure
 
 
-def curves(runs: Mapping[str, Sequence[dict]], panels: Mapping[str, Sequence[str]] = _PANELS, against: str = "step") -> "Figure":
+def curves(runs: Mapping[str, Sequence[dict]], panels: Mapping[str, Sequence[str]] | None = None,
+           against: str = "step", title: str = "") -> "Figure":
     """Learning curves of runs by name, each the lines of its metrics.jsonl, in panels of metrics (by the end of their names).
 
+    The default panels are losses, accuracies, learning rate, norms and every evaluated score.
     `against`: "step", or what the lines count, such as "train/tokens_total". Where there are several runs, each has a colour and training is dotted.
     """
-    figure = _figure((12, 3.6 * -(-len(panels) // 2)), "")
+    panels = panels or _PANELS | _score_panels(runs.values())
+    figure = _figure((12, 3.6 * -(-len(panels) // 2)), title)
     grid = figure.subplots(-(-len(panels) // 2), min(len(panels), 2), squeeze=False)
     for axes in grid.flat[len(panels):]:
         axes.set_axis_off()
-    for axes, (title, endings) in zip(grid.flat, panels.items()):
+    for axes, (panel, endings) in zip(grid.flat, panels.items()):
         drawn = 0
         for number, (run, lines) in enumerate(runs.items()):
             names = sorted({name for line in lines for name in line if name in endings or name.rpartition("/")[2] in endings})
@@ -191,10 +206,40 @@ def curves(runs: Mapping[str, Sequence[dict]], panels: Mapping[str, Sequence[str
                 x, y = _points(lines, name, against)
                 style = dict(color=f"C{number % 10}", linestyle=":" if name.startswith("train/") else "-") if len(runs) > 1 else {}
                 axes.plot(x, y, label=_verbatim(" ".join(filter(None, (run, name)))), marker="." if len(x) < 50 else None, **style)
-        axes.set(title=title, xlabel=against, yscale="log" if title == "norms" and drawn else "linear")
+        yscale = "log" if panel in _LOGARITHMIC and drawn else "linear"
+        axes.set(title=panel, xlabel=against, yscale=yscale)
         axes.grid(alpha=0.3)
         if drawn:
             axes.legend(fontsize=8)
+    return figure
+
+
+def _score_panels(runs: Iterable[Sequence[dict]]) -> dict[str, tuple[str, ...]]:
+    """Panels of the scores that evaluations recorded; one that no table knows has its own."""
+    names = {name for lines in runs for line in lines for name in line}
+    others = ("step", "train/", "seconds/")
+    endings = {name.rpartition("/")[2] for name in names if not name.startswith(others)}
+    known = {title: chosen for title, chosen in _SCORES.items() if endings & {*chosen}}
+    grouped = {each for chosen in (*_PANELS.values(), *known.values()) for each in chosen}
+    return known | {name.replace("_", " "): (name,) for name in sorted(endings - grouped)}
+
+
+def confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str = "") -> "Figure":
+    """How often each label (row) was predicted as each (column); colours are shares of a row."""
+    counts = np.asarray(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    longest = max(map(len, labels)) * 0.09
+    figure = _figure((2.2 + 0.6 * len(labels) + longest, 1.4 + 0.45 * len(labels) + longest), title)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto")
+    names = [_verbatim(label) for label in labels]
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="predicted label", ylabel="true label")
+    for (row, column), count in np.ndenumerate(counts if len(labels) <= 20 else np.zeros((0, 0))):
+        colour = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=9)
+    figure.colorbar(image, ax=axes, label="share of the label's examples")
     return figure
 
 

@@ -1,7 +1,9 @@
 """What a fine-tuned run says of texts, one a line of stdin: python -m transformer_jax.predict --workdir=DIR < texts > labels
 
-Classification takes a text a line, or two separated by a tab; tagging words separated by spaces; span a question, a tab and its context; choice a context
-and its choices, separated by tabs, and between them what all begin with, where the task has such a column (SWAG). --json gives an object a line, with probabilities.
+Classification takes a text a line, or two separated by a tab; tagging words separated by spaces,
+and prints WORD/TAG for each (the tag follows the last slash); span a question, a tab and its
+context; choice a context and its choices, separated by tabs, and between them what all begin with,
+where the task has such a column (SWAG). --json gives an object a line, with probabilities.
 """
 import json
 

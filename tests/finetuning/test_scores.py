@@ -25,6 +25,13 @@ def test_classification():
         average = dict(average="binary") if num_labels == 2 else dict(average="macro", labels=range(num_labels))
         macro = sklearn.metrics.f1_score(labels, found, zero_division=0, average="macro", labels=range(num_labels))
         assert scores.macro_f1(labels, found, range(num_labels)) == pytest.approx(macro)
+        classes = range(num_labels)
+        options = dict(zero_division=0, average=None, labels=classes)
+        each = sklearn.metrics.f1_score(labels, found, **options)
+        ours = [scores.f1_of_class(labels, found, label) for label in classes]
+        assert ours == pytest.approx(each)
+        matrix = sklearn.metrics.confusion_matrix(labels, found, labels=classes)
+        np.testing.assert_array_equal(scores.confusion(labels, found, num_labels), matrix)
         assert scores.f1(labels, found, num_labels) == pytest.approx(sklearn.metrics.f1_score(labels, found, zero_division=0, **average))
 
 

@@ -39,6 +39,11 @@ def test_it_learns_measures_and_predicts(kind, family, runs, tmp_path):
     assert scores["loss"] == pytest.approx(found["valid/loss"], rel=1e-4) and scores[SCORES[kind]] == pytest.approx(found[f"valid/{SCORES[kind]}"], rel=1e-4)
     if kind not in ("pairs",) and not (kind == "span" and family == "gpt"):  # what comes later in the row decides: not for such a GPT
         assert scores[SCORES[kind]] > 0.85
+    if kind == "classification":
+        assert list(scores["f1_by_class"]) == scores["confusion"]["labels"] == task.names
+        counts = np.array(scores["confusion"]["counts"])
+        assert counts.trace() / counts.sum() == pytest.approx(scores["accuracy"])
+        assert np.mean(list(scores["f1_by_class"].values())) == pytest.approx(scores["macro_f1"])
     alone, = task.predict(params, [LINES[kind]])
     among = list(task.predict(params, [LINES[kind]] * 7))
     assert len(among) == 7 and among[3][0] == alone[0]
@@ -46,6 +51,9 @@ def test_it_learns_measures_and_predicts(kind, family, runs, tmp_path):
         if key == "probabilities":
             values = list(value.values()) if isinstance(value, dict) else value
             assert np.all(np.array(values) > 0) and (kind == "tagging" or sum(values) == pytest.approx(1))
+    if kind == "tagging":
+        expected = [f"{word}/{tag}" for word, tag in zip(alone[1]["words"], alone[1]["tags"])]
+        assert alone[0].split() == expected and "cat/B-PET" in expected
     assert json.dumps(alone[1])
 
 

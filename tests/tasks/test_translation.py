@@ -232,7 +232,7 @@ def test_an_evaluation_names_the_language_of_its_files(trained, tmp_path):
     workdir, _ = trained
     for name in ("test.en", "test.fr"):
         (tmp_path / name).write_text("a dog runs\n")
-    files = [("data.test_source", f"{tmp_path}/test.en"), ("data.test_target", f"{tmp_path}/test.fr")]
-    task, params = open_run(workdir, overrides=[*files, ("decode.beam", "1")])
+    files = {"data.test_source": f"{tmp_path}/test.en", "data.test_target": f"{tmp_path}/test.fr"}
+    task, params = open_run(workdir, overrides={**files, "decode.beam": 1})
     found = task.evaluate(params, "test")["bleu_tokenized_compound_split_signature"]
     assert "moses tokenizer (fr)" in found

@@ -95,6 +95,10 @@ class FineTuning:
         """Of a split's examples, from the head's outputs, arrays (examples, ...)."""
         raise NotImplementedError
 
+    def details(self, examples, outputs) -> dict[str, dict]:
+        """What `evaluate` gives beside the scores, JSON-able; from the same arguments."""
+        return {}
+
     def shown(self, example, outputs) -> tuple[str, dict]:
         """A prediction as a line of text and as an object for JSON."""
         raise NotImplementedError
@@ -198,16 +202,23 @@ class FineTuning:
         """Loss and scores over a whole split. Raises UserError where the run's data has no such split."""
         if self.read(split) is None:
             raise UserError(f"--set={split}: this run names no such examples; give --config.data.{split}_files")
-        return {**self._measured(params, split), "examples": self.count(split)}
+        examples, outputs, loss = self._outputs(params, split)
+        found = {"loss": loss, **self.scores(examples, outputs), **self.details(examples, outputs)}
+        return {**found, "examples": self.count(split)}
 
     def count(self, split: str) -> int:
         """Labelled examples of a split."""
         return sum(1 for _ in self.read(split))
 
     def _measured(self, params, split: str) -> dict[str, float]:
+        examples, outputs, loss = self._outputs(params, split)
+        return {"loss": loss, **self.scores(examples, outputs)}
+
+    def _outputs(self, params, split: str) -> tuple[list, list[np.ndarray], float]:
+        """(a split's examples, the head's outputs of each, the mean loss)."""
         examples, sums = self._examples(split), np.zeros(2)
         outputs = list(self._over(params, examples, f"evaluating {split} (batches)", sums))
-        return {"loss": float(sums[0] / max(sums[1], 1)), **self.scores(examples, outputs)}
+        return examples, outputs, float(sums[0] / max(sums[1], 1))
 
     def predict(self, params, lines: Iterable[str]) -> Iterator["Prediction"]:
         """For each line what the run says of it, in order; see `asked` for what a line holds. Raises UserError for a line that is none."""

@@ -18,13 +18,20 @@ def f1(labels: np.ndarray, found: np.ndarray, num_labels: int) -> float:
 
 def macro_f1(labels: np.ndarray, found: np.ndarray, chosen: Sequence[int]) -> float:
     """The mean F1 of the chosen labels; 0 where a label is neither there nor found."""
-    labels, found = np.asarray(labels), np.asarray(found)
-    scores = []
-    for label in chosen:
-        right = np.sum((labels == label) & (found == label))
-        total = np.sum(labels == label) + np.sum(found == label)
-        scores.append(2 * right / total if total else 0.0)
-    return float(np.mean(scores))
+    return float(np.mean([f1_of_class(labels, found, label) for label in chosen]))
+
+
+def f1_of_class(labels: np.ndarray, found: np.ndarray, label: int) -> float:
+    labels, found = np.asarray(labels) == label, np.asarray(found) == label
+    total = np.sum(labels) + np.sum(found)
+    return float(2 * np.sum(labels & found) / total) if total else 0.0
+
+
+def confusion(labels: np.ndarray, found: np.ndarray, num_labels: int) -> np.ndarray:
+    """How often each label (row) was predicted as each (column)."""
+    counts = np.zeros((num_labels, num_labels), int)
+    np.add.at(counts, (np.asarray(labels), np.asarray(found)), 1)
+    return counts
 
 
 def matthews(labels: np.ndarray, found: np.ndarray) -> float:

@@ -134,8 +134,20 @@ class Classification(FineTuning):
         """The head is linear: the outputs of both orders add up as their vectors would."""
         return outputs.reshape(-1, self.rows_of_example, outputs.shape[-1]).sum(axis=1)
 
+    def details(self, examples, outputs):
+        """F1 of each label, and the confusion matrix: a row for each true label."""
+        if self.regression:
+            return {}
+        labels, found = self._labels(examples), np.stack(outputs).sum(axis=1).argmax(axis=-1)
+        f1 = {name: scores.f1_of_class(labels, found, i) for i, name in enumerate(self.names)}
+        counts = scores.confusion(labels, found, len(self.names)).tolist()
+        return {"f1_by_class": f1, "confusion": {"labels": self.names, "counts": counts}}
+
+    def _labels(self, examples) -> np.ndarray:
+        return np.array([example[-1] for example in examples])
+
     def scores(self, examples, outputs):
-        outputs, labels = np.stack(outputs).sum(axis=1), np.array([example[-1] for example in examples])
+        outputs, labels = np.stack(outputs).sum(axis=1), self._labels(examples)
         if self.regression:
             if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:  # nothing varies
                 return {"pearson": 0.0, "spearman": 0.0}

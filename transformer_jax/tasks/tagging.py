@@ -156,7 +156,9 @@ class Tagging(FineTuning):
     def shown(self, example, outputs):
         tags, logits = self._found(example, outputs), outputs[0][example.places]
         probabilities = scipy.special.softmax(logits, axis=-1).max(axis=-1)
-        return " ".join(tags), {"words": list(example.words), "tags": tags, "probabilities": [float(p) for p in probabilities]}
+        shown = " ".join(f"{word}/{tag}" for word, tag in zip(example.words, tags))
+        found = {"words": list(example.words), "tags": tags}
+        return shown, found | {"probabilities": [float(p) for p in probabilities]}
 
     def asked(self, lines):
         """A sentence a line, its words separated by spaces; one that does not fit a row is refused."""

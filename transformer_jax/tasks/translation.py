@@ -121,7 +121,9 @@ class Translation:
 
     def evaluations(self):
         valid = self._pairs("valid")
-        return {"valid": partial(self._score, valid, self.bleu_lines)} if valid and self.bleu_lines else {}
+        if valid is None or not self.bleu_lines:
+            return {}
+        return {"valid": partial(self._score, valid, self.bleu_lines)}
 
     def flops(self, phase: int = 0) -> float:
         return 3 * self.model.flops(self.source_length, self.target_length)  # a backward pass costs two forward ones

@@ -48,13 +48,16 @@ class Reporter:
 
     def __init__(self, workdir: pathlib.Path | buckets.Path, start: int, num_steps: int):
         self.workdir, self.num_steps, self.active = workdir, num_steps, jax.process_index() == 0
-        self.folder, self.evaluated = None, {}  # where it writes; what has been evaluated at the step the run starts from
+        self.name = "/".join(str(workdir).rstrip("/").split("/")[-2:])  # such as runs/quickstart
+        self.folder = None  # where it writes
+        self.evaluations, self.evaluated = [], {}  # all up to `start`, {name: score}; at `start`
         if self.active:
             self._mirror, self._sent = buckets.Mirror(workdir, "metrics.jsonl"), time.monotonic()
             self.folder = self._mirror.local
             self._lines, kept = _reopened(self.folder / "metrics.jsonl", start)
-            there = [line for line in kept if line["step"] == start and not any(key.startswith("train/") for key in line)]
-            self.evaluated = {key: value for key, value in there[-1].items() if key != "step"} if there else {}
+            lines = [line for line in kept if not any(key.startswith("train/") for key in line)]
+            self.evaluations = [{k: v for k, v in line.items() if k != "step"} for line in lines]
+            self.evaluated = self.evaluations[-1] if lines and lines[-1]["step"] == start else {}
             self._tensorboard = tensorboardX.SummaryWriter(str(self.folder / "tensorboard"), purge_step=start + 1)
             self._drawn = time.monotonic()
             self._bar = Bar("training", num_steps, start, seconds=float("inf"))
@@ -70,7 +73,7 @@ class Reporter:
             with contextlib.suppress(RunError) if error[0] else contextlib.nullcontext(), _told(self.workdir):  # the first error is the one to tell
                 self._lines.close()
                 self._tensorboard.close()
-                draw_curves(self.folder)
+                draw_curves(self.folder, self.name)
                 self.send()
             self._mirror.close()
 
@@ -116,16 +119,16 @@ class Reporter:
             say(f"step {step:,}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
         if self.active and time.monotonic() - self._drawn > _SECONDS_BETWEEN_CURVES:
             with _told(self.workdir):
-                draw_curves(self.folder)
+                draw_curves(self.folder, self.name)
             self._drawn = time.monotonic()
         self.send()
 
 
-def draw_curves(workdir: pathlib.Path) -> pathlib.Path:
-    """curves.png of the run's metrics.jsonl: losses, accuracies, learning rate, norms, by step. Returns its path."""
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    figure = pictures.curves({"": lines})
-    path = workdir / "curves.png"
+def draw_curves(folder: pathlib.Path, run: str) -> pathlib.Path:
+    """curves.png of the metrics.jsonl in `folder`, titled by the run's name. Returns its path."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    figure = pictures.curves({"": lines}, title=run)
+    path = folder / "curves.png"
     figure.savefig(half := path.with_suffix(".half.png"), dpi=100)
     os.replace(half, path)
     return path
