@@ -86,6 +86,7 @@ class Train:
     seed: int = 0  # initial parameters and dropout
     log_every: int = 50  # updates between progress lines; but for these, evaluations and checkpoints the host never waits for the devices
     eval_every: Updates = 500  # updates between evaluations; the end is always evaluated
+    patience: int = 0  # evaluations in a row without a better best_metric that end the run; 0: off
     pretrained: bool = True  # begin with the parameters of config.init_from; false: with its tokenizer alone (and, fine-tuning, its model's shape)
     nonfinite: Literal["stop", "skip"] = "stop"  # a non-finite loss or gradient: stop the run, or skip the update
 
@@ -140,7 +141,8 @@ SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": 
             "mesh": Mesh, "decode": Decode}
 
 # What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
-MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite", "checkpoint.", "mesh.", "decode.",
+MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite",
+              "train.patience", "checkpoint.", "mesh.", "decode.",
               "data.cache", "data.rebuild", "data.tokenizer_files", "data.mixture", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
 
 
@@ -286,7 +288,7 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f"config.{key}={get(config, key)}: sizes and updates are counted up to 2^31 - 1")
     for key in ("train.seed", "data.seed", "checkpoint.minutes", "optimizer.clip_norm",
                 "optimizer.weight_decay", "optimizer.learning_rate", "optimizer.eps",
-                "decode.max_extra", "decode.alpha",
+                "decode.max_extra", "decode.alpha", "train.patience",
                 *(f"model.{key}" for key in model if key in ("init_std", "norm_epsilon"))):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
@@ -310,6 +312,9 @@ def validate(config: ConfigDict) -> None:
         raise UserError(f"config.train.accumulation={train.accumulation} does not divide config.train.batch={train.batch}")
     if config.optimizer.name == "adam" and config.optimizer.weight_decay:
         raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw or lamb")
+    if train.patience and not config.checkpoint.best_metric:
+        raise UserError(f"config.train.patience={train.patience} needs "
+                        "config.checkpoint.best_metric, the score that must improve")
 
 
 def _validate_updates(config: ConfigDict) -> None:

@@ -18,6 +18,7 @@ from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.origin import Origin
+from transformer_jax.training.patience import Patience, check_evaluated
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.resumed import rate_line
 from transformer_jax.training.save_timer import SaveTimer
@@ -84,6 +85,7 @@ def run(config, task, workdir, program: Program | None = None,
     workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
+    check_evaluated(rows, task)
     with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
         state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
@@ -96,14 +98,21 @@ def run(config, task, workdir, program: Program | None = None,
             update = _Updates(program.train_step, clock)
             evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
             scores = hosts.share(reporter.evaluated)
+            patience = Patience(config, reporter.evaluations)
             if start >= train.num_steps:
                 say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
+            elif patience.over:
+                say(f"nothing to do: {workdir} ended at step {start:,} of {train.num_steps:,}: "
+                    f"{patience.reason}")
             elif start and start % eval_every == 0 and not scores:
                 scores = evaluate(state, start)  # the run was stopped before it could
                 with hosts.first(), clock("checkpoint"):
                     checkpoints.score(start, scores)
+                patience.add(scores)
 
             for step in range(start + 1, train.num_steps + 1):
+                if patience.over:
+                    break
                 trace.before(step)
                 with clock("data", state.step.is_ready):  # where updates are still under way, nothing has waited
                     batch = next(feed)
@@ -120,8 +129,9 @@ def run(config, task, workdir, program: Program | None = None,
                 evaluated = last or (step % eval_every == 0 and not stop)
                 if evaluated:
                     scores = evaluate(state, step)
+                    patience.add(scores)
                 save = last or stop or step % save_every == 0 or (evaluated and saves_evaluated)
-                if timer.due(step) or save:
+                if timer.due(step) or save or patience.over:
                     _check_finite(state, train, start)
                     with clock("checkpoint"):
                         reporter.send()  # a checkpoint's lines come before it
