@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from transformer_jax import losses
+from transformer_jax import config as configs, losses, sharding
 
 B, L, M, V = 3, 8, 6, 11
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))
@@ -34,6 +34,82 @@ def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, l
     scaled = lambda f: jax.jit(jax.grad(lambda output: 3.0 * f(*output)))((HIDDEN, TABLE, bias))
     for ours, theirs in zip(jax.tree.leaves(scaled(fused)), jax.tree.leaves(scaled(lambda *output: plain(*output, smoothing)))):
         assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs)
+
+
+SIZE = V - 2  # tokens of a vocabulary that is filled up to V
+SOME = LABELS % SIZE
+INPUTS = (HIDDEN, TABLE, BIAS, WEIGHTS * 0.5)
+
+
+def fused_sums(hidden, table, bias, weights, smoothing, size=V):
+    padded = jnp.where(jnp.arange(V) < size, bias, losses.NO_TOKEN)
+    return losses.cross_entropy(hidden, table, padded, SOME, weights, smoothing)
+
+
+def plain_sums(hidden, table, bias, weights, smoothing, size=V):
+    """(loss, nll, correct) as the formulas stand."""
+    log_p = jax.nn.log_softmax((hidden @ table.T + bias)[..., :size])
+    nll = -jnp.take_along_axis(log_p, SOME[..., None], axis=-1)[..., 0]
+    loss = (1 - smoothing) * nll - smoothing * log_p.mean(axis=-1)
+    return [(each * weights).sum() for each in (loss, nll, log_p.argmax(axis=-1) == SOME)]
+
+
+def gradients(sums, cotangents, *settings):
+    """By hidden, table, bias and weights, of the sums times their cotangents."""
+    def total(inputs):
+        return sum(c * x for c, x in zip(cotangents, sums(*inputs, *settings)) if c)
+
+    return jax.jit(jax.grad(total))(INPUTS)
+
+
+def assert_near(found, expected):
+    for ours, theirs in zip(found, expected):
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs) + 1e-6
+
+
+@pytest.mark.parametrize("size", [V, SIZE], ids=["full", "padded"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("limit", [10**9, B * V * 3])
+def test_every_sum_has_its_gradients(monkeypatch, size, smoothing, limit):
+    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
+    monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
+    assert_near(fused_sums(*INPUTS, smoothing, size), plain_sums(*INPUTS, smoothing, size))
+    for cotangents in ((0.7, -1.3, 2.0), (0, 1.0, 0), (0, 0, 1.0)):
+        found = gradients(fused_sums, cotangents, smoothing, size)
+        assert_near(found, gradients(plain_sums, cotangents, smoothing, size))
+
+
+def test_every_sum_has_its_gradients_on_a_mesh(monkeypatch):
+    """Rows and vocabulary are split; the last chunk is filled up."""
+    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", 1)
+    monkeypatch.setattr(losses, "CHUNK_TOKENS", 4)
+    mesh_config = configs.experiment(model={"name": "gpt"}, task={"name": "causal_lm"},
+                                     mesh={"data": 2, "tensor": 4}).mesh
+    mesh, rules = sharding.make_mesh(mesh_config), sharding.rules(mesh_config)
+
+    def split_sums(*inputs):
+        with sharding.use(mesh, rules):
+            assert losses.num_chunks(B, L, V) == 3
+            return fused_sums(*inputs)
+
+    found = gradients(split_sums, (0.7, -1.3, 2.0), 0.1, SIZE)
+    assert_near(found, gradients(plain_sums, (0.7, -1.3, 2.0), 0.1, SIZE))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_of_the_loss_alone_takes_three_products(smoothing):
+    def trained(output):
+        loss, nll, correct = losses.cross_entropy(*output, LABELS, WEIGHTS, smoothing)
+        return loss, (nll, correct)
+
+    def everything(output):
+        return sum(losses.cross_entropy(*output, LABELS, WEIGHTS, smoothing))
+
+    def products(gradient):
+        return jax.jit(gradient).lower((HIDDEN, TABLE, BIAS)).as_text().count("dot_general")
+
+    assert products(jax.grad(trained, has_aux=True)) == 3
+    assert products(jax.grad(everything)) == (6 if smoothing else 3)
 
 
 def test_token_log_probs():

@@ -13,8 +13,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
-
-_NEVER = -1e9  # logit of what stands for no token
+from transformer_jax.losses import NO_TOKEN
 
 
 class GPT(nn.Module):
@@ -83,7 +82,7 @@ class GPT(nn.Module):
         table = self.token_embed.table()
         if table.shape[0] == self.vocab_size:
             return table, None
-        return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, _NEVER)
+        return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, NO_TOKEN)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         """Of a forward pass over one row of which `predictions` positions are predicted (None: all): two per multiply-add of every matrix product, padding included.
