@@ -1,4 +1,6 @@
 """The same lines for every family: train, open_run, use, evaluate, load."""
+import logging
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +43,7 @@ USES = {"encoder_decoder": (translates, "translate"), "gpt": (generates, "genera
 
 
 @pytest.mark.parametrize("family", USES)
-def test_the_same_lines(family, tmp_path):
+def test_the_same_lines(family, tmp_path, caplog):
     config = build(family, tmp_path / "data")
     for key, value in STEPS.items():
         configs.set_key(config, key, value)
@@ -69,6 +71,8 @@ def test_the_same_lines(family, tmp_path):
         assert [x.shape for x in model.apply({"params": params}, tokens)] == [(1, 3, 32), (1, 3, vocabulary), (1, 2)]
     else:
         assert model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32) and tokenizer.cls_id >= 0
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in warnings if record.name == "absl"], "Orbax's own"
 
 
 def test_overrides_are_a_mapping_or_pairs():

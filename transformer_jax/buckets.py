@@ -36,7 +36,14 @@ def path(where) -> "pathlib.Path | Path":
             raise UserError(f"{where}: no such user's home") from None
     if not str(where).startswith(_SCHEMES) or not str(where).partition("://")[2].strip("/"):
         raise UserError(f"{where}: neither a path nor {' nor '.join(f'{scheme}BUCKET/NAME' for scheme in _SCHEMES)}")
+    _register()
     return Path(str(where))
+
+
+@functools.cache
+def _register() -> None:
+    """Orbax and TFDS take names in a bucket for `Path`, from the first one on."""
+    epath.register_path_cls(_SCHEMES)(Path)
 
 
 def folder_of_run(where) -> "pathlib.Path | Path":
@@ -75,7 +82,6 @@ def write(target: "pathlib.Path | Path", content: str) -> None:
     os.replace(half, target)
 
 
-@epath.register_path_cls(_SCHEMES)
 class Path(epath.gpath.PosixGPath):
     """A name in a bucket, as pathlib and Orbax know paths. A folder is but the beginning that several names share: it needs no making, and goes with the last of them.
 

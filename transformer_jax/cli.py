@@ -1,4 +1,6 @@
 """The command line: flags, exit codes, and one clear line for every mistake."""
+import contextlib
+import logging
 import os
 import platform
 import sys
@@ -6,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from absl import flags
+from absl import flags, logging as absl_logging
 
 from transformer_jax import hosts
 from transformer_jax.config import Preempted, RunError, UserError
@@ -101,7 +103,8 @@ _command: list[str] = []  # the one given
 _optional: list[str] = []  # flags that may be left out
 
 
-def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None) -> None:
+def run(main: Callable[[], None], define_flags: Callable[[], None],
+        before_jax: Callable[[], None] = lambda: None) -> None:
     """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else.
 
     `before_jax` may set what jax reads from the environment when it is imported.
@@ -113,11 +116,33 @@ def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None)
     _tell_once()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
+    with _defined(define_flags):
+        _run(main, before_jax)
+
+
+@contextlib.contextmanager
+def _defined(define_flags: Callable[[], None]):
+    """Within it FLAGS has a program's flags; a second program in the same process has its own."""
+    others = set(FLAGS)
+    define_flags()
+    own = set(FLAGS) - others
     try:
-        _parse(sys.argv)
+        yield
+    finally:
+        for name in own:
+            delattr(FLAGS, name)
+        for remembered in (_overrides, _commands, _command, _optional):
+            remembered.clear()
+
+
+def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
+    """Parses the flags and runs `main`; each way to end has its exit code."""
+    try:
+        _parse(sys.argv, main.__module__)
         before_jax()
         _join_others()
         _set_up_jax()
+        _mute_libraries()
         main()
         hosts.leave()
     except UserError as error:
@@ -139,15 +164,16 @@ def run(main: Callable[[], None], before_jax: Callable[[], None] = lambda: None)
         raise
 
 
-def _parse(argv: list[str]) -> None:
-    """Flags into FLAGS, `--config.key` overrides aside; --help prints what there is."""
+def _parse(argv: list[str], program: str) -> None:
+    """Flags into FLAGS, `--config.key` overrides aside; --help prints those of `program`, a module."""
     for argument in argv:
         try:
             argument.encode()
         except UnicodeEncodeError:
             raise UserError(f"argument {argument!r}: not UTF-8") from None
     if {"--help", "-h", "-help"} & set(argv):
-        print(sys.modules["__main__"].__doc__.strip(), FLAGS.main_module_help(), FLAGS.module_help(__name__), sep="\n")
+        own = FLAGS.main_module_help() if program == "__main__" else FLAGS.module_help(program)
+        print(sys.modules[program].__doc__.strip(), own, FLAGS.module_help(__name__), sep="\n")
         sys.exit(0)
     if _commands:
         if len(argv) < 2 or argv[1] not in _commands:
@@ -245,6 +271,16 @@ def _set_up_jax() -> None:
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/transformer_jax/compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def _mute_libraries() -> None:
+    """Each error is reported once, by the program.
+
+    Orbax logs its steps, and each error twice, through absl's logger. Of several writes that fail
+    together, asyncio logs all but the first.
+    """
+    for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
+        logger.setLevel(logging.CRITICAL)
 
 
 def _end(line: str, code: int) -> None:

@@ -17,10 +17,13 @@ from transformer_jax import cli, config as configs
 from transformer_jax.config import UserError
 from transformer_jax.progress import say
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_string("from_hf", None, "Folder of a Hugging Face checkpoint; --workdir is made from it.")
-flags.DEFINE_string("to_hf", None, "Folder to make, with the checkpoint of --workdir.")
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_string("from_hf", None,
+                        "Folder of a Hugging Face checkpoint; --workdir is made from it.")
+    flags.DEFINE_string("to_hf", None, "Folder to make, with the checkpoint of --workdir.")
 
 
 def main() -> None:
@@ -145,4 +148,4 @@ def _appearing_in_bucket(folder):
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -12,10 +12,16 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_config(required=False)
-flags.DEFINE_string("device", None, "Chip of the table in hardware.py: v4, v5e, v5p, v6e, a100-40, a100-80, h100, h200.")
-flags.DEFINE_float("mfu", 0.4, "Share of the chip's peak rate that the model's own operations reach; what is expected, not known.")
-flags.DEFINE_float("price", None, "Of an hour of one device, in any currency.", lower_bound=0)
+
+def define_flags() -> None:
+    cli.define_config(required=False)
+    flags.DEFINE_string("device", None,
+                        "Chip of the table in hardware.py: v4, v5e, v5p, v6e, a100-40, a100-80, "
+                        "h100, h200.")
+    flags.DEFINE_float("mfu", 0.4,
+                       "Share of the chip's peak rate that the model's own operations reach; what"
+                       " is expected, not known.")
+    flags.DEFINE_float("price", None, "Of an hour of one device, in any currency.", lower_bound=0)
 
 
 def main() -> None:
@@ -73,4 +79,4 @@ def _of_config() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -13,10 +13,18 @@ from transformer_jax import cli
 from transformer_jax.config import UserError
 from transformer_jax.planning import topology
 
-cli.define_config()
-flags.DEFINE_integer("devices", None, "Number of virtual CPU devices to compile for; default: the devices of this machine.", lower_bound=1, upper_bound=2**16)
-flags.DEFINE_string("topology", None, "TPU slice to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, v4:4x4x4.")
-flags.DEFINE_bool("search", False, "Try meshes, rematerialisation and microbatches; print those that fit, the fastest first.")
+
+def define_flags() -> None:
+    cli.define_config()
+    flags.DEFINE_integer("devices", None,
+                         "Number of virtual CPU devices to compile for; default: the devices of "
+                         "this machine.", lower_bound=1, upper_bound=2**16)
+    flags.DEFINE_string("topology", None,
+                        "TPU slice to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, "
+                        "v4:4x4x4.")
+    flags.DEFINE_bool("search", False,
+                      "Try meshes, rematerialisation and microbatches; print those that fit, the "
+                      "fastest first.")
 
 
 def before_jax() -> None:
@@ -76,4 +84,4 @@ def _record(found) -> dict:
 
 
 if __name__ == "__main__":
-    cli.run(main, before_jax)
+    cli.run(main, define_flags, before_jax)

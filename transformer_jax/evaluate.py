@@ -10,11 +10,15 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_enum("set", "valid", ["valid", "test"], "Which text.")
-flags.DEFINE_string("prompts", None, "Instead of a text: JSON file of a task, its examples and its items.")
-flags.DEFINE_list("shots", ["0"], "With --prompts: examples in each prompt, one number or several.")
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_enum("set", "valid", ["valid", "test"], "Which text.")
+    flags.DEFINE_string("prompts", None,
+                        "Instead of a text: JSON file of a task, its examples and its items.")
+    flags.DEFINE_list("shots", ["0"],
+                      "With --prompts: examples in each prompt, one number or several.")
 
 
 def main() -> None:
@@ -57,4 +61,4 @@ def _prompts(options):
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

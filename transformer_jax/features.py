@@ -12,10 +12,13 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_string("output", None, "File to write, *.npz or *.safetensors.")
-flags.DEFINE_list("layers", ["-1"], "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's.")
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_string("output", None, "File to write, *.npz or *.safetensors.")
+    flags.DEFINE_list("layers", ["-1"],
+                      "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's.")
 
 
 def main() -> None:
@@ -55,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

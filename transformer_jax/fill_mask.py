@@ -9,11 +9,14 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_multi_string("text", [], "A text with one [MASK] or several; may be given several times.")
-flags.DEFINE_integer("top_k", 5, "Words of each mask.", lower_bound=1)
-flags.DEFINE_bool("json", False, "One JSON object a text.")
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_multi_string("text", [],
+                              "A text with one [MASK] or several; may be given several times.")
+    flags.DEFINE_integer("top_k", 5, "Words of each mask.", lower_bound=1)
+    flags.DEFINE_bool("json", False, "One JSON object a text.")
 
 
 def main() -> None:
@@ -34,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -11,8 +11,12 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_training()
-flags.DEFINE_integer("seeds", 0, "Runs that differ in config.train.seed and config.data.seed alone: 0, 1, ... ; 0: one run, with the config's.", lower_bound=0)
+
+def define_flags() -> None:
+    cli.define_training()
+    flags.DEFINE_integer("seeds", 0,
+                         "Runs that differ in config.train.seed and config.data.seed alone: 0, 1,"
+                         " ... ; 0: one run, with the config's.", lower_bound=0)
 
 
 def main() -> None:
@@ -53,4 +57,4 @@ def spread(values: list[float]) -> dict:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -11,18 +11,26 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_string("prompt", None, "Text to continue; without it and --prompts, text from nothing.")
-flags.DEFINE_string("prompts", None, "File of prompts, one a line (*.jsonl: JSON strings, which may hold line ends); - is stdin.")
-flags.DEFINE_integer("max_tokens", 100, "Most tokens of a continuation.", lower_bound=1)
-flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
-flags.DEFINE_float("temperature", 1.0, "0: always the likeliest token.")
-flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest tokens; 0: from all.")
-flags.DEFINE_float("top_p", 1.0, "Draw from the likeliest tokens that together have this probability.")
-flags.DEFINE_float("repetition_penalty", 1.0, "Above 1: tokens that stand in the text already become less likely.")
-flags.DEFINE_multi_string("stop", [], "End before this text; may be given several times.")
-flags.DEFINE_integer("seed", 0, "Equal seeds give equal text.", lower_bound=0, upper_bound=2**31 - 1)
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_string("prompt", None,
+                        "Text to continue; without it and --prompts, text from nothing.")
+    flags.DEFINE_string("prompts", None,
+                        "File of prompts, one a line (*.jsonl: JSON strings, which may hold line "
+                        "ends); - is stdin.")
+    flags.DEFINE_integer("max_tokens", 100, "Most tokens of a continuation.", lower_bound=1)
+    flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
+    flags.DEFINE_float("temperature", 1.0, "0: always the likeliest token.")
+    flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest tokens; 0: from all.")
+    flags.DEFINE_float("top_p", 1.0,
+                       "Draw from the likeliest tokens that together have this probability.")
+    flags.DEFINE_float("repetition_penalty", 1.0,
+                       "Above 1: tokens that stand in the text already become less likely.")
+    flags.DEFINE_multi_string("stop", [], "End before this text; may be given several times.")
+    flags.DEFINE_integer("seed", 0,
+                         "Equal seeds give equal text.", lower_bound=0, upper_bound=2**31 - 1)
 
 
 def main() -> None:
@@ -74,4 +82,4 @@ def _lines(path: str):
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

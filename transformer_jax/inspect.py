@@ -20,21 +20,28 @@ _USES = {  # the flags each picture knows beside --output
     "curves": ("workdir", "against", "metrics"),
 }
 
-cli.define_commands(*_USES)
-cli.define_workdir(several=True)
-cli.define_step()
-flags.DEFINE_string("output", None, "PNG file to write; default PICTURE.png.")
-flags.DEFINE_multi_string("text", [], "A text; for coreference two or more.")
-flags.DEFINE_string("target", None, "Translation: what --text has become; default: the model's own translation.")
-flags.DEFINE_string("kind", None, "Translation: cross (the default), encoder or decoder.")
-flags.DEFINE_integer("layer", None, "From 1.", lower_bound=1)
-flags.DEFINE_integer("head", None, "From 1.", lower_bound=1)
-flags.DEFINE_string("word", "it", "coreference: the word that refers to another.")
-flags.DEFINE_bool("pieces", False, "attention: by tokens, not by words.")
-flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: which examples.")
-flags.DEFINE_string("against", "step", "curves: what they are drawn against: step, train/tokens_total, train/flops_total.")
-flags.DEFINE_list("metrics", [], "curves: names such as valid/loss,valid/bleu, a panel each; "
-                  "default: losses, accuracies, learning rate, norms and all scores.")
+
+def define_flags() -> None:
+    cli.define_commands(*_USES)
+    cli.define_workdir(several=True)
+    cli.define_step()
+    flags.DEFINE_string("output", None, "PNG file to write; default PICTURE.png.")
+    flags.DEFINE_multi_string("text", [], "A text; for coreference two or more.")
+    flags.DEFINE_string("target", None,
+                        "Translation: what --text has become; default: the model's own "
+                        "translation.")
+    flags.DEFINE_string("kind", None, "Translation: cross (the default), encoder or decoder.")
+    flags.DEFINE_integer("layer", None, "From 1.", lower_bound=1)
+    flags.DEFINE_integer("head", None, "From 1.", lower_bound=1)
+    flags.DEFINE_string("word", "it", "coreference: the word that refers to another.")
+    flags.DEFINE_bool("pieces", False, "attention: by tokens, not by words.")
+    flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: which examples.")
+    flags.DEFINE_string("against", "step",
+                        "curves: what they are drawn against: step, train/tokens_total, "
+                        "train/flops_total.")
+    flags.DEFINE_list("metrics", [],
+                      "curves: names such as valid/loss,valid/bleu, a panel each; default: "
+                      "losses, accuracies, learning rate, norms and all scores.")
 
 
 def main() -> None:
@@ -167,4 +174,4 @@ def _kind(task, asked: str | None, folder: str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -20,13 +20,6 @@ try:
 except ImportError:  # `main` says so
     lm_eval, LM, register_model = None, object, lambda name: lambda cls: cls
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_list("tasks", [], "Tasks or groups of the harness, or YAML files of tasks.")
-flags.DEFINE_string("include_path", None, "Folder of further tasks.")
-flags.DEFINE_integer("num_fewshot", None, "Examples before each item; without it the task's own number.", lower_bound=0)
-flags.DEFINE_integer("limit", None, "Only so many items of each task.", lower_bound=1)
-
 
 @register_model("transformer_jax")
 class WorkdirLM(LM):
@@ -105,6 +98,17 @@ def last_tokens(text: str, count: int, tokenizer) -> str:
     return text
 
 
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_list("tasks", [], "Tasks or groups of the harness, or YAML files of tasks.")
+    flags.DEFINE_string("include_path", None, "Folder of further tasks.")
+    flags.DEFINE_integer("num_fewshot", None,
+                         "Examples before each item; without it the task's own number.",
+                         lower_bound=0)
+    flags.DEFINE_integer("limit", None, "Only so many items of each task.", lower_bound=1)
+
+
 def main() -> None:
     options = cli.FLAGS
     if lm_eval is None:
@@ -123,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

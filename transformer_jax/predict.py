@@ -12,10 +12,13 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_multi_string("text", [], "A line, instead of those of stdin; may be given several times.")
-flags.DEFINE_bool("json", False, "One JSON object a line.")
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_multi_string("text", [],
+                              "A line, instead of those of stdin; may be given several times.")
+    flags.DEFINE_bool("json", False, "One JSON object a line.")
 
 
 def main() -> None:
@@ -31,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

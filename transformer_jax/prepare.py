@@ -5,7 +5,9 @@ Killed, it goes on where it was when the same command is given again. A training
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_config()
+
+def define_flags() -> None:
+    cli.define_config()
 
 
 def main() -> None:
@@ -20,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -1,12 +1,10 @@
 """Pre-trains a bidirectional encoder: python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=DIR"""
 from transformer_jax import cli
 
-cli.define_training()
-
 
 def main() -> None:
     cli.train("masked_lm")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, cli.define_training)

@@ -1,12 +1,10 @@
 """Trains a causal language model: python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=DIR"""
 from transformer_jax import cli
 
-cli.define_training()
-
 
 def main() -> None:
     cli.train("causal_lm")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, cli.define_training)

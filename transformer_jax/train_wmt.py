@@ -1,12 +1,10 @@
 """Trains a translation model: python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=DIR"""
 from transformer_jax import cli
 
-cli.define_training()
-
 
 def main() -> None:
     cli.train("translation")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, cli.define_training)

@@ -11,11 +11,18 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_workdir()
-cli.define_step()
-flags.DEFINE_integer("n_best", 1, "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| SCORE where more than one.", lower_bound=1)
-flags.DEFINE_bool("scores", False, "Write SCORE<tab>TEXT: the log-probability over the length penalty.")
-flags.DEFINE_string("attention", None, "Draw the attention of the first line's translation to its words into this PNG file.")
+
+def define_flags() -> None:
+    cli.define_workdir()
+    cli.define_step()
+    flags.DEFINE_integer("n_best", 1,
+                         "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| "
+                         "SCORE where more than one.", lower_bound=1)
+    flags.DEFINE_bool("scores", False,
+                      "Write SCORE<tab>TEXT: the log-probability over the length penalty.")
+    flags.DEFINE_string("attention", None,
+                        "Draw the attention of the first line's translation to its words into "
+                        "this PNG file.")
 
 
 def main() -> None:
@@ -53,4 +60,4 @@ def _lines(first: list[str]):
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

@@ -17,12 +17,16 @@ from absl import flags
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
-cli.define_commands("run", "fit", "predict", "check")
-cli.define_config(required=False)
-cli.define_workdir()
-cli.define_hosts()
-flags.DEFINE_integer("only", None, "run: the run of this number alone, from 0; in a Slurm job array the task's number.", lower_bound=0)
-flags.DEFINE_bool("held_out", False, "run: the held-out run, which has to be predicted before.")
+
+def define_flags() -> None:
+    cli.define_commands("run", "fit", "predict", "check")
+    cli.define_config(required=False)
+    cli.define_workdir()
+    cli.define_hosts()
+    flags.DEFINE_integer("only", None,
+                         "run: the run of this number alone, from 0; in a Slurm job array the "
+                         "task's number.", lower_bound=0)
+    flags.DEFINE_bool("held_out", False, "run: the held-out run, which has to be predicted before.")
 
 
 def main() -> None:
@@ -89,4 +93,4 @@ def _family():
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, define_flags)

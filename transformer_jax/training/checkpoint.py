@@ -1,9 +1,6 @@
-"""Checkpoints: the only file that touches Orbax."""
-import concurrent.futures
+"""Checkpoints, kept by Orbax."""
 import contextlib
-import hashlib
 import json
-import logging
 import math
 import os
 import pathlib
@@ -14,23 +11,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from transformer_jax import buckets
 from transformer_jax.config import RunError, UserError
-from transformer_jax.training import optimizer
+from transformer_jax.training import digests, optimizer, orbax_use
 
 FORMAT = 1
 DIGESTS = "digests.json"
 SCORES = "scores.json"  # of a checkpoint evaluated after its commit
 _STAMP = "_CHECKPOINT_METADATA"  # Orbax puts the time of the commit into it; nothing is restored from there
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports every step of its own through it, and every error twice
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and of writes that fail together each but the first through this
-# Copies of an array are saved in parts, one by each device that has one, only where they are large:
-# cutting them up compiles a program for every shape (on 8 devices, most of a small run's time)
-ocp.type_handlers.register_type_handler(jax.Array, ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**20), override=True)
-gcs_utils.is_hierarchical_namespace_enabled = lambda path: False  # `buckets` lists and deletes objects, whatever folders there are; Google's client library is not needed to ask
 
 
 class Checkpoints:
@@ -56,11 +46,16 @@ class Checkpoints:
         best = preservation_policy.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
         policy = preservation_policy.AnyPreservationPolicy([latest, best] if config.best_metric else [latest])
         writing = dict(preservation_policy=policy, create=True, cleanup_tmp_directories=True, async_options=ocp.AsyncOptions(post_finalization_callback=self._seal))
-        options = ocp.CheckpointManagerOptions(best_fn=score, **(dict(read_only=True) if read_only else writing))
+        reading = dict(read_only=True, create=False, save_interval_steps=0)
+        chosen = reading if read_only else writing
+        options = ocp.CheckpointManagerOptions(best_fn=score, **chosen)
         self._saving, self._whole = None, set()  # the step being saved; those whose files are known to be what was written
         self._score, self._sealed = score, isinstance(self.folder, pathlib.Path)
+        if isinstance(self.folder, buckets.Path):
+            orbax_use.ask_no_bucket_for_folders()
         with self._writing():
-            self._manager = _Manager(self.folder, options=options)
+            handlers = orbax_use.handlers()
+            self._manager = _Manager(self.folder, options=options, handler_registry=handlers)
 
     def __enter__(self):
         return self
@@ -83,7 +78,8 @@ class Checkpoints:
         Raises RunError where this one can't be begun, or the one before it failed.
         """
         sums = {name: [value.item() for value in pair] for name, pair in jax.device_get(state.metrics).items()}
-        args = ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(_rest(state)),
+        args = ocp.args.Composite(params=ocp.args.PyTreeSave(state.params),
+                                  rest=ocp.args.PyTreeSave(_rest(state)),
                                   meta=self._meta(totals, sums))
         self._save(int(state.step), args, metrics=scores or None)
 
@@ -95,7 +91,7 @@ class Checkpoints:
 
     def save_params(self, params) -> None:
         """Starts saving parameters alone, as step 0: for use, and for runs that begin with them; no run goes on from here."""
-        args = ocp.args.Composite(params=ocp.args.StandardSave(params), meta=self._meta({}, {}))
+        args = ocp.args.Composite(params=ocp.args.PyTreeSave(params), meta=self._meta({}, {}))
         self._save(0, args)
 
     def _save(self, step, args, **scores):
@@ -114,7 +110,7 @@ class Checkpoints:
         folder = next(self.folder.glob(f"{self._saving}.*"))
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != _STAMP)
         with (folder / DIGESTS).open("w") as out:
-            json.dump(dict(zip(names, _digests(folder, names))), out, indent=0)
+            json.dump(dict(zip(names, digests.of(folder, names))), out, indent=0)
             out.flush()
             os.fsync(out.fileno())
 
@@ -122,7 +118,8 @@ class Checkpoints:
     def _writing(self):
         """What goes wrong on a disk, in one line."""
         try:
-            yield
+            with orbax_use.without_remarks():
+                yield
         except (ValueError, OSError) as error:  # TensorStore's and the system's
             if self._saving is None:
                 raise RunError(f"{self.folder}: can't be opened ({_reason(error)})") from None
@@ -133,7 +130,8 @@ class Checkpoints:
 
         Sums of metrics that were not kept then begin at zero. Raises RunError where the files are not what was written.
         """
-        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract_state.params), rest=ocp.args.StandardRestore(_rest(abstract_state)),
+        args = ocp.args.Composite(params=orbax_use.restored_as(abstract_state.params),
+                                  rest=orbax_use.restored_as(_rest(abstract_state)),
                                   meta=ocp.args.JsonRestore())
         found = self._read(step, args)
         put = lambda name, pair: tuple(jax.device_put(np.asarray(v, x.dtype), x.sharding) for v, x in zip(found.meta["sums"].get(name, (0, 0)), pair))
@@ -142,7 +140,9 @@ class Checkpoints:
 
     def restore_params(self, abstract_params, step: int):
         """The parameters alone, laid out as `abstract_params` says."""
-        return self._read(step, ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params), meta=ocp.args.JsonRestore())).params
+        args = ocp.args.Composite(params=orbax_use.restored_as(abstract_params),
+                                  meta=ocp.args.JsonRestore())
+        return self._read(step, args).params
 
     def compare(self, abstract_params, step: int, may_grow: bool, without: str | None = None) -> tuple[list[str], list[str], list[str]]:
         """Names of the parameters that a step and `abstract_params` share, that the latter alone has, and that it lacks.
@@ -172,7 +172,9 @@ class Checkpoints:
     def _stored(self, step: int):
         """The tree of a step's parameters, with shapes and dtypes."""
         self._verify(step)
-        return ocp.StandardCheckpointer().metadata(self.folder / str(step) / "params").item_metadata.tree
+        with orbax_use.without_remarks():
+            folder = self.folder / str(step) / "params"
+            return ocp.StandardCheckpointer().metadata(folder).item_metadata.tree
 
     def _read(self, step, args):
         self._verify(step)
@@ -192,7 +194,7 @@ class Checkpoints:
         try:
             wanted = json.loads((folder / DIGESTS).read_bytes())
             mine = sorted(wanted)[jax.process_index()::jax.process_count()]
-            found = dict(zip(mine, _digests(folder, mine)))
+            found = dict(zip(mine, digests.of(folder, mine)))
             wrong = next((f"{name}: {'checksum mismatch' if found[name] else 'missing'}" for name in mine if found[name] != wanted[name]), None)
         except (ValueError, TypeError):
             wrong = f"{DIGESTS}: not what was written"
@@ -231,16 +233,6 @@ class _Manager(ocp.CheckpointManager):
         with contextlib.suppress(ValueError):
             found, later = super().metrics(step), self.directory / str(step) / SCORES
             return json.loads(later.read_text()) if found is None and later.exists() else found
-
-
-def _digests(folder: pathlib.Path, names) -> list[str | None]:
-    """The SHA-256 of files, None for one that is missing."""
-    def one(name):
-        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        return list(pool.map(one, names))
 
 
 def _reason(error) -> str:
