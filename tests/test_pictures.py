@@ -76,6 +76,14 @@ def test_curves_show_every_score_and_the_name_of_the_run(tmp_path):
     assert shown == {*scores, "train/loss"} and figure.get_suptitle() == "runs/mine"
 
 
+def test_perplexity_is_logarithmic_where_it_falls_far():
+    for last, scale in ((2.0, "linear"), (0.4, "log")):
+        lines = [{"step": 1, "valid/perplexity": 4.0}, {"step": 2, "valid/perplexity": last},
+                 {"step": 3, "valid/perplexity": None}]
+        figure = pictures.curves({"": lines})
+        assert {axes.get_title(): axes.get_yscale() for axes in figure.axes}["perplexity"] == scale
+
+
 def test_confusion_writes_the_counts_into_their_cells():
     counts = [[30, 10], [0, 0]]
     figure = pictures.confusion(["yes", "no"], counts, "a title")

@@ -25,7 +25,6 @@ _SCORES = {
     "exact match": ("exact_match", "best_exact_match"),
     "correlation": ("matthews", "pearson", "spearman"),
 }
-_LOGARITHMIC = ("norms", "perplexity")
 _COLOURS = "Blues"  # of weights: none is white
 
 
@@ -206,12 +205,18 @@ def curves(runs: Mapping[str, Sequence[dict]], panels: Mapping[str, Sequence[str
                 x, y = _points(lines, name, against)
                 style = dict(color=f"C{number % 10}", linestyle=":" if name.startswith("train/") else "-") if len(runs) > 1 else {}
                 axes.plot(x, y, label=_verbatim(" ".join(filter(None, (run, name)))), marker="." if len(x) < 50 else None, **style)
-        yscale = "log" if panel in _LOGARITHMIC and drawn else "linear"
-        axes.set(title=panel, xlabel=against, yscale=yscale)
+        wide = panel == "norms" or panel == "perplexity" and drawn and _spans_decade(axes)
+        axes.set(title=panel, xlabel=against, yscale="log" if drawn and wide else "linear")
         axes.grid(alpha=0.3)
         if drawn:
             axes.legend(fontsize=8)
     return figure
+
+
+def _spans_decade(axes) -> bool:
+    """Whether the largest value drawn is ten times the smallest, or more."""
+    drawn = np.concatenate([line.get_ydata() for line in axes.lines])
+    return bool(np.nanmax(drawn, initial=0) >= 10 * np.nanmin(drawn, initial=np.inf))
 
 
 def _score_panels(runs: Iterable[Sequence[dict]]) -> dict[str, tuple[str, ...]]:

@@ -87,6 +87,13 @@ def test_equal_compute_is_equal_by_the_formula(file):
         Family(family.base, family.sizes, held_out=family.held_out).config(HELD_OUT)
 
 
+def test_runs_that_may_end_early_are_refused(file, tmp_path):
+    config = configs.load(str(file), {"train.patience": 2})
+    with pytest.raises(UserError, match=r"config.train.patience=2 \(d8\)"):
+        runs.train({"d8": config}, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     short = {"train.num_steps": "6", "train.log_every": "2", "train.eval_every": "6", "checkpoint.every": "3", "optimizer.warmup_steps": "1"}
     config = configs.load(f"{file}:d8-6.4e4", short.items())

@@ -16,6 +16,10 @@ from transformer_jax.scaling.laws import Run
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
     """Trains each config in `folder`/name, in turn; what has been done is left as it is, what was begun goes on. Raises as `workdir.train`."""
     folder = buckets.folder_of_run(folder)
+    for name, config in configs.items():
+        if config.train.patience:
+            raise UserError(f"config.train.patience={config.train.patience} ({name}): the runs of a "
+                            "scaling law must not end early; leave it at 0")
     costs = {name: counts.training(workdir.make_task(config))[0] for name, config in configs.items()}
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
