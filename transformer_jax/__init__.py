@@ -23,6 +23,8 @@ The first four take any iterable of texts and give an iterator in the same order
                                                                 #       fine-tuned, it has hidden states alone: add method="hidden"
 
 Tokens are int32, logits float32. What is wrong with a config, a file or a text raises config.UserError, in one line.
+So do rows longer than a model's positions, and ids beyond its vocabulary. Within jax.jit the values
+of ids are not known, and such an id makes its row NaN.
 """
 import time
 

@@ -378,6 +378,14 @@ def test_lines_that_can_not_be_predicted(kind, line, message, runs, tmp_path):
         list(workdir.make_task(config).predict(None, [LINES[kind], line]))
 
 
+@pytest.mark.parametrize("kind", ["pairs", "span", "choice"])
+def test_two_texts_need_two_token_types(kind, runs, tmp_path):
+    config = workdir.settled(build(tmp_path, kind, runs["bert"]), tmp_path / "none")
+    config.model.num_token_types = 1
+    with pytest.raises(UserError, match="num_token_types=1: two texts in a row need 2"):
+        workdir.make_task(config)
+
+
 def test_runs_of_the_wrong_kind(runs, tmp_path):
     config = build(tmp_path, "classification", runs["bert"])
     set_key(config, "init_from", str(tmp_path / "nothing"))

@@ -203,6 +203,15 @@ def test_masked_documents_train_and_equal_documents_alone(tmp_path):
     assert context + continuation == ids
 
 
+@pytest.mark.parametrize("pair, message", [
+    (([1, 300], [2]), r"pair 2: the id 300 is not from 0 to 299 \(config.model.vocab_size=300\)"),
+    (([1], [-1]), "pair 2: the id -1 is not"), (([], [1]), "pair 2: the context is empty")])
+def test_ids_that_can_not_be_scored_are_refused(trained, pair, message):
+    _, _, task, params = trained
+    with pytest.raises(UserError, match=message):
+        task.token_log_likelihoods(params, [([1], [2]), pair])
+
+
 @pytest.mark.parametrize("overrides, message", [
     (dict(task__length=65), "config.task.length=65"), (dict(decode__stride=33), "config.decode.stride=33"), (dict(data__tokenizer="characters", model__vocab_size=10), "model.vocab_size=10"),
 ])

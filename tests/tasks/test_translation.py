@@ -161,6 +161,16 @@ def test_a_file_of_any_length_is_held_in_part(trained):
     assert next(task.translate(params, lines)) and len(taken) <= 100
 
 
+@pytest.mark.parametrize("sizes, key", [
+    (dict(model__vocab_size=50), "vocab_size=50"),
+    (dict(model__source_vocab_size=50), "source_vocab_size=50")])
+def test_the_tokenizers_of_another_run_fit_the_model(trained, tiny, sizes, key):
+    """Even where its parameters are not wanted."""
+    config = tiny(init_from=str(trained[0]), train__pretrained=False, **sizes)
+    with pytest.raises(UserError, match=f"the tokenizer has .* more than config.model.{key}"):
+        make_task(config).tokenizer
+
+
 def test_averaging_is_the_mean_of_the_checkpoints(trained):
     workdir, _ = trained
     steps = [open_run(workdir, step)[1] for step in ("20", "40")]

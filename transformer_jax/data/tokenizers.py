@@ -69,9 +69,23 @@ def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -
         found = read(buckets.path(data.tokenizer_files))
     else:
         found = trained(text(), data, vocab_size)
-    if found.vocab_size > vocab_size:
-        raise UserError(f"the tokenizer has {found.vocab_size:,} tokens: more than config.model.vocab_size={vocab_size:,}")
+    _check_size(found, vocab_size)
     return found
+
+
+def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> None:
+    """Raises UserError where a side has more tokens than the model."""
+    if source_vocab_size is None:
+        _check_size(pair.source, vocab_size)
+    else:
+        _check_size(pair.source, source_vocab_size, "source_vocab_size")
+    _check_size(pair.target, vocab_size)
+
+
+def _check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
+    if tokenizer.vocab_size > size:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} tokens: "
+                        f"more than config.model.{key}={size:,}")
 
 
 def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:

@@ -40,12 +40,16 @@ class FineTuning:
     frozen: bool = False  # train the head alone
 
     summarises = True  # whether the head reads one vector a row; else one a token
+    two_texts = False  # whether a row holds two texts
 
     def __post_init__(self):
         self.model = build_model(self.config)
         if "tokens" not in inspect.signature(type(self.model).hidden).parameters:
             raise UserError(f"config.model.name={self.config.model.name!r}: fine-tuning is for bert and gpt")
         self.encoder = Encoder(self.model)
+        if self.two_texts and getattr(self.model, "num_token_types", 2) < 2:
+            raise UserError(f"config.model.num_token_types={self.model.num_token_types}: two texts "
+                            "in a row need 2")
         if self.lm_weight and self.encoder.bidirectional:
             raise UserError(f"config.task.lm_weight={self.lm_weight}: {self.config.model.name} is no language model")
         if self.lm_weight and self.frozen:

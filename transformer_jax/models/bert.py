@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from transformer_jax import sharding
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Bias, Embed
+from transformer_jax.layers.embeddings import Bias, Embed, row_positions
 from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
@@ -46,8 +46,8 @@ class BERT(nn.Module):
         init = nn.initializers.truncated_normal(self.init_std)
         embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
         self.token_embed = embed(self.vocab_size)
-        self.position_embed = embed(self.max_length, axes=(None, "embed"))
-        self.type_embed = embed(self.num_token_types, axes=(None, "embed"))
+        self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
+        self.type_embed = embed(self.num_token_types, axes=(None, "embed"), key="num_token_types")
         norm = partial(LayerNorm, self.norm_epsilon)
         self.embed_norm, self.embed_dropout = norm(), Dropout(self.dropout)
         linear = dict(kernel_init=init, dtype=dtype)
@@ -79,7 +79,7 @@ class BERT(nn.Module):
 
     def _encoded(self, tokens, token_types, positions, segment_ids, train, every_layer=False):
         """The embeddings (B, L, M), and the last hidden states, or those of every layer."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
+        positions = row_positions(tokens, self.max_length) if positions is None else positions
         token_types = jnp.zeros_like(tokens) if token_types is None else token_types
         x = self.token_embed(tokens) + self.position_embed(positions) + self.type_embed(token_types)
         x = self.embed_dropout(self.embed_norm(x), train=train)

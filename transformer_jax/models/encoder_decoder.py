@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Embed, sinusoids
+from transformer_jax.layers.embeddings import Embed, row_positions, sinusoids
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
@@ -44,9 +44,10 @@ class EncoderDecoder(nn.Module):
         dtype = compute_dtype(self.dtype)
         embed = partial(Embed, features=self.d_model, init=nn.initializers.normal(self.d_model**-0.5), dtype=dtype)
         self.target_embed = embed(self.vocab_size)
-        self.source_embed = embed(self.source_vocab_size) if self.source_vocab_size else self.target_embed
+        own = self.source_vocab_size and embed(self.source_vocab_size, key="source_vocab_size")
+        self.source_embed = own or self.target_embed
         if self.positions == "learned":
-            self.position_embed = embed(self.max_length, axes=(None, "embed"))
+            self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         if not self.tie_output:
             self.output_embed = embed(self.vocab_size)
         self.embed_dropout = Dropout(self.dropout)
@@ -102,7 +103,10 @@ class EncoderDecoder(nn.Module):
         return (self.target_embed if self.tie_output else self.output_embed).table()
 
     def _embed(self, embed, tokens, positions, train):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]) if positions is None else positions, tokens.shape)
+        if positions is None:
+            longest = self.max_length if self.positions == "learned" else tokens.shape[1]
+            positions = row_positions(tokens, longest)
+        positions = jnp.broadcast_to(positions, tokens.shape)
         x = embed(tokens) * math.sqrt(self.d_model)
         if self.positions == "learned":
             x = x + self.position_embed(positions) * math.sqrt(self.d_model)

@@ -6,9 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.config import UserError
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Embed
+from transformer_jax.layers.embeddings import Embed, row_positions
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
@@ -46,7 +47,8 @@ class GPT(nn.Module):
         init = nn.initializers.normal(self.init_std)
         output_init = nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5) if self.scaled_init else init
         self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple)
-        self.position_embed = Embed(self.max_length, self.d_model, init, (None, "embed"), dtype)
+        self.position_embed = Embed(self.max_length, self.d_model, init, (None, "embed"), dtype,
+                                    key="max_length")
         self.embed_dropout = Dropout(self.dropout)
         linear = dict(kernel_init=init, output_init=output_init, dtype=dtype)
         attention = partial(Attention, num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads,
@@ -67,7 +69,11 @@ class GPT(nn.Module):
         With `decode` slots of cache, `positions` (B, L) also say which slots the tokens fill.
         """
         mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids, query_slots=positions if decode else None)
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
+        if decode and not tokens.shape[1] <= decode <= self.max_length:
+            raise UserError(f"decode={decode}: a cache has a slot for each of a row's tokens "
+                            f"({tokens.shape[1]}) and at most config.model.max_length="
+                            f"{self.max_length}")
+        positions = row_positions(tokens, self.max_length) if positions is None else positions
         x = self.embed_dropout(self.token_embed(tokens) + self.position_embed(positions), train=train)
         x = self.decoder(x, mask=mask, train=train, decode=decode)
         return self.norm(x) if self.norm_position == "pre" else x

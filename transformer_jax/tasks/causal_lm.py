@@ -21,6 +21,7 @@ from transformer_jax.data import documents, rows, sources, tokenizers, windows
 from transformer_jax.decoding.sampling import Sampling, Texts, sample
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.layers.embeddings import check_ids
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy, token_log_probs
 from transformer_jax.progress import say, track
@@ -259,8 +260,13 @@ class CausalLM:
         return [(self.begun(whole[:count]), whole[count:]) for whole, count in zip(wholes, shared)]
 
     def token_log_likelihoods(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator["Likelihood"]:
-        """As `log_likelihoods`, of token ids: (context, continuation), neither of them empty."""
+        """As `log_likelihoods`, of token ids: (context, continuation).
+
+        Raises UserError for an empty context, and for ids that the vocabulary lacks.
+        """
         size, room = self.config.decode.batch, self.model.max_length
+        for number, pair in enumerate(pairs, 1):
+            self._check_pair(number, *pair)
         if long := next((len(continuation) for _, continuation in pairs if len(continuation) > room), None):
             raise UserError(f"a continuation has {long} tokens, more than config.model.max_length={room}")
         whole = [((context + continuation)[-room - 1:], len(continuation)) for context, continuation in pairs]
@@ -277,6 +283,14 @@ class CausalLM:
             sums, greedy = jax.device_get(self._score(params, tokens, weights))
             found |= {i: Likelihood(float(sums[row]), bool(greedy[row]), whole[i][1]) for row, i in enumerate(chosen)}
         return (found[i] for i in range(len(whole)))
+
+    def _check_pair(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> None:
+        if not len(context):
+            raise UserError(f"pair {number}: the context is empty; eos_id begins a document")
+        try:
+            check_ids(np.array([*context, *continuation]), self.model.vocab_size)
+        except UserError as error:
+            raise UserError(f"pair {number}: {error}") from None
 
     @cached_property
     def _score(self):

@@ -24,6 +24,8 @@ class Choice(FineTuning):
     label: str = "6"  # column of the right choice's number
     first: int = 0  # the number of the first choice
 
+    two_texts = True
+
     def __post_init__(self):
         super().__post_init__()
         if len(self.choices) < 2:

@@ -39,6 +39,10 @@ class Classification(FineTuning):
             raise UserError(f"config.task.label={self.label}: that column is a text; name the column of the labels")
         self.rows_of_example = 1 + self.symmetric
 
+    @property
+    def two_texts(self) -> bool:
+        return bool(self.pair)
+
     def read(self, split):
         return tables.table(self.config.data, split, [self.text, *([self.pair] if self.pair else []), self.label], self.skip_malformed)
 

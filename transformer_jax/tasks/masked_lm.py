@@ -45,6 +45,9 @@ class MaskedLM:
         self.coefficients = {"mlm": 1.0, "nsp": self.next_sentence} if self.next_sentence else {"mlm": 1.0}
         if not 0 <= self.next_sentence:
             raise UserError(f"config.task.next_sentence={self.next_sentence}: a weight is at least 0")
+        if self.next_sentence and self.model.num_token_types < 2:
+            raise UserError(f"config.model.num_token_types={self.model.num_token_types}: pairs of "
+                            "texts need 2; config.task.next_sentence=0 trains on single texts")
         if self.config.train.first_batch:
             raise UserError(f"config.train.first_batch={self.config.train.first_batch}: the batch of masked language modelling does not grow")
         for phase in self.phases or [()]:

@@ -51,6 +51,7 @@ class Span(FineTuning):
     null_threshold: float = 0.0  # no answer is given where its score is higher than the best span's by more than this; evaluate tells the best one
 
     summarises = False
+    two_texts = True
 
     def __post_init__(self):
         super().__post_init__()

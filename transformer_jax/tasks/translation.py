@@ -61,7 +61,9 @@ class Translation:
     @cached_property
     def tokenizer(self) -> tokenizers.Pair:
         if self.tokenizer_folder:
-            return tokenizers.Pair.load(self.tokenizer_folder)
+            pair = tokenizers.Pair.load(self.tokenizer_folder)
+            tokenizers.check_pair(pair, self.model.source_vocab_size, self.model.vocab_size)
+            return pair
         return tokenizers.train_pair(self._pairs("train"), self.config.data, self.model.source_vocab_size, self.model.vocab_size)
 
     @cached_property
