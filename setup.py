@@ -7,13 +7,15 @@ from setuptools import find_packages, setup
 INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 
 # Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next release that may break
-# an interface (a minor one before 1.0). Python 3.11 gets jax 0.10 and flax 0.12.8, the last that support it.
+# an interface (a minor one before 1.0). jax brings the jaxlib of its release, and jaxlib 0.10.2 to 0.12.0.1 compute
+# some sums wrongly on a CPU (README, Determinism). A flag mends them, but costs 5 to 10 % of a training step's time.
+JAX_RELEASES = ">=0.10,<0.10.2"
 BASE = [
     "absl-py>=2.1,<3",
     "etils[epath]>=1.9,<2",  # paths in buckets, as Orbax knows them
     "flax>=0.12.7,<0.13",
     "grain>=0.2.16,<0.3",  # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
-    "jax>=0.10,<0.13",
+    f"jax{JAX_RELEASES}",
     "matplotlib>=3.9,<4",
     "ml-collections>=1.0,<2",
     "numpy>=2.0,<3",
@@ -32,8 +34,8 @@ BASE = [
 ]
 
 EXTRAS = {
-    "gpu": ["jax[cuda12]>=0.10,<0.13"],  # brings CUDA itself; with a driver of 580 or newer jax[cuda13] works as well
-    "tpu": ["jax[tpu]>=0.10,<0.13"],
+    "gpu": [f"jax[cuda12]{JAX_RELEASES}"],  # brings CUDA itself; with a driver of 580 or newer jax[cuda13] works as well
+    "tpu": [f"jax[tpu]{JAX_RELEASES}"],
     "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],  # the latter: TFDS imports it without declaring it
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
     "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],  # the peers that benchmarks/ measures against

@@ -87,7 +87,7 @@ def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
     A turn is two calls, of which the second counts: a virtual machine may take back memory that has been idle for the seconds the others took (XLA's step on a CPU: 1.6 -> 2.1 s).
     Where the first took so long that this is little beside it, it counts.
     """
-    return _medians({name: functools.partial(_settled, call) for name, call in calls.items()}, repeats)
+    return medians({name: functools.partial(_settled, call) for name, call in calls.items()}, repeats)
 
 
 def sides(makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]], repeats: int) -> dict[str, float]:
@@ -104,7 +104,7 @@ def sides(makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]], rep
     for name, (library, maker) in makers.items():
         if _able(name, library, maker, _process(library), first=not able):
             able[name] = lambda process=_process(library), name=name: process.submit(_turn, name).result()
-    return _medians(able, repeats)
+    return medians(able, repeats)
 
 
 def _one_by_one(makers, repeats: int) -> dict[str, float]:
@@ -126,7 +126,7 @@ def _able(name, library: str, maker, process: ProcessPoolExecutor, first: bool) 
     return not refused
 
 
-def _medians(timed: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+def medians(timed: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
     spent = [{name: call() for name, call in timed.items()} for _ in range(repeats)]
     return {name: statistics.median(one[name] for one in spent) for name in timed}
 

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "config": {"run_length"}, "run_length": set(),
     "progress": set(), "bleu": set(), "attended": set(),
     "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
-    "hosts": LOW, "lease": LOW, "buckets": {"config"},
+    "hosts": LOW, "lease": LOW, "buckets": {"config"}, "xla_guard": set(),
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"}, "decoding": BASE | {"layers", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},
     "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},

@@ -28,7 +28,10 @@ of ids are not known, and such an id makes its row NaN.
 """
 import time
 
+from transformer_jax import xla_guard
+
 STARTED = time.monotonic()  # for the time from command to first step
+xla_guard.protect()
 __version__ = "0.1.0"
 
 
