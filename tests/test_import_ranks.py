@@ -10,7 +10,8 @@ ROOT = pathlib.Path(transformer_jax.__file__).parent
 LOW = {"config", "run_length", "progress", "bleu", "attended", "pictures", "hardware", "buckets"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
-    "config": {"run_length"}, "run_length": set(),
+    "config": {"run_length", "meanings", "suggestions"}, "run_length": set(),
+    "meanings": set(), "suggestions": {"synonyms"}, "synonyms": set(), "key_help": {"config"},
     "progress": set(), "bleu": set(), "attended": set(),
     "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
     "hosts": LOW, "lease": LOW, "buckets": {"config"}, "xla_guard": set(),

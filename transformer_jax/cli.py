@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from absl import flags, logging as absl_logging
 
-from transformer_jax import hosts
+from transformer_jax import hosts, suggestions
 from transformer_jax.config import Preempted, RunError, UserError
 
 FLAGS = flags.FLAGS
@@ -30,6 +30,9 @@ def define_config(required: bool = True) -> None:
     if not required:
         _optional.append("config")
     _define("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.")
+    if "help_config" not in FLAGS:
+        flags.DEFINE_bool("help_config", False,
+                          "Print every key of --config with its type, default and meaning, and end.")
 
 
 def define_workdir(several: bool = False) -> None:
@@ -182,15 +185,65 @@ def _parse(argv: list[str], program: str) -> None:
         argv = [argv[0], *argv[2:]]
     try:
         rest = FLAGS(_take_overrides(argv))
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"unknown flag --{error.flagname}{_meant(error, argv)}") from None
     except flags.Error as error:
         raise UserError(str(error).strip().replace("\n", " ")) from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}")
+    if "help_config" in FLAGS and FLAGS.help_config:
+        _print_keys()
     if _overrides and not ("config" in FLAGS and FLAGS.config) and not ("workdir" in FLAGS and FLAGS.workdir):
         raise UserError(f"--config.{_overrides[0][0]}: there is no config here to change")
     for name in ("config", "workdir"):
         if name in FLAGS and not FLAGS[name].value and name not in _optional:
             raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
+
+
+def _meant(error: flags.UnrecognizedFlagError, argv: list[str]) -> str:
+    """'; did you mean ...?' for an unknown flag: another flag, else a key of the config."""
+    modules = FLAGS.flags_by_module_dict().items()
+    names = [f"--{flag.name}" for module, found in modules for flag in found
+             if not module.startswith("absl")]
+    if flag := suggestions.known_elsewhere(error.flagname, names):
+        return f"; did you mean {flag[0]}?"
+    return suggestions.near(f"--{error.flagname}", names) or _meant_key(error.flagname, argv)
+
+
+def _meant_key(word: str, argv: list[str]) -> str:
+    """'; did you mean ...?' for a key that was given without its --config.section."""
+    from transformer_jax import config
+
+    if "config" not in FLAGS and "workdir" not in FLAGS:
+        return ""
+    keys = config.all_keys(_flag_in(argv, "config"))
+    if "config" not in FLAGS:  # the run has its config; the decoding may change
+        keys = [key for key in keys if key.startswith("decode.")]
+    if names := suggestions.known_elsewhere(word, keys):
+        return f"; did you mean {' and '.join(f'--config.{name}' for name in names)}?"
+    if names := [key for key in keys if key.rpartition(".")[2] == word]:
+        return f"; did you mean {' or '.join(f'--config.{name}' for name in names)}?"
+    return suggestions.near(word, keys).replace("mean ", "mean --config.")
+
+
+def _flag_in(argv: list[str], name: str) -> str | None:
+    """The value of a flag, before the flags are parsed."""
+    for argument, following in zip(argv, [*argv[1:], ""]):
+        flag, given, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and flag == name:
+            return value if given else following
+    return None
+
+
+def _print_keys() -> None:
+    """--help_config."""
+    from transformer_jax import key_help
+
+    if not FLAGS.config:
+        raise UserError("--help_config needs --config=FILE, which says which keys there are")
+    config, _ = load_config(without="model.")
+    print("\n".join(key_help.lines(config, FLAGS.config)))
+    sys.exit(0)
 
 
 def check_output(name: str) -> None:
@@ -212,10 +265,13 @@ def profile() -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def train(task_name: str) -> None:
-    """The body of a trainer: the config's run, started or gone on with in --workdir."""
+def train(task_name: str | None = None) -> None:
+    """The body of a trainer: the config's run, started or gone on with in --workdir.
+
+    A trainer of one task names it; another task is then refused.
+    """
     config = load_config()
-    if config.task.name != task_name:
+    if task_name and config.task.name != task_name:
         raise UserError(f"--config={FLAGS.config}: config.task.name={config.task.name!r}, this trainer's is {task_name!r}")
     from transformer_jax import workdir
 

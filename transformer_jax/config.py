@@ -7,10 +7,10 @@ a delta over this schema. `load` reads such a file, applies command-line overrid
 """
 import ast
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import pathlib
 import pkgutil
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from transformer_jax import run_length
+from transformer_jax import meanings, run_length, suggestions
 
 
 Updates = int | float  # whole updates, or a fraction of config.train.num_steps (run_length.py)
@@ -50,8 +50,8 @@ class Data:
     corpus: Literal["", "grammar", "python", "pydoc"] = ""  # a built-in corpus instead of files: sentence pairs, the standard library's sources, their documentation
     corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
     train_files: str | None = None  # running text: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl: JSON objects, one a line
-    valid_files: str | None = None
-    test_files: str | None = None
+    valid_files: str | None = None  # as train_files, for the evaluations of the run
+    test_files: str | None = None  # as train_files, for --set=test
     mixture: tuple = ()  # instead of train_files: ((files, weight), ...), whole weights of how many rows come from each
     split_on: Literal["blank_line", "line", "file"] = "blank_line"  # what ends a document in a text file
     text_field: str = "text"  # where the text is in JSON lines and TFDS sets
@@ -59,18 +59,18 @@ class Data:
     sentences: Literal["line", "punctuation"] = "line"  # where the sentences of a document end
     mask_documents: bool = False  # no attention across documents in a row, and positions count from each one's start
     train_source: str | None = None  # text files, one sentence a line; line n of source and target belong together
-    train_target: str | None = None
-    valid_source: str | None = None
-    valid_target: str | None = None
-    test_source: str | None = None
-    test_target: str | None = None
+    train_target: str | None = None  # the translation of train_source
+    valid_source: str | None = None  # as train_source, for the evaluations of the run
+    valid_target: str | None = None  # the translation of valid_source
+    test_source: str | None = None  # as train_source, for --set=test
+    test_target: str | None = None  # the translation of test_source
     tfds_name: str | None = None  # a prepared TFDS set, e.g. "wmt14_translate/de-en"
     tfds_dir: str | None = None  # the data_dir it was prepared in
     train_split: str | None = None  # the TFDS set's names of its splits; None: train, validation, test
-    valid_split: str | None = None
-    test_split: str | None = None
+    valid_split: str | None = None  # as train_split, for the evaluations
+    test_split: str | None = None  # as train_split, for --set=test
     source_language: str = "en"  # features of the TFDS set
-    target_language: str = "de"
+    target_language: str = "de"  # the other feature of the TFDS set
     tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"  # what is trained on the text; the first two are SentencePiece
     cased: bool = False  # wordpiece: keep case and accents
     tokenizer_files: str | None = None  # instead of training: a folder with encoder.json and vocab.bpe, vocab.json and merges.txt, or vocab.txt (BERT)
@@ -93,15 +93,15 @@ class Train:
 
 @dataclasses.dataclass
 class Optimizer:
-    name: Literal["adam", "adamw", "lamb"] = "adamw"
+    name: Literal["adam", "adamw", "lamb"] = "adamw"  # adamw: weight decay apart from the gradient
     learning_rate: float = 1e-3  # peak
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"  # after a linear warm-up
     warmup_steps: Updates = 0  # updates of the linear warm-up
     decay_steps: Updates | None = None  # where linear and cosine end; None: at the end of the run
     final_fraction: float = 0.0  # of the peak, where linear and cosine end
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
+    b1: float = 0.9  # decay of the mean of gradients
+    b2: float = 0.999  # decay of the mean of squared gradients
+    eps: float = 1e-8  # added to the root of the mean square
     weight_decay: float = 0.0  # on kernels and embeddings; not with adam
     layer_decay: float = 1.0  # each layer learns so much less than the one above it, the embeddings least (Howard & Ruder 2018, section 3.2)
     clip_norm: float = 0.0  # global gradient norm; 0: no clipping
@@ -113,15 +113,15 @@ class Checkpoint:
     minutes: float = 15.0  # a checkpoint at least so often, beside every; 0: by updates alone
     keep: int = 3  # newest checkpoints kept, beside the best
     best_metric: str = "valid/loss"  # "" : keep no best
-    best_mode: Literal["min", "max"] = "min"
+    best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is good
 
 
 @dataclasses.dataclass
 class Mesh:
     data: int = -1  # -1: what the other axes leave of the devices
-    fsdp: int = 1
-    tensor: int = 1
-    sequence: int = 1
+    fsdp: int = 1  # devices that parameters and optimizer state are split over
+    tensor: int = 1  # devices that heads, MLP width and vocabulary are split over
+    sequence: int = 1  # devices that the positions of a row are split over
     rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)
 
 
@@ -135,7 +135,8 @@ class Decode:
     average: int = 1  # decode with the mean of this many checkpoints, up to the chosen one
 
 
-INIT_FROM = "init_from"  # the one key in no section: a workdir whose parameters (and tokenizer) a new run begins with
+INIT_FROM = "init_from"  # the one key in no section
+INIT_FROM_MEANING = "a workdir whose parameters (and tokenizer) a new run begins with"
 
 SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": Checkpoint,
             "mesh": Mesh, "decode": Decode}
@@ -148,17 +149,22 @@ MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.n
 
 def named_class(section: Literal["model", "task"], name: str) -> type:
     """The one public dataclass (Linen modules are) that `transformer_jax/{models,tasks}/<name>.py` defines."""
-    package = f"transformer_jax.{section}s"
-    folders = importlib.import_module(package).__path__
-    names = sorted(m.name for m in pkgutil.iter_modules(folders) if m.name != "task")
+    package, names = f"transformer_jax.{section}s", _names(section)
     if name not in names:
-        raise UserError(f"config.{section}.name={name!r}: no such {section}{_suggest(name, names)}; there are: {', '.join(names)}")
+        raise UserError(f"config.{section}.name={name!r}: no such {section}"
+                        f"{suggestions.near(name, names)}; there are: {', '.join(names)}")
     module = importlib.import_module(f"{package}.{name}")
     classes = [c for c in vars(module).values()
                if inspect.isclass(c) and c.__module__ == module.__name__ and dataclasses.is_dataclass(c) and not c.__name__.startswith("_")]
     if len(classes) != 1:
         raise UserError(f"{module.__file__} must define exactly one public {section} class, not {[c.__name__ for c in classes]}")
     return classes[0]
+
+
+def _names(section: str) -> list[str]:
+    """The models, or tasks, that there are: their files."""
+    folders = importlib.import_module(f"transformer_jax.{section}s").__path__
+    return sorted(m.name for m in pkgutil.iter_modules(folders) if m.name != "task")
 
 
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
@@ -190,6 +196,19 @@ def schema(model: str, task: str) -> dict[str, tuple[Any, Any]]:
     return keys
 
 
+def all_keys(path: str | None = None) -> list[str]:
+    """The keys of the config file `path`; if that is none, those of every model and task."""
+    try:
+        config = load(path or "")
+        return [*schema(config.model.name, config.task.name)]
+    except UserError:
+        names = {section: _names(section) for section in ("model", "task")}
+        pairs = itertools.zip_longest(names["model"], names["task"])
+        keys = [schema(model or names["model"][0], task or names["task"][0])
+                for model, task in pairs]
+        return [*dict.fromkeys(itertools.chain.from_iterable(keys))]
+
+
 def experiment(**delta: Any) -> ConfigDict:
     """A full config from what differs from the defaults; `model` and `task` need at least a name.
 
@@ -211,15 +230,40 @@ def experiment(**delta: Any) -> ConfigDict:
         elif section == INIT_FROM:
             set_key(config, section, value)
         else:
-            raise UserError(f"config has no section {section!r}{_suggest(section, [*SECTIONS, 'model', 'task'])}")
+            near = suggestions.near(section, [*SECTIONS, "model", "task"])
+            keys = schema(delta["model"]["name"], delta["task"]["name"])
+            near = near or _meant(config, section, keys)
+            raise UserError(f"config has no section {section!r}{near}")
     return config
+
+
+def meaning(key: str, model: str, task: str) -> str:
+    """The meaning of a key of `schema(model, task)`: the comment behind its field."""
+    if key == INIT_FROM:
+        return INIT_FROM_MEANING
+    section, _, name = key.partition(".")
+    named = {"model": model, "task": task}
+    cls = named_class(section, named[section]) if section in named else SECTIONS[section]
+    if key in ("model.name", "task.name"):
+        return " ".join(inspect.getdoc(cls).partition("\n\n")[0].split())
+    return meanings.of(cls)[name]
+
+
+def _meant(config: ConfigDict, key: str, keys) -> str:
+    """'; did you mean ...?' for an unknown key."""
+    model, task = config.model.name, config.task.name
+
+    def explained(name: str) -> str:
+        return "" if name.startswith("--") else meaning(name, model, task)
+
+    return suggestions.key(key, keys, explained)
 
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
     """Sets `section.key`, converting a command-line string to the key's type."""
     keys = schema(config.model.name, config.task.name)
     if key not in keys:
-        raise UserError(f"unknown key config.{key}{_suggest(key, keys)}")
+        raise UserError(f"unknown key config.{key}{_meant(config, key, keys)}")
     if key in ("model.name", "task.name") and value != keys[key][1]:
         raise UserError(f"config.{key} decides which keys exist: set it in the config file")
     _put(config, key, _coerce(key, value, keys[key][0]))
@@ -268,7 +312,8 @@ def load_module(file: str | pathlib.Path) -> types.ModuleType:
 def choice(argument: str, choices):
     """`choices[argument]`, for config files that take an argument."""
     if argument not in choices:
-        raise UserError(f"no {argument!r}{_suggest(argument, [*choices])}; there are: {', '.join(choices)}")
+        raise UserError(f"no {argument!r}{suggestions.near(argument, [*choices])}; "
+                        f"there are: {', '.join(choices)}")
     return choices[argument]
 
 
@@ -382,18 +427,9 @@ def _put(config: ConfigDict, key: str, value: Any) -> None:
         place[name] = value
 
 
-def _suggest(word: str, choices) -> str:
-    """'; did you mean ...?' by the whole key, else by its last part (a key under the wrong section)."""
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.75)
-    if not near:
-        lasts = {c.rpartition(".")[2]: c for c in choices}
-        near = [lasts[n] for n in difflib.get_close_matches(word.rpartition(".")[2], lasts, n=1, cutoff=0.8)]
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def _coerce(key: str, value: Any, kind: Any) -> Any:
     """`value` as the declared type; a string is read as a command line gives it."""
-    refuse = UserError(f"config.{key}={value!r} is not {_describe(kind)}")
+    refuse = UserError(f"config.{key}={value!r} is not {describe(kind)}")
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if type(None) in args and (value is None or str(value).lower() == "none"):
@@ -403,7 +439,7 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
         return _coerce(key, value, next(a for a in args if a is not type(None)))
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{refuse}{_suggest(str(value), [str(a) for a in args])}")
+            raise UserError(f"{refuse}{suggestions.near(str(value), [str(a) for a in args])}")
         return value
     if kind is str:
         if not isinstance(value, str):
@@ -447,13 +483,13 @@ def _as_tuple(value):
     return tuple(_as_tuple(v) for v in value) if isinstance(value, (list, tuple)) else value
 
 
-def _describe(kind: Any) -> str:
+def describe(kind: Any) -> str:
     args = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(a) for a in args)
     if int in args and float in args:
-        return "a whole number of updates or a fraction of the run between 0 and 1"
+        return "a whole number of updates or a fraction of the run"
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join("none" if a is type(None) else _describe(a) for a in args)
+        return " or ".join("none" if a is type(None) else describe(a) for a in args)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return names.get(kind, "a tuple")

@@ -23,21 +23,21 @@ class BERT(nn.Module):
     row apart; 0 is padding, which nothing sees. By default a row is one example of type 0.
     """
 
-    vocab_size: int = 30_522
-    d_model: int = 768
+    vocab_size: int = 30_522  # tokens of the vocabulary
+    d_model: int = 768  # width of the residual stream
     d_ff: int | None = None  # None: 4 * d_model
-    num_layers: int = 12
-    num_heads: int = 12
+    num_layers: int = 12  # blocks
+    num_heads: int = 12  # attention heads of a layer
     head_dim: int | None = None  # None: d_model / num_heads
     max_length: int = 512  # learned positions
-    num_token_types: int = 2
-    norm_epsilon: float = 1e-12
+    num_token_types: int = 2  # segments of a row, such as a pair's two texts
+    norm_epsilon: float = 1e-12  # added to the variance in layer norms
     init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
     dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.1
+    attention_dropout: float = 0.1  # on the attention weights
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
     unroll: int = 1  # layers compiled in line
-    remat: Remat = "none"
+    remat: Remat = "none"  # computed again in backward: nothing, all but products, all
 
     HEADS: ClassVar[tuple[str, ...]] = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")  # parameters of pre-training alone
 

@@ -24,21 +24,21 @@ class EncoderDecoder(nn.Module):
 
     vocab_size: int = 37_000  # of the target, and of the source unless source_vocab_size says otherwise
     source_vocab_size: int | None = None  # None: source and target share vocabulary and embeddings
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
+    d_model: int = 512  # width of the residual stream
+    d_ff: int = 2048  # width of the MLP's hidden layer
+    num_heads: int = 8  # attention heads of a layer
     head_dim: int | None = None  # None: d_model / num_heads
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
+    num_encoder_layers: int = 6  # blocks of the encoder
+    num_decoder_layers: int = 6  # blocks of the decoder
     norm_position: Literal["post", "pre"] = "post"  # post as published; pre needs less warm-up and adds a last norm
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # how positions are encoded
     max_length: int = 1024  # positions there are
     dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.0
+    attention_dropout: float = 0.0  # on the attention weights
     tie_output: bool = True  # output projection = target embeddings
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
     unroll: int = 1  # layers compiled in line
-    remat: Remat = "none"
+    remat: Remat = "none"  # computed again in backward: nothing, all but products, all
 
     def setup(self):
         dtype = compute_dtype(self.dtype)

@@ -23,24 +23,24 @@ class GPT(nn.Module):
     Segment ids, from 1, keep the documents of a row apart (0: padding); by default a row is one segment and positions count from 0.
     """
 
-    vocab_size: int = 50_257
-    d_model: int = 768
+    vocab_size: int = 50_257  # tokens of the vocabulary
+    d_model: int = 768  # width of the residual stream
     d_ff: int | None = None  # None: 4 * d_model
-    num_layers: int = 12
-    num_heads: int = 12
+    num_layers: int = 12  # blocks
+    num_heads: int = 12  # attention heads of a layer
     head_dim: int | None = None  # None: d_model / num_heads
     max_length: int = 1024  # learned positions
     norm_position: Literal["pre", "post"] = "pre"  # pre, with a last norm: GPT-2 and GPT-3; post: GPT-1
-    norm_epsilon: float = 1e-5
+    norm_epsilon: float = 1e-5  # added to the variance in layer norms
     init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
     scaled_init: bool = True  # what adds to the residual stream begins 1 / sqrt(2 * num_layers) as large (Radford et al. 2019, section 2.3)
     local_window: int | None = None  # every second layer sees only so many positions back (GPT-3, which does not publish the width); None: all
     dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.1
+    attention_dropout: float = 0.1  # on the attention weights
     vocab_multiple: int = 1  # rows of zeros are added to the embeddings up to a multiple of it, for the hardware; results do not change
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
     unroll: int = 1  # layers compiled in line
-    remat: Remat = "none"
+    remat: Remat = "none"  # computed again in backward: nothing, all but products, all
 
     def setup(self):
         dtype = compute_dtype(self.dtype)

@@ -37,8 +37,8 @@ class Translation:
     config: ConfigDict
     tokenizer_folder: Path | None
     source_length: int = 256  # positions of a packed row
-    target_length: int = 256
-    label_smoothing: float = 0.1
+    target_length: int = 256  # positions of a packed target row
+    label_smoothing: float = 0.1  # probability that the loss spreads over all tokens
     bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
 
     num_phases = 1
