@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from absl import flags, logging as absl_logging
 
-from transformer_jax import hosts, suggestions
+from transformer_jax import cli_help, hosts, memory
 from transformer_jax.config import Preempted, RunError, UserError
 
 FLAGS = flags.FLAGS
@@ -156,15 +156,23 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
     except (RunError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _end(f"error: {error}", 1)
+        _end_of_error(error)
     except KeyboardInterrupt:
         _end("interrupted", 1)
     except Exception as error:
+        if memory.ran_out(error):
+            _end_of_error(error)
         if hosts.count() > 1:
             hosts.await_news()
             traceback.print_exc()
             hosts.failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", 1)
         raise
+
+
+def _end_of_error(error: Exception) -> None:
+    """Ends with one line and exit code 1."""
+    ran_out = memory.ran_out(error) and not isinstance(error, RunError)
+    _end(f"error: {cli_help.out_of_memory(error, _overrides) if ran_out else error}", 1)
 
 
 def _parse(argv: list[str], program: str) -> None:
@@ -186,64 +194,18 @@ def _parse(argv: list[str], program: str) -> None:
     try:
         rest = FLAGS(_take_overrides(argv))
     except flags.UnrecognizedFlagError as error:
-        raise UserError(f"unknown flag --{error.flagname}{_meant(error, argv)}") from None
+        raise UserError(f"unknown flag --{error.flagname}{cli_help.meant(error.flagname, argv)}") from None
     except flags.Error as error:
         raise UserError(str(error).strip().replace("\n", " ")) from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}")
     if "help_config" in FLAGS and FLAGS.help_config:
-        _print_keys()
+        cli_help.print_keys(lambda: load_config(without="model.")[0])
     if _overrides and not ("config" in FLAGS and FLAGS.config) and not ("workdir" in FLAGS and FLAGS.workdir):
         raise UserError(f"--config.{_overrides[0][0]}: there is no config here to change")
     for name in ("config", "workdir"):
         if name in FLAGS and not FLAGS[name].value and name not in _optional:
             raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
-
-
-def _meant(error: flags.UnrecognizedFlagError, argv: list[str]) -> str:
-    """'; did you mean ...?' for an unknown flag: another flag, else a key of the config."""
-    modules = FLAGS.flags_by_module_dict().items()
-    names = [f"--{flag.name}" for module, found in modules for flag in found
-             if not module.startswith("absl")]
-    if flag := suggestions.known_elsewhere(error.flagname, names):
-        return f"; did you mean {flag[0]}?"
-    return suggestions.near(f"--{error.flagname}", names) or _meant_key(error.flagname, argv)
-
-
-def _meant_key(word: str, argv: list[str]) -> str:
-    """'; did you mean ...?' for a key that was given without its --config.section."""
-    from transformer_jax import config
-
-    if "config" not in FLAGS and "workdir" not in FLAGS:
-        return ""
-    keys = config.all_keys(_flag_in(argv, "config"))
-    if "config" not in FLAGS:  # the run has its config; the decoding may change
-        keys = [key for key in keys if key.startswith("decode.")]
-    if names := suggestions.known_elsewhere(word, keys):
-        return f"; did you mean {' and '.join(f'--config.{name}' for name in names)}?"
-    if names := [key for key in keys if key.rpartition(".")[2] == word]:
-        return f"; did you mean {' or '.join(f'--config.{name}' for name in names)}?"
-    return suggestions.near(word, keys).replace("mean ", "mean --config.")
-
-
-def _flag_in(argv: list[str], name: str) -> str | None:
-    """The value of a flag, before the flags are parsed."""
-    for argument, following in zip(argv, [*argv[1:], ""]):
-        flag, given, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and flag == name:
-            return value if given else following
-    return None
-
-
-def _print_keys() -> None:
-    """--help_config."""
-    from transformer_jax import key_help
-
-    if not FLAGS.config:
-        raise UserError("--help_config needs --config=FILE, which says which keys there are")
-    config, _ = load_config(without="model.")
-    print("\n".join(key_help.lines(config, FLAGS.config)))
-    sys.exit(0)
 
 
 def check_output(name: str) -> None:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import buckets, config as configs, hosts, lease
 from transformer_jax.config import Preempted, UserError
-from transformer_jax.training import loop, state
+from transformer_jax.training import footprint, loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 from transformer_jax.training.origin import Origin
 
@@ -148,7 +148,8 @@ def _train(config, workdir, of_model, profile):
     program = loop.Program.of(config, task)  # refuses what does not fit this machine, before anything is read or written
     if (origin := origin_of(config, workdir)) is not None:
         origin.match(config, program)  # refuses what does not fit, too
-    with held(workdir) if not hosts.index() else contextlib.nullcontext():
+    holding = held(workdir) if not hosts.index() else contextlib.nullcontext()
+    with footprint.explained(config, program), holding:
         own = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))  # places, which may differ from host to host
         hosts.agree({f"config.{key}": value for key, value in configs.flat(config).items() if not key.startswith(own)} | versions())
         before = None
