@@ -7,11 +7,13 @@ import transformer_jax
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
 # what each part may import of the others; whatever is not listed as a part is a binary and may import all
-LOW = {"config", "run_length", "memory", "progress", "bleu", "attended", "pictures", "hardware", "buckets"}
+LOW = {"config", "run_length", "memory", "progress", "bleu", "attended", "pictures", "hardware",
+       "buckets"}
 BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
     "config": {"run_length", "meanings", "suggestions"}, "run_length": set(),
-    "meanings": set(), "suggestions": {"synonyms"}, "synonyms": set(), "key_help": {"config"}, "memory": {"config"},
+    "meanings": set(), "suggestions": {"synonyms"}, "synonyms": set(),
+    "key_help": {"config"}, "memory": set(),
     "progress": set(), "bleu": set(), "attended": set(),
     "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
     "hosts": LOW, "lease": LOW, "buckets": {"config"}, "xla_guard": set(),

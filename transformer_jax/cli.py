@@ -32,7 +32,7 @@ def define_config(required: bool = True) -> None:
     _define("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.")
     if "help_config" not in FLAGS:
         flags.DEFINE_bool("help_config", False,
-                          "Print every key of --config with its type, default and meaning, and end.")
+                          "Print every key of --config: its type, default and meaning.")
 
 
 def define_workdir(several: bool = False) -> None:
@@ -194,7 +194,8 @@ def _parse(argv: list[str], program: str) -> None:
     try:
         rest = FLAGS(_take_overrides(argv))
     except flags.UnrecognizedFlagError as error:
-        raise UserError(f"unknown flag --{error.flagname}{cli_help.meant(error.flagname, argv)}") from None
+        meant = cli_help.meant(error.flagname, argv)
+        raise UserError(f"unknown flag --{error.flagname}{meant}") from None
     except flags.Error as error:
         raise UserError(str(error).strip().replace("\n", " ")) from None
     if len(rest) > 1:

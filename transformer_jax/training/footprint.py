@@ -1,6 +1,7 @@
 """A training that runs out of memory: where, what takes the memory, and what to try."""
 import contextlib
 import math
+import traceback
 from collections.abc import Iterator
 
 import jax
@@ -17,6 +18,7 @@ _PLACES = (
     ("training.evaluation", "", "in an evaluation"),
     ("training.loop", "_evaluate", "in an evaluation"),
     ("training.loop", "__call__", "in an update"),
+    ("training.footprint", "_check_host", "before the start"),
     ("transformer_jax.decoding", "", "decoding in an evaluation"),
     ("transformer_jax.data", "", "reading the data"),
 )
@@ -50,12 +52,11 @@ def _check_host(config, program) -> None:
 
 def _place(error: BaseException) -> str:
     """Where in a training the error arose, by the innermost of our functions that is known."""
-    place, frame = "in training", error.__traceback__
-    while frame:
-        module, function = frame.tb_frame.f_globals.get("__name__", ""), frame.tb_frame.f_code.co_name
-        place = next((words for part, name, words in _PLACES if part in module and name in function),
-                     place)
-        frame = frame.tb_next
+    place = "in training"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        known = [words for part, name, words in _PLACES if part in module and name in function]
+        place = known[0] if known else place
     return place
 
 
@@ -78,7 +79,9 @@ def _takes(program, compiled: bool) -> str:
         if step:
             parts["activations of an update"] = step.memory_analysis().temp_size_in_bytes
     sizes = ", ".join(f"{name} {memory.shown(size)}" for name, size in parts.items())
-    return f"on each device {sizes}{_available(program.mesh.devices.flat[0])}"
+    count = program.mesh.size
+    devices = f"each of {count} devices" if count > 1 else "the device"
+    return f"on {devices} {sizes}{_available(program.mesh.devices.flat[0])}"
 
 
 def _available(device) -> str:

@@ -64,8 +64,8 @@ def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState
 
 
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
-    """The initial state."""
-    return make_init(task, tx, abstract_state)()
+    """The initial state, computed: a lack of memory shows here."""
+    return jax.block_until_ready(make_init(task, tx, abstract_state)())
 
 
 def _create(task, tx):
