@@ -148,13 +148,14 @@ DECODING = """
 import jax, jax.numpy as jnp
 from transformer_jax import cli
 
-cli.define_workdir()
-cli.define_step()
+def define_flags():
+    cli.define_workdir()
+    cli.define_step()
 
 def main():
     jax.jit(lambda: jnp.zeros(10**13, jnp.float32))()
 
-cli.run(main)
+cli.run(main, define_flags)
 """
 
 

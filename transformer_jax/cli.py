@@ -53,6 +53,12 @@ def define_training() -> None:
     flags.DEFINE_string("profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard.")
 
 
+def define_seeds() -> None:
+    flags.DEFINE_integer("seeds", 0,
+                         "Runs that differ in config.train.seed and config.data.seed alone: 0, 1,"
+                         " ... ; 0: one run, with the config's.", lower_bound=0)
+
+
 def define_hosts() -> None:
     """Slurm and Cloud TPU say themselves where the other processes of a run are."""
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")

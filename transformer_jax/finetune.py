@@ -6,17 +6,13 @@ runs, in DIR2/seed-0 and so on, and the mean and deviation of their last scores 
 import json
 import statistics
 
-from absl import flags
-
 from transformer_jax import cli
 from transformer_jax.config import UserError
 
 
 def define_flags() -> None:
     cli.define_training()
-    flags.DEFINE_integer("seeds", 0,
-                         "Runs that differ in config.train.seed and config.data.seed alone: 0, 1,"
-                         " ... ; 0: one run, with the config's.", lower_bound=0)
+    cli.define_seeds()
 
 
 def main() -> None:

@@ -34,4 +34,4 @@ class _Program(types.ModuleType):
 sys.modules[__name__].__class__ = _Program
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, finetune.define_flags)
