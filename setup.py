@@ -41,7 +41,9 @@ EXTRAS = {
     "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],  # the peers that benchmarks/ measures against
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "test": ["pytest>=8", "pytest-xdist>=3.5", "scikit-learn>=1.3", "seqeval>=1.2.2",  # the latter two: what the scores of fine-tuning are compared with
-             "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],  # the notebooks are executed
+             "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10",  # the notebooks are executed
+             "mkdocs-material>=9.5,<10"],  # the documentation is built
+    "docs": ["mkdocs-material>=9.5,<10"],
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
 

@@ -1,0 +1,73 @@
+"""What MkDocs does beyond Markdown: the tables of configuration.md, and pictures outside docs/."""
+
+import pathlib
+import pkgutil
+import re
+
+from mkdocs.structure.files import File
+
+from transformer_jax import config as configs, key_help, models, tasks
+
+ROOT = pathlib.Path(__file__).parent.parent
+KEYS = "<!-- keys -->"  # the line of configuration.md that the tables replace
+OUTSIDE = re.compile(
+    r"\]\(\.\./([\w/.]+\.png)\)"
+)  # a picture of the repository: ](../launch/quickstart.png)
+
+
+def on_files(files, config):
+    """Adds the pictures outside docs/ that the pages show."""
+    pages = [file for file in files if file.is_documentation_page()]
+    shown = {path for page in pages for path in OUTSIDE.findall(page.content_string)}
+    for path in sorted(shown):
+        content = (ROOT / path).read_bytes()
+        files.append(File.generated(config, f"images/{path}", content=content))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Fills in the tables of keys, and points to the pictures that `on_files` adds."""
+    markdown = OUTSIDE.sub(r"](images/\1)", markdown)
+    if page.file.src_uri == "configuration.md":
+        markdown = markdown.replace(KEYS, key_tables())
+    return markdown
+
+
+def key_tables() -> str:
+    """A heading and a table of keys for each section of a config, each model and each task."""
+    model, task = next(iter(_names(models))), next(iter(_names(tasks)))
+    parts = [_table("Top level", (configs.INIT_FROM,), model, task)]
+    schema = configs.schema(model, task)
+    for section in configs.SECTIONS:
+        keys = [key for key in schema if key.startswith(f"{section}.")]
+        parts.append(_table(f"`{section}`", keys, model, task))
+    for name in _names(models):
+        keys = [key for key in configs.schema(name, task) if key.startswith("model.")]
+        parts.append(_table(f"Model `{name}`", keys, name, task))
+    for name in _names(tasks):
+        keys = [key for key in configs.schema(model, name) if key.startswith("task.")]
+        parts.append(_table(f"Task `{name}`", keys, model, name))
+    return "\n".join(parts)
+
+
+def _names(package) -> list[str]:
+    """The families of models, or the tasks: one module each."""
+    modules = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in modules if name != "task")
+
+
+def _table(title: str, keys, model: str, task: str) -> str:
+    schema = configs.schema(model, task)
+    lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    for key in keys:
+        kind, default = schema[key]
+        value = f"`{key_help.shown(default)}`" if default != "" else "empty"
+        meaning = _escaped(configs.meaning(key, model, task))
+        cells = (f"`{key}`", _escaped(configs.describe(kind)), value, meaning)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _escaped(text: str) -> str:
+    """Plain text as Markdown: nothing in it is markup."""
+    return re.sub(r"([\\*_|<>\[\]])", r"\\\1", text)

@@ -1,0 +1,135 @@
+"""The documentation builds, its commands name flags and keys that exist, its drawings are fresh."""
+
+import functools
+import importlib.util
+import itertools
+import os
+import pathlib
+import pkgutil
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.programs import call
+from transformer_jax import config as configs, models, tasks
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+MOST_WORDS = 25  # of a sentence
+PLACEHOLDERS = {"FILE", "TASK"}  # they stand for a name in commands
+
+bash_blocks = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+blocks = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+config_files = re.compile(r"`((?:wmt|gpt|bert|finetune|scaling)/\w+\.py(?::[\w.,=-]+)?)`")
+config_keys = re.compile(r"`(?:--)?config\.(\w+\.\w+)")
+of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed"
+)
+def test_the_pages_build(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        f"--site-dir={tmp_path / 'site'}",
+    ]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    output = {"capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, cwd=ROOT, env=env, timeout=300, **output)
+    assert done.returncode == 0, done.stderr
+    keys = (tmp_path / "site" / "configuration" / "index.html").read_text()
+    assert all(f"<code>{key}</code>" in keys for key in all_keys())
+    assert not list((tmp_path / "site").rglob("*.py"))
+
+
+def test_the_drawings_are_fresh(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["drawings.py", str(tmp_path)])
+    runpy.run_path(str(ROOT / "docs" / "drawings.py"), run_name="__main__")
+    drawn = sorted(tmp_path.iterdir())
+    assert [path.name for path in drawn] == ["life_of_a_batch.svg", "life_of_an_update.svg"]
+    for path in drawn:
+        assert words_of(path) == words_of(ROOT / "docs" / "images" / path.name)
+
+
+def words_of(svg: pathlib.Path) -> list[str]:
+    """The texts of a drawing. Lines and colours depend on matplotlib's version."""
+    return re.findall(r"<text[^>]*>(.*?)</text>", svg.read_text())
+
+
+@of_page
+def test_commands_name_what_exists(page):
+    for block in bash_blocks.findall(page.read_text()):
+        for command in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(command, comments=True)
+            scripts = [word for word in words if word.startswith("launch/")]
+            assert all((ROOT / script).is_file() for script in scripts), command
+            program = next((word for word in words if word.startswith("transformer_jax.")), None)
+            if program:
+                check(program.removeprefix("transformer_jax."), words[words.index(program) + 1 :])
+
+
+def check(program: str, words: list[str]) -> None:
+    """Refuses flags that the program does not have, and keys that its config does not have."""
+    flags = [word[2:].partition("=") for word in words if word.startswith("--")]
+    values = {name: value for name, _, value in flags}
+    for name in values:
+        assert name.startswith("config.") or name in flags_of(program), f"{program} has no --{name}"
+    keys = {
+        name.removeprefix("config."): values[name] for name in values if name.startswith("config.")
+    }
+    file = values.get("config", "FILE")
+    if file in PLACEHOLDERS:
+        assert set(keys) <= set(all_keys()), keys
+    else:
+        configs.load(str(ROOT / file), keys)
+
+
+@functools.cache
+def flags_of(program: str) -> set[str]:
+    names = re.findall(r"^  --(?:\[no\])?(\w+)", call(program, "--help").stdout, re.MULTILINE)
+    return {*names} | {f"no{name}" for name in names}
+
+
+@functools.cache
+def all_keys() -> list[str]:
+    """The keys of every model and task."""
+    names = [
+        [name for _, name, _ in pkgutil.iter_modules(package.__path__) if name != "task"]
+        for package in (models, tasks)
+    ]
+    return sorted(
+        {key for model, task in itertools.product(*names) for key in configs.schema(model, task)}
+    )
+
+
+@of_page
+def test_configs_and_keys_of_the_text_exist(page):
+    text = page.read_text()
+    for name in config_files.findall(text):
+        if name.rpartition(":")[2] not in PLACEHOLDERS:
+            configs.load(str(ROOT / "configs" / name))
+    assert set(config_keys.findall(text)) <= {key for key in all_keys()}
+
+
+@of_page
+def test_sentences_are_short(page):
+    long = [
+        sentence for sentence in sentences(page.read_text()) if len(sentence.split()) > MOST_WORDS
+    ]
+    assert not long, "\n".join(long)
+
+
+def sentences(text: str):
+    """The sentences of a page's prose, a code span counted as one word, without tables."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", blocks.sub("", text)):
+        if not paragraph.lstrip().startswith(("#", "|", "!", "<")):
+            plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))
+            yield from re.split(r"(?<=[.!?:])\s", " ".join(plain.split()))
