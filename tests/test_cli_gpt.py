@@ -28,17 +28,23 @@ def trained(flags, tmp_path_factory):
 
 
 def test_generate_streams_what_it_gives_as_json(trained, tmp_path):
-    how = ["--max_tokens=12", "--temperature=0.5", "--seed=7"]
+    how = ["--max_tokens=80", "--temperature=0.5", "--seed=7"]  # more than the window of 64
     streamed = call("generate", f"--workdir={trained}", "--prompt=the dog", *how)
     assert streamed.returncode == 0 and streamed.stdout.startswith("the dog") and streamed.stdout.endswith("\n"), streamed.stderr
     (tmp_path / "prompts.jsonl").write_text('"the dog"\n"a\\ncat"\n')
     listed = call("generate", f"--workdir={trained}", f"--prompts={tmp_path}/prompts.jsonl", *how)
     first, second = map(json.loads, listed.stdout.splitlines())
     assert first["prompt"] == "the dog" and first["prompt"] + first["text"] + "\n" == streamed.stdout
-    assert second["prompt"] == "a\ncat" and second["tokens"] <= 12
+    assert second["prompt"] == "a\ncat" and second["tokens"] <= 80
     piped = call("generate", f"--workdir={trained}", "--prompts=-", "--num_samples=2", *how, text="the dog\n")
     one, other = map(json.loads, piped.stdout.splitlines())
     assert one == first and other["prompt"] == "the dog" and other["text"] != one["text"]
+
+
+def test_without_a_number_a_text_fits_the_window_it_must_not_exceed(trained):
+    flags = [f"--workdir={trained}", "--prompts=-", "--window=refuse", "--stop=never"]
+    done = call("generate", *flags, text="the dog\n")
+    assert done.returncode == 0 and 0 < json.loads(done.stdout)["tokens"] < 64, done.stderr
 
 
 def test_a_stop_string_is_not_shown(trained):
@@ -56,7 +62,8 @@ def test_evaluate_prints_one_object(trained):
 
 @pytest.mark.parametrize("program, arguments, words", [
     ("generate", ["--prompt=a", "--prompts=b"], "--prompt and --prompts"), ("generate", ["--prompts=nowhere"], "--prompts=nowhere: no such file"),
-    ("generate", ["--top_p=2"], "top_p=2.0: must be"), ("generate", ["--max_tokens=100"], "config.model.max_length=64"),
+    ("generate", ["--top_p=2"], "top_p=2.0: must be"),
+    ("generate", ["--max_tokens=100", "--window=refuse"], "config.model.max_length=64"),
     ("translate", [], "not one that translates"), ("evaluate", ["--set=test"], "config.data.test_files"),
 ])
 def test_a_mistake_costs_one_line(trained, program, arguments, words):

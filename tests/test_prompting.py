@@ -62,8 +62,9 @@ def stub(likelihoods=(), answers=(), max_length=1000):
     def log_likelihoods(params, pairs):
         return (types.SimpleNamespace(log_prob=likelihoods[pair][0], tokens=likelihoods[pair][1]) for pair in pairs)
 
-    def generate(params, prompts, *, max_tokens, how, stop):
-        assert how.temperature == 0 and all(len(prompt) + max_tokens <= max_length for prompt in prompts)
+    def generate(params, prompts, *, max_tokens, how, stop, window):
+        assert window == "refuse" and how.temperature == 0
+        assert all(len(prompt) + max_tokens <= max_length for prompt in prompts)
         asked.extend((prompt, tuple(stop)) for prompt in prompts)
         return (types.SimpleNamespace(text=answer) for answer in answers)
 

@@ -20,7 +20,12 @@ def define_flags() -> None:
     flags.DEFINE_string("prompts", None,
                         "File of prompts, one a line (*.jsonl: JSON strings, which may hold line "
                         "ends); - is stdin.")
-    flags.DEFINE_integer("max_tokens", 100, "Most tokens of a continuation.", lower_bound=1)
+    flags.DEFINE_integer("max_tokens", None,
+                         "Most tokens of a continuation; by default 100, with --window=refuse at "
+                         "most the room left.", lower_bound=1)
+    flags.DEFINE_enum("window", "slide", ["slide", "refuse"],
+                      "Where a text is longer than config.model.max_length: go on from the last "
+                      "half, or refuse.")
     flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
     flags.DEFINE_float("temperature", 1.0, "0: always the likeliest token.")
     flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest tokens; 0: from all.")
@@ -47,6 +52,7 @@ def main() -> None:
     prompts = _lines(options.prompts) if options.prompts else [options.prompt or ""]
     repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
     settings = dict(max_tokens=options.max_tokens, how=how, stop=options.stop, seed=options.seed)
+    settings["window"] = options.window
     if options.prompts or options.num_samples > 1:
         shown, continued = itertools.tee(repeated)
         for prompt, found in zip(shown, task.generate(params, continued, **settings)):

@@ -80,7 +80,9 @@ class WorkdirLM(LM):
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         room = longest - max_gen_toks - (len(self.task.begun([0])) - 1)  # what stands before a text takes room, too
         prompts = [last_tokens(context, room, self.task.tokenizer) for context in contexts]
-        return (found.text for found in self.task.generate(self.params, prompts, max_tokens=max_gen_toks, how=how, stop=stop))
+        settings = dict(max_tokens=max_gen_toks, how=how, stop=stop, window="refuse")
+        found = self.task.generate(self.params, prompts, **settings)
+        return (continuation.text for continuation in found)
 
 
 def rolling_windows(ids: list[int], length: int, prefix: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -186,5 +186,6 @@ def _likeliest(task, params, prompts: Prompts, texts: list[str]) -> list[str]:
 
 def _written(task, params, prompts: Prompts, texts: list[str], max_tokens: int) -> list[str]:
     texts = [text.rstrip(" ") for text in texts]  # a space belongs to the token of the word behind it
-    found = task.generate(params, texts, max_tokens=max_tokens, how=Sampling(temperature=0.0), stop=[prompts.stop])
+    settings = dict(max_tokens=max_tokens, how=Sampling(temperature=0.0), stop=[prompts.stop])
+    found = task.generate(params, texts, window="refuse", **settings)
     return [continuation.text.strip() for continuation in track(found, "completing", len(texts))]

@@ -111,7 +111,7 @@ def test_a_stop_string_ends_a_text(trained):
 def test_too_long_a_prompt_is_named(trained):
     _, _, task, params = trained
     with pytest.raises(UserError, match="prompt 2: its .* tokens and 30 more exceed config.model.max_length=64"):
-        list(task.generate(params, ["the", "the dog " * 40], max_tokens=30))
+        list(task.generate(params, ["the", "the dog " * 40], max_tokens=30, window="refuse"))
 
 
 def test_sampling_draws_from_what_is_allowed():
@@ -157,14 +157,9 @@ def test_the_nucleus_is_that_of_the_sorted_vocabulary(top_p):
 def test_a_repetition_penalty_counts_the_prompt(trained):
     _, _, task, params = trained
     plain, varied = (next(task.generate(params, ["the dog"], max_tokens=12, how=Sampling(penalty, 0))).text for penalty in (1.0, 1e6))
-    ids = task.tokenizer.encode(["the dog" + varied])[0]
     assert varied != plain
     found = [token for token in task.tokenizer.encode([varied])[0]]
     assert not set(found) & set(task.tokenizer.encode(["the dog"])[0])
-    assert len(ids)
-    eos_id = task.tokenizer.eos_id  # before a text it is the end of another
-    texts = task._write[0](params, np.array([[eos_id, *ids[:3]]]), np.array([4]), jax.random.split(jax.random.key(0), 1), np.array([4]), 0, 8, Sampling(2.0, 0))
-    np.testing.assert_array_equal(np.flatnonzero(texts.seen[0]), np.unique(ids[:3]))
 
 
 def test_log_likelihoods_are_the_models(trained):

@@ -1,6 +1,7 @@
 """Decoding token by token with a key/value cache: the likeliest token, or one drawn at random."""
 import dataclasses
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,12 @@ class Sampling:
     top_p: float = 1.0  # only the likeliest tokens that together have this probability (Holtzman et al. 2020)
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind = numbers.Integral if field.type is int else numbers.Real
+            if not isinstance(value, kind) or isinstance(value, bool):
+                number = "a whole number" if field.type is int else "a number"
+                raise UserError(f"{field.name}={value!r}: must be {number}")
         for name, right, bounds in (("repetition_penalty", self.repetition_penalty > 0, "above 0"), ("temperature", self.temperature == 0 or self.temperature >= 1e-6, "0 or at least 1e-6"),
                                     ("top_k", self.top_k >= 0, "at least 0"), ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")):
             if not right:
@@ -41,6 +48,19 @@ class Sampling:
         if self.top_p < 1:
             logits = jnp.where(_nucleus(jax.nn.softmax(logits), self.top_p), logits, -jnp.inf)
         return _drawn(jnp.exp(logits - logits.max(axis=-1, keepdims=True)), jax.vmap(jax.random.uniform)(keys))
+
+
+def of_options(how: Sampling | None, options: Mapping[str, Any]) -> Sampling:
+    """`how`, or the Sampling with these options by name. Raises UserError for unknown names."""
+    names = [field.name for field in dataclasses.fields(Sampling)]
+    if unknown := [name for name in options if name not in names]:
+        name, known = unknown[0], ", ".join(names)
+        raise UserError(f"{name}={options[name]!r}: no such option; sampling has {known}")
+    if how is not None and options:
+        raise UserError(f"how and {next(iter(options))}: give the options of sampling in one way")
+    if not isinstance(how, Sampling | None):
+        raise UserError(f"how={how!r}: must be a Sampling; or give its options by name")
+    return how or Sampling(**options)
 
 
 def _nucleus(probabilities: jax.Array, top_p: float) -> jax.Array:
@@ -89,11 +109,22 @@ class Texts(NamedTuple):
     cache: Any
 
 
-def sample(step: Callable, texts: Texts, keys: jax.Array, limits: jax.Array, steps: jax.Array, *, how: Sampling, eos_id: int) -> Texts:
-    """`texts` with up to `steps` more tokens each; a text ends before `eos_id`, or with `limits` (B,) tokens.
+class Fixed(NamedTuple):
+    """What does not change while B texts are written."""
 
-    `step(cache, tokens (B,), positions (B,)) -> (logits (B, V), cache)`. A token's randomness is that of its row's key and its
-    position: neither the other rows nor where a call stops change a text.
+    keys: jax.Array  # (B,)
+    before: jax.Array  # (B,) int32: tokens of the text that stand before its `ids`
+    limits: jax.Array  # (B,) int32: the most tokens in its `ids`
+
+
+def sample(
+    step: Callable, texts: Texts, fixed: Fixed, steps: jax.Array, *, how: Sampling, eos_id: int
+) -> Texts:
+    """`texts` with up to `steps` more tokens each; a text ends before `eos_id` or at its limit.
+
+    `step(cache, tokens (B,), positions (B,)) -> (logits (B, V), cache)`. A token's randomness is
+    that of its row's key and its place in the whole text: neither the other rows nor where a call
+    stops change a text.
     """
     rows = jnp.arange(len(texts.lengths))
 
@@ -103,12 +134,14 @@ def sample(step: Callable, texts: Texts, keys: jax.Array, limits: jax.Array, ste
 
     def advance(state):
         number, texts = state
-        token = how.draw(texts.logits, texts.seen, jax.vmap(jax.random.fold_in)(keys, texts.lengths))
+        keys = jax.vmap(jax.random.fold_in)(fixed.keys, fixed.before + texts.lengths)
+        token = how.draw(texts.logits, texts.seen, keys)
         live = ~texts.ended & (token != eos_id)
         ids = texts.ids.at[rows, texts.lengths].set(jnp.where(live, token, texts.ids[rows, texts.lengths]))
         seen = None if texts.seen is None else texts.seen.at[rows, token].max(live)
         logits, cache = step(texts.cache, token, texts.lengths)
         lengths = texts.lengths + live
-        return number + 1, Texts(ids, lengths, ~live | (lengths >= limits), seen, logits, cache)
+        ended = ~live | (lengths >= fixed.limits)
+        return number + 1, Texts(ids, lengths, ended, seen, logits, cache)
 
     return jax.lax.while_loop(running, advance, (jnp.int32(0), texts))[1]

@@ -5,9 +5,9 @@ import math
 import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,15 @@ from transformer_jax import metrics
 from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import documents, rows, sources, tokenizers, windows
-from transformer_jax.decoding.sampling import Sampling, Texts, sample
+from transformer_jax.decoding import generation
+from transformer_jax.decoding.generation import Continuation
+from transformer_jax.decoding.sampling import Sampling, of_options as sampling_of
 from transformer_jax.layers.attention import weights_in
-from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.embeddings import check_ids
-from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy, token_log_probs
 from transformer_jax.progress import say, track
 
 _BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
-_LOOK = 8  # tokens written between two looks at what stands
 
 
 @dataclasses.dataclass
@@ -122,7 +121,7 @@ class CausalLM:
         return {"sample": self._show_sample} if self.sample_tokens else {}
 
     def _show_sample(self, params) -> dict:
-        found = next(self.generate(params, [""], max_tokens=self.sample_tokens, how=Sampling(temperature=0.8)))
+        found = next(self.generate(params, [""], max_tokens=self.sample_tokens, temperature=0.8))
         say(f"a sample:\n{found.text}")
         return {}
 
@@ -151,89 +150,44 @@ class CausalLM:
         return {"loss": means["loss"], "accuracy": means["accuracy"], **_measures(means["loss"], meta), "tokens": meta["tokens"], "bytes": meta["bytes"],
                 "length": self.length, "stride": stride}
 
-    def generate(self, params, prompts: Iterable[str], *, max_tokens: int = 100, how: Sampling = Sampling(), stop: Sequence[str] = (), seed: int = 0,
-                 watch: Callable[[list[str]], None] | None = None) -> Iterator["Continuation"]:
-        """Continues each prompt by up to `max_tokens` tokens, in order: until the document ends, or before one of `stop`.
+    def generate(
+        self,
+        params,
+        prompts: Iterable[str],
+        *,
+        max_tokens: int | None = None,
+        how: Sampling | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        watch: Callable[[list[str]], None] | None = None,
+        window: Literal["slide", "refuse"] = "slide",
+        **sampling,
+    ) -> Iterator[Continuation]:
+        """Continues each prompt, in order: until the document ends, or before one of `stop`.
 
-        A text depends on its prompt, its number among the prompts and `seed`; what is written beside it changes its logits by rounding alone, which
-        in float32 decides no token, in bfloat16 now and then one. `watch` sees what
-        stands of a batch's continuations now and then. Raises UserError where prompt and continuation exceed `config.model.max_length`.
+        `max_tokens`: the most tokens of a continuation, 100 by default. `how=Sampling(...)` decides
+        how a token is drawn; its options may be given by name, as in temperature=0.8. `watch` is
+        called now and then with the unfinished continuations of a batch.
+
+        The model sees a window of at most `config.model.max_length` tokens. When it is full, its
+        last half is read as a new prompt, at positions from 0 and without the document's end that
+        stands before a text. A prompt that fills the window begins with its last half.
+        `repetition_penalty` counts the whole text. With window="refuse" a prompt and `max_tokens`
+        that exceed the window raise UserError; the default is then at most the room that is left.
+
+        A text depends on its prompt, its number among the prompts and `seed` alone. The texts
+        beside it change its logits by rounding: in float32 this decides no token, in bfloat16 now
+        and then one.
         """
-        if "" in stop:
-            raise UserError("an empty stop string would end every text at once")
-        numbered, size, params = enumerate(sources.several(prompts)), 0, for_decoding(params, compute_dtype(self.model.dtype))
-        while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
-            size = size or len(chunk)  # the last batch is filled up to the shape of the others
-            encoded = [self.begun(ids) for ids in self.tokenizer.encode([prompt for _, prompt in chunk])]
-            for (number, _), ids in zip(chunk, encoded):
-                if len(ids) + max_tokens > self.model.max_length:
-                    raise UserError(f"prompt {number + 1}: its {len(ids)} tokens and {max_tokens} more exceed config.model.max_length={self.model.max_length}")
-            yield from self._continue(params, encoded, chunk[0][0], size, max_tokens, how, stop, seed, watch)
+        drawing = sampling_of(how, sampling)
+        request = generation.Request(max_tokens, drawing, tuple(stop), seed, watch, window)
+        batch = self.config.decode.batch
+        generator = generation.Generator(self.model, self.tokenizer, self.begun, batch)
+        return generator(params, sources.several(prompts), request)
 
     def begun(self, ids: list[int]) -> list[int]:
         """The ids of a text's beginning as in training: behind the end of another, where rows keep documents apart or there is nothing else."""
         return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
-
-    def _continue(self, params, encoded, first, size, max_tokens, how, stop, seed, watch):
-        longest = max(map(len, encoded))
-        slots = min(_rounded(longest + max_tokens), self.model.max_length)
-        prompts, lengths = np.zeros((size, min(_rounded(longest), slots)), np.int32), np.ones(size, np.int32)
-        for row, ids in enumerate(encoded):
-            prompts[row, : len(ids)], lengths[row] = ids, len(ids)
-        limits = np.where(np.arange(size) < len(encoded), lengths + max_tokens, lengths)
-        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(first + jnp.arange(size))
-
-        befores = self.tokenizer.decode(encoded)
-        begin, go_on = self._write
-        looks = watch is not None or stop
-        texts = begin(params, prompts, lengths, keys, limits, _LOOK if looks else max_tokens, slots, how)
-        while True:
-            ids, ends, ended = jax.device_get((texts.ids, texts.lengths, texts.ended))
-            wholes = self.tokenizer.decode([ids[row, : ends[row]].tolist() for row in range(len(encoded))])  # a word's blank may be the prompt's affair
-            outputs = [whole[len(before):] for whole, before in zip(wholes, befores)]
-            stops = [min((at for at in map(output.find, stop) if at >= 0), default=None) for output in outputs]
-            outputs = [output[:at] for output, at in zip(outputs, stops)]
-            if watch:
-                watch(outputs)
-            halted = np.array([at is not None for at in stops] + [True] * (size - len(encoded)))
-            if (ended | halted).all():
-                break
-            texts = go_on(params, texts._replace(ended=jnp.asarray(ended | halted)), keys, limits, _LOOK, how)
-        for output, at, start, end in zip(outputs, stops, lengths, ends):
-            finished = "stop" if at is not None else "length" if end - start == max_tokens else "end"
-            yield Continuation(output, int(end - start), finished)
-
-    @cached_property
-    def _write(self):
-        """Compiled: prompts (B, P) of lengths (B,), a key and a limit (B,) for each, `steps` -> Texts with so many tokens more; and more of Texts."""
-        def run(params, cache, tokens, positions, slots):
-            hidden, new = self.model.apply({"params": params, **cache}, tokens, positions, decode=slots, method="hidden", mutable=["cache"])
-            return hidden, new
-
-        def logits(params, hidden):
-            return self.model.apply({"params": params}, hidden, method="logits")
-
-        def step(params, slots, cache, tokens, positions):
-            hidden, cache = run(params, cache, tokens[:, None], positions[:, None], slots)
-            return logits(params, hidden[:, 0]), cache
-
-        def more(params, texts, keys, limits, steps, how):
-            return sample(partial(step, params, texts.ids.shape[1]), texts, keys, limits, steps, how=how, eos_id=self.tokenizer.eos_id)
-
-        @partial(jax.jit, static_argnums=(6, 7))
-        def begin(params, prompts, lengths, keys, limits, steps, slots, how):
-            batch, size = prompts.shape
-            hidden, cache = run(params, {}, prompts, jnp.broadcast_to(jnp.arange(size), prompts.shape), slots)  # what stands behind a prompt is overwritten before it is seen
-            rows, seen = jnp.arange(batch), None
-            if how.repetition_penalty != 1:
-                filled = jnp.arange(size) < lengths[:, None]
-                seen = jnp.zeros((batch, self.model.vocab_size), bool).at[rows[:, None], prompts].max(filled)
-                seen = seen.at[:, self.tokenizer.eos_id].set(False)  # where one stands before the text, it is another's
-            ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(prompts)
-            texts = Texts(ids, lengths, lengths >= limits, seen, logits(params, hidden[rows, lengths - 1]), cache)
-            return more(params, texts, keys, limits, steps, how)
-
-        return begin, jax.jit(more, static_argnums=5, donate_argnums=1)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """What each word of a text, or each of its `pieces`, attends to. Raises UserError for a text longer than `config.model.max_length`."""
@@ -302,12 +256,6 @@ class CausalLM:
             return jnp.sum(log_probs * weights, axis=1), jnp.all(likeliest | (weights == 0), axis=1)
 
         return score
-
-
-class Continuation(NamedTuple):
-    text: str
-    tokens: int  # written, those behind a stop string included
-    finished: str  # "end": the document did, "stop": before a stop string, "length": after max_tokens
 
 
 class Likelihood(NamedTuple):
