@@ -68,8 +68,22 @@ def test_translate_says_what_is_wrong(trained, arguments, words):
     refused(call("translate", *(a.replace("@", str(trained)) for a in arguments), text="a\n"), *words)
 
 
+def test_a_long_line_stops_no_translation(trained):
+    """The number and order of the lines stay, and one warning names the long ones."""
+    lines = ["a dog runs", "two women sing. " * 50, "", "dog " * 300, "a dog runs"]
+    flags, text = f"--workdir={trained}", "\n".join(lines) + "\n"
+    done = call("translate", flags, text=text)
+    out = done.stdout.split("\n")
+    assert done.returncode == 0 and len(out) == 6 and out[0] == out[4] != "" == out[2], done.stderr
+    assert done.stderr.count("warning") == 1
+    assert "lines 2, 4 are longer than the 119 tokens" in done.stderr
+    skipped = call("translate", flags, "--long=skip", text=text).stdout
+    assert skipped == f"{out[0]}\n\n\n\n{out[0]}\n"
+
+
 def test_translate_names_a_line_it_can_not_take(trained):
-    done = call("translate", f"--workdir={trained}", text="a dog runs\n" + "dog " * 300 + "\n")
+    text = "a dog runs\n" + "dog " * 300 + "\n"
+    done = call("translate", f"--workdir={trained}", "--long=refuse", text=text)
     refused(done, "line 2", "config.model.max_length")
     done = subprocess.run(command("translate", f"--workdir={trained}"), input=b"ok\n\xff\xfe\n", capture_output=True, env=ENV)
     assert done.returncode == 2 and b"stdin:2: not UTF-8" in done.stderr and b"Traceback" not in done.stderr

@@ -40,6 +40,13 @@ def test_the_whole_path(given):
     objects = [json.loads(line) for line in call("predict", run, "--json", text="the cat sat\na dog ran\n").stdout.splitlines()]
     assert [each["label"] for each in objects] == plain and all(sum(each["probabilities"].values()) == pytest.approx(1) for each in objects)
 
+    lines = "the cat sat\n\na dog ran" + " to the cat" * 30 + "\n"
+    done = call("predict", run, "--json", text=lines)
+    kept, empty, _ = map(json.loads, done.stdout.splitlines())
+    assert kept == objects[0] and empty == {"text": "", "label": None, "probabilities": None}
+    assert done.stderr.count("warning") == 1 and "line 3 is longer than" in done.stderr
+    assert call("predict", run, "--long=skip", text=lines).stdout == f"{plain[0]}\n\n\n"
+
     wrong = folder / "wrong.tsv"
     wrong.write_text("cow\tthe cat\n")
     for program, arguments, words in (
@@ -50,7 +57,9 @@ def test_the_whole_path(given):
         ("finetune", [config, *flags, run, "--seeds=2"], "runs/seed-0: holds a single run"),
         ("finetune", [config, *flags, f"--workdir={folder}/runs"], "holds the runs of --seeds"),
         ("finetune", [config, *flags, run, "--config.model.dropout=0.5"], "holds a run with another config: model.dropout"),
-        ("predict", [run, "--text=  "], "line 1: 1 text asked for"), ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not a fine-tuned one"),
+        ("predict", [run, "--text=a\tb"], "line 1: 1 text asked for"),
+        ("predict", [run, "--long=split", "--text=x"], "long='split': must be"),
+        ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not a fine-tuned one"),
         ("evaluate", [run, "--set=test"], "give --config.data.test_files"), ("generate", [run, "--prompt=x"], "not one that continues"),
     ):
         refused = call(program, *arguments)

@@ -58,6 +58,8 @@ def test_the_same_lines(family, tmp_path, caplog):
         list(getattr(task, name)(params, "the cat [MASK]"))
     found = task.evaluate(params, "valid").values()
     assert all(np.isfinite(value) for value in found if not isinstance(value, (str, dict)))
+    with pytest.raises(configs.UserError, match="split 'train': only 'valid' and 'test'"):
+        task.evaluate(params, "train")
     assert task.attention(params, "the cat sat").weights.ndim == 4
 
     model, params, tokenizer = transformer_jax.load(tmp_path / "run")

@@ -1,7 +1,7 @@
 """Hidden states of texts, one a line of stdin, as arrays: python -m transformer_jax.features --workdir=DIR --output=FILE.npz < texts
 
 --output=FILE.safetensors writes that format. Text n (from 0) is the array text_n (layers, tokens, d_model), [CLS] and [SEP] among its tokens, which
-stdout gives: one JSON array a text.
+stdout gives: one JSON array a text. An empty line has [CLS] and [SEP] alone.
 """
 import json
 import os
@@ -17,6 +17,8 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string("output", None, "File to write, *.npz or *.safetensors.")
+    flags.DEFINE_enum("long", "truncate", ["truncate", "skip", "refuse"],
+                      "A text too long for the model: cut it, give it no tokens, or refuse it.")
     flags.DEFINE_list("layers", ["-1"],
                       "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's.")
 
@@ -44,7 +46,8 @@ def main() -> None:
     if not callable(getattr(task, "features", None)):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features")
     found = {}
-    for number, (pieces, states) in enumerate(task.features(params, text_lines("-"), layers)):
+    features = task.features(params, text_lines("-"), layers, long=options.long)
+    for number, (pieces, states) in enumerate(features):
         found[f"text_{number}"] = np.ascontiguousarray(states)
         print(json.dumps(pieces, ensure_ascii=False))
     half = path.with_name(f".{path.stem}.half{path.suffix}")

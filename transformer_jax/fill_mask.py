@@ -1,6 +1,7 @@
 """Fills the masks of a text: python -m transformer_jax.fill_mask --workdir=DIR --text="the [MASK] statement"
 
 Without --text the texts come from stdin, one a line. Each mask gives a line of words with their probabilities; --json gives objects instead.
+An empty line gives an empty line, with --json an empty list.
 """
 import json
 
@@ -16,6 +17,9 @@ def define_flags() -> None:
     flags.DEFINE_multi_string("text", [],
                               "A text with one [MASK] or several; may be given several times.")
     flags.DEFINE_integer("top_k", 5, "Words of each mask.", lower_bound=1)
+    flags.DEFINE_enum("long", "split", ["split", "skip", "refuse"],
+                      "A text too long for the model: read its sentences one by one, leave it "
+                      "empty, or refuse it.")
     flags.DEFINE_bool("json", False, "One JSON object a text.")
 
 
@@ -29,7 +33,8 @@ def main() -> None:
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that fills masks")
     if options.top_k > task.tokenizer.vocab_size:
         raise UserError(f"--top_k={options.top_k}: the vocabulary has {task.tokenizer.vocab_size} tokens")
-    for masks in task.fill(params, options.text or text_lines("-"), options.top_k):
+    texts = options.text or text_lines("-")
+    for masks in task.fill(params, texts, options.top_k, long=options.long):
         if options.json:
             print(json.dumps([[{"word": word, "probability": round(p, 6)} for word, p in mask] for mask in masks], ensure_ascii=False), flush=True)
         else:

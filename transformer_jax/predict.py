@@ -4,6 +4,7 @@ Classification takes a text a line, or two separated by a tab; tagging words sep
 and prints WORD/TAG for each (the tag follows the last slash); span a question, a tab and its
 context; choice a context and its choices, separated by tabs, and between them what all begin with,
 where the task has such a column (SWAG). --json gives an object a line, with probabilities.
+An empty line gives an empty line, with --json an object with an empty text and a null label.
 """
 import json
 
@@ -18,6 +19,9 @@ def define_flags() -> None:
     cli.define_step()
     flags.DEFINE_multi_string("text", [],
                               "A line, instead of those of stdin; may be given several times.")
+    flags.DEFINE_enum("long", None, ["truncate", "split", "skip", "refuse"],
+                      "A line longer than config.task.length: cut it (classification, choice), "
+                      "read it in parts (tagging, span), leave its prediction empty, or refuse it.")
     flags.DEFINE_bool("json", False, "One JSON object a line.")
 
 
@@ -29,7 +33,8 @@ def main() -> None:
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.", "task.null_threshold", "task.n_best", "task.max_answer")))
     if not hasattr(task, "predict"):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not a fine-tuned one")
-    for plain, found in task.predict(params, options.text or text_lines("-")):
+    lines = options.text or text_lines("-")
+    for plain, found in task.predict(params, lines, long=options.long):
         print(json.dumps(found, ensure_ascii=False) if options.json else plain, flush=True)
 
 

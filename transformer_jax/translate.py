@@ -18,6 +18,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("n_best", 1,
                          "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| "
                          "SCORE where more than one.", lower_bound=1)
+    flags.DEFINE_enum("long", "split", ["split", "truncate", "skip", "refuse"],
+                      "A line too long for the model: split it at sentence ends, cut it, skip it, "
+                      "or refuse it.")
     flags.DEFINE_bool("scores", False,
                       "Write SCORE<tab>TEXT: the log-probability over the length penalty.")
     flags.DEFINE_string("attention", None,
@@ -33,16 +36,19 @@ def main() -> None:
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not hasattr(task, "translate"):
         raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates")
-    first = []
-    for number, found in enumerate(task.translate(params, _lines(first), options.n_best)):
+    first, best = [], []  # the first line and its translation
+    translated = task.translate(params, _lines(first), options.n_best, long=options.long)
+    for number, found in enumerate(translated):
         if options.n_best > 1:
             lines = [f"{number} ||| {text} ||| {score:.4f}" for text, score in found]
         else:
             lines = [f"{score:.4f}\t{text}" if options.scores else text for text, score in found]
         print("\n".join(lines), flush=True)
-        if options.attention and number == 0:
-            looked = task.attention(params, first[0], found[0].text)
-            pictures.save(pictures.mean_attention(looked, "attention to the source, mean of layers and heads"), options.attention)
+        best = best or [found[0].text]
+    if options.attention and best:
+        looked = task.attention(params, first[0], best[0])
+        title = "attention to the source, mean of layers and heads"
+        pictures.save(pictures.mean_attention(looked, title), options.attention)
 
 
 def _lines(first: list[str]):

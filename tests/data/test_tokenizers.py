@@ -420,3 +420,59 @@ def test_spans_are_where_the_pieces_stand(kind):
             words = [text[a:b].strip().lower() for a, b in spans]
             shown = [piece.replace("\u2581", "").removeprefix("##").strip("\u21b5\u21e5") for piece in tokenizer.pieces(ids)]
             assert [word.replace("\u00e9", "e").strip() for word in words] == [piece.replace("\u00e9", "e") for piece in shown]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "byte_bpe", "characters", "wordpiece", "gpt1"])
+def test_one_text_or_a_list(kind):
+    texts = ["the cat sat", "a dog", ""]
+    if kind == "gpt1":
+        pieces = ["<unk>", *(f"{letter}{end}" for letter in "acdeghost" for end in ("", "</w>"))]
+        tokenizer = GPT1BPE.of({piece: number for number, piece in enumerate(pieces)}, [])
+    else:
+        documents = ["the cat sat on the mat", "a dog and a cat sat"] * 9
+        tokenizer = tokenizers.train(documents, kind, 300 if kind == "byte_bpe" else 60)
+    ids = tokenizer.encode(texts)
+    assert [tokenizer.encode(text) for text in texts] == ids and ids[2] == tokenizer.encode(
+        ""
+    ) == []
+    assert all(type(i) is int for each in ids for i in each)
+    assert [tokenizer.decode(each) for each in ids] == tokenizer.decode(ids) == texts
+    assert (
+        tokenizer.decode([]) == "" and tokenizer.decode([[]]) == [""] and tokenizer.encode([]) == []
+    )
+    assert tokenizer.decode(list(np.array(ids[0]))) == texts[0]
+
+    takes = "encode takes a text or a list of texts"
+    for wrong, named in (
+        (b"the cat", "bytes"),
+        (None, "NoneType"),
+        (7, "int"),
+        (("a", "b"), "tuple"),
+        (iter("ab"), "iterator"),
+    ):
+        with pytest.raises(UserError, match=f"{takes}, not .*{named}"):
+            tokenizer.encode(wrong)
+    for wrong, named in (
+        (["a", b"b"], "item 1 of this list is bytes"),
+        ([["a"]], "item 0 of this list is list"),
+        ([None], "NoneType"),
+    ):
+        with pytest.raises(UserError, match=f"{takes}; .*{named}"):
+            tokenizer.encode(wrong)
+    takes = "decode takes a list of ids or a list of such lists"
+    for wrong, named in (
+        ("a", ", not str"),
+        (None, ", not NoneType"),
+        (5, ", not int"),
+        (np.array([5]), ", not ndarray"),
+        (["a"], "; item 0 of this list is str"),
+        ([5, None], "; item 1"),
+        ([[5], 5], "; item 1 of this list is int"),
+        ([5, [5]], "; item 1 of this list is list"),
+        ([1.0], "; item 0"),
+        ([True], "; item 0"),
+        ([-1], "; -1 is no id"),
+        ([[5], [2**31]], "; 2147483648 is no id"),
+    ):
+        with pytest.raises(UserError, match=takes + named):
+            tokenizer.decode(wrong)

@@ -14,6 +14,7 @@ from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.tasks.span import _most_central
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.optimizer import _by_depth
+from transformer_jax.training.state import init_params
 
 SCORES = {"classification": "accuracy", "pairs": "accuracy", "regression": "pearson", "tagging": "f1", "span": "f1", "choice": "accuracy"}
 LINES = {"classification": "the cat sat", "pairs": "the cat sat\tthe dog ran", "regression": "the cat sat", "tagging": "the cat sat", "span": "who ran?\tthe cat ran. a dog sat.",
@@ -352,10 +353,10 @@ def test_choices_that_begin_alike_are_predicted_as_trained(runs, tmp_path):
     config = build(tmp_path, "choice", runs["bert"], task__beginning="2", task__choices=("3", "4"), task__label="5")
     (tmp_path / "train.tsv").write_text("the dog ran\ta man sat\ton the mat\tto the cat\t1\n" * 4)
     task = workdir.make_task(workdir.settled(config, tmp_path / "none"))
-    asked, = task.asked(["the dog ran\ta man sat\ton the mat\tto the cat"])
-    assert asked[0] == task._examples("train")[0][0]
+    asked, = task.asked([(1, "the dog ran\ta man sat\ton the mat\tto the cat")])
+    assert asked.examples[0][0] == task._examples("train")[0][0]
     with pytest.raises(UserError, match="line 1: a context, a beginning and 2 choices"):
-        task.asked(["the dog ran\ta man sat on the mat\ta man sat to the cat"])
+        task.asked([(1, "the dog ran\ta man sat on the mat\ta man sat to the cat")])
 
 
 def test_the_work_counted_is_the_work_done(runs, tmp_path):
@@ -369,8 +370,10 @@ def test_the_work_counted_is_the_work_done(runs, tmp_path):
 
 
 @pytest.mark.parametrize("kind, line, message", [
-    ("classification", "", "line 2: 1 text asked for"), ("pairs", "the cat", "line 2: 2 texts"), ("tagging", " ", "line 2: no words"),
-    ("tagging", "cat " * 40, "line 2: longer than config.task.length=32"), ("span", "who?", "line 2: a question and its context"), ("choice", "a\tb", "line 2: a context and 2 choices"),
+    ("classification", "a\tb", "line 2: 1 text asked for"), ("pairs", "the cat", "line 2: 2 texts"),
+    ("pairs", "the cat\t ", "line 2: 2 texts"),
+    ("span", "who?", "line 2: a question and its context"),
+    ("choice", "a\tb", "line 2: a context and 2 choices"),
 ])
 def test_lines_that_can_not_be_predicted(kind, line, message, runs, tmp_path):
     config = workdir.settled(build(tmp_path, kind, runs["bert"]), tmp_path / "none")
@@ -384,6 +387,55 @@ def test_two_texts_need_two_token_types(kind, runs, tmp_path):
     config.model.num_token_types = 1
     with pytest.raises(UserError, match="num_token_types=1: two texts in a row need 2"):
         workdir.make_task(config)
+
+
+EMPTY = {
+    "classification": {"label": None, "probabilities": None},
+    "regression": {"value": None},
+    "tagging": {"words": [], "tags": [], "probabilities": []},
+    "span": {"answer": None, "n_best": []},
+    "choice": {"choice": None, "probabilities": None},
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_empty_and_long_lines(kind, runs, tmp_path, capsys):
+    """The empty ones stay empty, and change nothing of the others; what is too long is named."""
+    config = workdir.settled(build(tmp_path, kind, runs["bert"]), tmp_path / "none")
+    task = workdir.make_task(config)
+    params, line = init_params(task), LINES[kind]
+    found = list(task.predict(params, ["", line, "  ", line, ""]))
+    alone, = task.predict(params, [line])
+    assert [each.text for each in found] == ["", alone.text, "", alone.text, ""]
+    assert found[0] == found[2] == found[4] == ("", {"text": "", **EMPTY[kind]})
+    assert list(task.predict(params, [])) == [] and list(task.predict(params, [""])) == found[:1]
+    capsys.readouterr()
+
+    lines = [line, line.replace("cat", "cat " * 40), line]
+    found = list(task.predict(params, lines))
+    said = capsys.readouterr().err
+    assert [found[0].text, found[2].text] == [alone.text] * 2
+    if kind == "span":
+        assert "warning" not in said
+    else:
+        assert "warning: line 2 is longer than config.task.length=32 tokens" in said
+        skipped = list(task.predict(params, lines, long="skip"))
+        assert [each.text for each in skipped] == [alone.text, "", alone.text]
+        with pytest.raises(UserError, match="line 2: longer than config.task.length=32"):
+            task.predict(params, lines, long="refuse")
+    wrong = "split" if kind in ("classification", "regression", "choice") else "truncate"
+    with pytest.raises(UserError, match=f"long='{wrong}': must be one of"):
+        task.predict(params, lines, long=wrong)
+
+
+def test_a_long_sentence_has_all_its_tags(runs, tmp_path):
+    config = workdir.settled(build(tmp_path, "tagging", runs["bert"]), tmp_path / "none")
+    task = workdir.make_task(config)
+    words = ["the", "cat", "sat", "to", "a", "dog"] * 20
+    found, _ = task.predict(init_params(task), [" ".join(words), "a dog"])
+    tags = [pair.rpartition("/")[2] for pair in found.text.split()]
+    assert found.details["words"] == words and found.details["tags"] == tags
+    assert len(found.details["tags"]) == len(found.details["probabilities"]) == len(words)
 
 
 def test_runs_of_the_wrong_kind(runs, tmp_path):

@@ -144,7 +144,36 @@ def test_features_are_the_hidden_states(trained):
     with pytest.raises(UserError, match="layer 3"):
         list(task.features(params, texts, layers=(3,)))
     with pytest.raises(UserError, match="text 1: .* config.model.max_length=64"):
-        list(task.features(params, ["dog " * 100]))
+        list(task.features(params, ["dog " * 100], long="refuse"))
+
+
+def test_empty_and_long_texts(trained, capsys):
+    _, _, task, params = trained
+    sentence = "The cat [MASK] on the mat."
+    long = f"{sentence} A dog sat. {sentence} The dog ran to [MASK] {'cat ' * 70} [MASK]."
+    filled = list(task.fill(params, ["", "a [MASK] ran", long, " "], top_k=1))
+    assert [len(masks) for masks in filled] == [0, 1, 4, 0]
+    (alone,), = task.fill(params, [sentence], top_k=1)
+    for mask in filled[2][:2]:  # each sentence by itself
+        assert mask[0].word == alone[0].word
+        assert mask[0].probability == pytest.approx(alone[0].probability, rel=1e-4)
+    said = capsys.readouterr().err
+    assert "warning: text 3 is longer than config.model.max_length=64 tokens" in said
+    assert [len(masks) for masks in task.fill(params, [long, "a [MASK]"], long="skip")] == [0, 1]
+    with pytest.raises(UserError, match="text 2: longer than config.model.max_length=64"):
+        list(task.fill(params, ["a [MASK]", long], long="refuse"))
+    with pytest.raises(UserError, match="long='truncate': must be one of split, skip, refuse"):
+        task.fill(params, [long], long="truncate")
+
+    texts = ["", "dog " * 100, "a dog"]
+    for way, counts in (("truncate", (2, 64, 4)), ("skip", (2, 0, 4))):
+        features = list(task.features(params, texts, (0, -1), long=way))
+        assert [len(pieces) for pieces, _ in features] == list(counts)
+        assert [states.shape for _, states in features] == [(2, count, 32) for count in counts]
+    assert features[0][0] == ["[CLS]", "[SEP]"]
+    cut, = task.features(params, ["dog " * 62])
+    whole = next(task.features(params, texts[1:]))
+    np.testing.assert_allclose(whole[1], cut[1], rtol=1e-4, atol=1e-4)
 
 
 def test_one_batch_can_be_overfitted(tmp_path):

@@ -171,6 +171,47 @@ def test_the_tokenizers_of_another_run_fit_the_model(trained, tiny, sizes, key):
         make_task(config).tokenizer
 
 
+LONG = "A dog runs. The cat sleeps! " * 12 + "Two women sing " * 20
+
+
+def test_a_long_line_is_translated_by_its_sentences(trained, capsys):
+    """As its sentences alone, a longer one cut at a space; the other lines do not change."""
+    task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "2")])
+    lines = ["a dog runs", LONG, "", "the cat sleeps"]
+    found = list(task.translate(params, lines, 2))
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1 and "line 2 is longer than the 119 tokens" in said
+    sentences = ["A dog runs.", "The cat sleeps!"] * 12
+    rest = LONG.removeprefix(" ".join(sentences)).split()
+    encode = task.tokenizer.source.encode
+    while rest:
+        fits = max(n for n in range(len(rest) + 1) if len(encode(" ".join(rest[:n]))) <= 119)
+        sentences.append(" ".join(rest[:fits]))
+        rest = rest[fits:]
+    parts = list(task.translate(params, sentences, 2))
+    for nth in range(2):
+        assert found[1][nth].text == " ".join(part[nth].text for part in parts if part[nth].text)
+        total = sum(part[nth].score for part in parts)
+        assert found[1][nth].score == pytest.approx(total, rel=1e-4)
+    alone = list(task.translate(params, lines[::3], 2))
+    assert [found[0][0].text, found[3][0].text] == [best.text for best, _ in alone]
+    assert found[2] == [("", 0.0)] * 2
+
+
+def test_other_ways_with_a_long_line(trained, capsys):
+    task, params = open_run(trained[0], overrides=[("decode.beam", "1")])
+    cut = task.tokenizer.source.decode(task.tokenizer.source.encode(LONG)[:119])
+    lines = [LONG, "a dog runs", cut]
+    (truncated,), (other,), (expected,) = task.translate(params, lines, long="truncate")
+    assert truncated.text == expected.text and "line 1 is longer" in capsys.readouterr().err
+    skipped = list(task.translate(params, lines, long="skip"))
+    assert [best.text for best, in skipped] == ["", other.text, expected.text]
+    with pytest.raises(UserError, match="line 1: longer than the 119 tokens"):
+        list(task.translate(params, lines, long="refuse"))
+    with pytest.raises(UserError, match="long='drop': must be one of split, truncate, skip"):
+        task.translate(params, lines, long="drop")
+
+
 def test_averaging_is_the_mean_of_the_checkpoints(trained):
     workdir, _ = trained
     steps = [open_run(workdir, step)[1] for step in ("20", "40")]

@@ -123,6 +123,12 @@ def filled(key: str, file: str) -> None:
             raise UserError(f"{key}={file}: the file is empty")
 
 
+def check_evaluated(split: str) -> None:
+    """Raises UserError for a split that is no held-out text."""
+    if split not in ("valid", "test"):
+        raise UserError(f"split {split!r}: only 'valid' and 'test' can be evaluated")
+
+
 def several(texts: Iterable[str]) -> Iterable[str]:
     """The texts. Raises TypeError for a single one, which would else be taken for as many texts as it has characters."""
     if isinstance(texts, str):

@@ -1,10 +1,8 @@
 """Kinds of tokenizers behind one interface: text to ids and back."""
-import hashlib
 import io
 import itertools
 import json
 import os
-import pathlib
 import sys
 from collections.abc import Iterable
 
@@ -13,80 +11,16 @@ import sentencepiece
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
+from transformer_jax.data.tokenizer import Tokenizer
 
 _THREADS = 8  # fixed: the trained model may depend on it
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
-
-
-class Tokenizer:
-    """What every kind has: `model`, the content of the one file it is saved in, and the members below.
-
-    `eos_id` ends a document, and begins text that continues no prompt. No text encodes to a special id.
-    """
-
-    file: str
-    vocab_size: int
-    eos_id: int
-
-    def __init__(self, model: bytes):
-        self.model = model
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        raise NotImplementedError
-
-    def encode_spans(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """As `encode`, with the characters of its text that each id stands for."""
-        return [(found.ids, found.offsets) for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-    def decode(self, ids: list[list[int]]) -> list[str]:
-        """Text of the ids; `eos_id` is none. A model's vocabulary may be larger: ids beyond this one's are nothing, or unknown."""
-        raise NotImplementedError
-
-    def pieces(self, ids: list[int]) -> list[str]:
-        """Each id as it can be shown in a picture."""
-        raise NotImplementedError
-
-    def words(self, ids: list[int]) -> tuple[list[str], list[int]]:
-        """The words that ids form, for a picture, and for each id the number of its word. Spaces divide words; the end of a document stands alone."""
-        found, numbers, closed = [], [], True
-        for i, piece in zip(ids, self.pieces(ids)):
-            if closed or i == self.eos_id or self.begins_word(piece):
-                found.append("")
-            found[-1] += self.shown(piece)
-            numbers.append(len(found) - 1)
-            closed = i == self.eos_id or self.ends_word(piece)
-        return found, numbers
-
-    def begins_word(self, piece: str) -> bool:
-        return piece.startswith("▁")
-
-    def ends_word(self, piece: str) -> bool:
-        return False
-
-    def shown(self, piece: str) -> str:
-        """A piece as a part of its word."""
-        return piece.strip("▁")
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self.model).hexdigest()
-
-    def files(self) -> dict[str, bytes]:
-        return {self.file: self.model}
-
-    def save(self, folder: pathlib.Path) -> None:
-        write(self.files(), folder)
 
 
 def in_blocks(tokenizer: huggingface.Tokenizer, texts: list[str]) -> list[list[int]]:
     """Ids of each text. What the library gives for one takes many times their memory: so it holds no more than 10,000 of them."""
     blocks = (texts[start:start + 10_000] for start in range(0, len(texts), 10_000))
     return [found.ids for block in blocks for found in tokenizer.encode_batch_fast(block, add_special_tokens=False)]
-
-
-def write(files: dict[str, bytes], folder: pathlib.Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
 
 
 def _known(tokenizer, ids):
@@ -134,14 +68,14 @@ class SentencePiece(Tokenizer):
         return cls.train(lines, vocab_size, model_type, user_defined_symbols=["\n"], normalization_rule_name="identity",
                          remove_extra_whitespaces=False, add_dummy_prefix=False)
 
-    def encode(self, texts):
+    def _encode(self, texts):
         return self._processor.encode(texts, num_threads=os.cpu_count())
 
     def encode_spans(self, texts):
         ends = [itertools.accumulate(map(len, pieces), initial=0) for pieces in self._processor.encode(texts, out_type=str)]  # trained on documents, it changes no character
         return [(ids, list(itertools.pairwise(each))) for ids, each in zip(self.encode(texts), ends)]
 
-    def decode(self, ids):
+    def _decode(self, ids):
         return self._processor.decode([_known(self, each) for each in ids])
 
     def pieces(self, ids):
@@ -179,10 +113,10 @@ class BPE(Tokenizer):
         """The library's tokenizer. It knows no special tokens, so that text can't name them."""
         raise NotImplementedError
 
-    def encode(self, texts):
+    def _encode(self, texts):
         return in_blocks(self._tokenizer, texts)
 
-    def decode(self, ids):
+    def _decode(self, ids):
         return self._tokenizer.decode_batch([[i for i in each if i != self.eos_id] for each in ids])
 
     def hf_files(self) -> dict[str, bytes]:
@@ -313,13 +247,13 @@ class Characters(Tokenizer):
                             f"{len(characters) + 2}: more than config.model.vocab_size={vocab_size}")
         return cls(json.dumps({"characters": "".join(sorted(characters))}).encode())
 
-    def encode(self, texts):
+    def _encode(self, texts):
         return [self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].tolist() for text in texts]
 
     def encode_spans(self, texts):
         return [(ids, [(place, place + 1) for place in range(len(ids))]) for ids in self.encode(texts)]
 
-    def decode(self, ids):
+    def _decode(self, ids):
         return ["".join(self._characters[i] for i in _known(self, each)) for each in ids]
 
     def pieces(self, ids):

@@ -11,7 +11,8 @@ import tokenizers as huggingface
 from transformer_jax import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import sources, store, tokenizer_kinds, wordpiece
-from transformer_jax.data.tokenizer_kinds import ByteBPE, Characters, GPT1BPE, SentencePiece, Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, write
+from transformer_jax.data.tokenizer_kinds import ByteBPE, Characters, GPT1BPE, SentencePiece
 from transformer_jax.data.wordpiece import WordPiece
 
 
@@ -29,7 +30,7 @@ class Pair:
         return {f"{name}.model": tokenizer.model for name, tokenizer in zip(names, (self.source, self.target))}
 
     def save(self, folder: pathlib.Path) -> None:
-        tokenizer_kinds.write(self.files(), folder)
+        write(self.files(), folder)
 
     @classmethod
     def of(cls, files: dict[str, bytes]) -> "Pair":

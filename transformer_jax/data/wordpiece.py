@@ -8,7 +8,8 @@ import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizer_kinds import Tokenizer, in_blocks, in_order, opened
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_kinds import in_blocks, in_order, opened
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ALPHABET = 1000  # the most frequent characters, as for BERT; words with others are unknown
@@ -67,7 +68,7 @@ class WordPiece(Tokenizer):
         vocab = tokenizer.get_vocab()
         return cls.of(sorted(vocab, key=vocab.get), cased)
 
-    def encode(self, texts):
+    def _encode(self, texts):
         return in_blocks(self._tokenizer, texts)
 
     def encode_masked(self, text: str) -> list[int]:
@@ -75,7 +76,7 @@ class WordPiece(Tokenizer):
         first, *others = self.encode(text.split("[MASK]"))
         return [*first, *(i for ids in others for i in (self.mask_id, *ids))]
 
-    def decode(self, ids):
+    def _decode(self, ids):
         dropped = (self.pad_id, self.cls_id, self.sep_id)
         return self._tokenizer.decode_batch([[i for i in each if i not in dropped] for each in ids])
 

@@ -5,7 +5,6 @@ import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,10 @@ from transformer_jax import sharding
 from transformer_jax.attended import Attended, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, sources, tokenizers
+from transformer_jax.data.long_lines import LongLines
 from transformer_jax.finetuning import lengths
 from transformer_jax.finetuning.encoder import Encoder
+from transformer_jax.finetuning.predictions import Asked, Prediction, examples_of
 from transformer_jax.progress import say, track
 
 ROW = ("tokens", "token_types", "segment_ids")
@@ -41,6 +42,8 @@ class FineTuning:
 
     summarises = True  # whether the head reads one vector a row; else one a token
     two_texts = False  # whether a row holds two texts
+    unread = {}  # the details of a prediction for an empty line
+    long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; first the default
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -103,12 +106,12 @@ class FineTuning:
         """What `evaluate` gives beside the scores, JSON-able; from the same arguments."""
         return {}
 
-    def shown(self, example, outputs) -> tuple[str, dict]:
-        """A prediction as a line of text and as an object for JSON."""
+    def shown(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
+        """A prediction as a line of text and as an object for JSON, from a line's examples."""
         raise NotImplementedError
 
-    def asked(self, lines: Iterable[str]) -> Iterator[Any]:
-        """Examples without labels, from lines of text."""
+    def asked(self, lines: list[tuple[int, str]]) -> list[Asked]:
+        """Examples without labels, from numbered lines. Raises UserError for a wrong line."""
         raise NotImplementedError
 
     # data
@@ -204,6 +207,7 @@ class FineTuning:
 
     def evaluate(self, params, split: str) -> dict:
         """Loss and scores over a whole split. Raises UserError where the run's data has no such split."""
+        sources.check_evaluated(split)
         if self.read(split) is None:
             raise UserError(f"--set={split}: this run names no such examples; give --config.data.{split}_files")
         examples, outputs, loss = self._outputs(params, split)
@@ -224,10 +228,29 @@ class FineTuning:
         outputs = list(self._over(params, examples, f"evaluating {split} (batches)", sums))
         return examples, outputs, float(sums[0] / max(sums[1], 1))
 
-    def predict(self, params, lines: Iterable[str]) -> Iterator["Prediction"]:
-        """For each line what the run says of it, in order; see `asked` for what a line holds. Raises UserError for a line that is none."""
-        examples = list(self.asked(sources.several(lines)))
-        return (Prediction(*self.shown(example, output)) for example, output in zip(examples, self._over(params, examples, "predicting (batches)")))
+    def predict(
+        self, params, lines: Iterable[str], *, long: str | None = None
+    ) -> Iterator[Prediction]:
+        """A prediction for each line, in order; `asked` says what a line holds.
+
+        An empty line has an empty prediction. `long` decides about a line that is longer than
+        `config.task.length`. "truncate" cuts it as in training: the default where a line has one
+        label. "split" tags it in parts: the default of tagging. "skip" leaves its prediction empty,
+        "refuse" raises UserError. A warning names the numbers of these lines. An answer is looked
+        for in all of its context, however long. Raises UserError for a line of another form.
+        """
+        limit = f"config.task.length={self.length} tokens"
+        treatment = LongLines(long or self.long_lines[0], self.long_lines, limit)
+        lines = examples_of(sources.several(lines), self.asked, treatment)
+        examples = [example for line in lines for example in line]
+        outputs = self._over(params, examples, "predicting (batches)") if examples else iter(())
+        return (self._prediction(line, outputs) for line in lines)
+
+    def _prediction(self, examples: list, outputs: Iterator[np.ndarray]) -> Prediction:
+        """From a line's examples and as many of the outputs that follow."""
+        if not examples:
+            return Prediction("", {"text": "", **self.unread})
+        return Prediction(*self.shown(examples, [next(outputs) for _ in examples]))
 
     @property
     def attentions(self) -> tuple[str, ...]:
@@ -266,8 +289,3 @@ class FineTuning:
             return found.reshape(len(batch["segment_ids"]), -1, *found.shape[1:]), total, count  # (examples, rows of each, ...)
 
         return jax.jit(scored)
-
-
-class Prediction(NamedTuple):
-    text: str  # the label, the tags, the answer ...
-    details: dict  # JSON-able: the same with its probabilities

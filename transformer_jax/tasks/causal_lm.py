@@ -138,6 +138,7 @@ class CausalLM:
 
         Raises UserError where the run's data has no such split.
         """
+        sources.check_evaluated(split)
         text, batch = self._text(split), self.config.decode.batch
         if text is None:
             raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
@@ -157,7 +158,7 @@ class CausalLM:
         *,
         max_tokens: int | None = None,
         how: Sampling | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int = 0,
         watch: Callable[[list[str]], None] | None = None,
         window: Literal["slide", "refuse"] = "slide",
@@ -179,8 +180,8 @@ class CausalLM:
         beside it change its logits by rounding: in float32 this decides no token, in bfloat16 now
         and then one.
         """
-        drawing = sampling_of(how, sampling)
-        request = generation.Request(max_tokens, drawing, tuple(stop), seed, watch, window)
+        drawing, stop = sampling_of(how, sampling), (stop,) if isinstance(stop, str) else tuple(stop)
+        request = generation.Request(max_tokens, drawing, stop, seed, watch, window)
         batch = self.config.decode.batch
         generator = generation.Generator(self.model, self.tokenizer, self.begun, batch)
         return generator(params, sources.several(prompts), request)

@@ -10,6 +10,7 @@ from transformer_jax.data import tables
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
+from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 
@@ -25,6 +26,7 @@ class Choice(FineTuning):
     first: int = 0  # the number of the first choice
 
     two_texts = True
+    unread = {"choice": None, "probabilities": None}
 
     def __post_init__(self):
         super().__post_init__()
@@ -51,7 +53,7 @@ class Choice(FineTuning):
                 raise UserError(f"{record.where}: an empty context")
             texts.append(self._joined(" ".join(parts[: len(self.context)]), *parts[len(self.context):]))
             labels.append(int(label) - self.first)
-        return self._encoded(texts, labels)
+        return [example for example, _ in self._encoded(texts, labels)]
 
     def _joined(self, context: str, *parts: str) -> tuple[str, ...]:
         """The context and its choices, each behind what all begin with, if there is such a part."""
@@ -59,8 +61,11 @@ class Choice(FineTuning):
         return context, *(beginning + choice for choice in choices)
 
     def _encoded(self, texts, labels):
-        sides = [self.tokenizer.encode(list(side)) for side in zip(*texts)]
-        return [([fitted(context, choice, self.length - 3) for choice in choices], label) for context, *choices, label in zip(*sides, labels)]
+        """For each text an example, cut to fit, and whether it was longer."""
+        sides, most = [self.tokenizer.encode(list(side)) for side in zip(*texts)], self.length - 3
+        for context, *choices, label in zip(*sides, labels):
+            long = len(context) + max(map(len, choices)) > most
+            yield ([fitted(context, choice, most) for choice in choices], label), long
 
     def row(self, example):
         pairs, label = example
@@ -88,16 +93,17 @@ class Choice(FineTuning):
     def scores(self, examples, outputs):
         return {"accuracy": scores.accuracy([label for _, label in examples], np.stack(outputs)[..., 0].argmax(axis=-1))}
 
-    def shown(self, example, outputs):
-        logits = outputs[:, 0]
+    def shown(self, examples, outputs):
+        logits = outputs[0][:, 0]
         number = int(logits.argmax()) + self.first
         return str(number), {"choice": number, "probabilities": [float(p) for p in scipy.special.softmax(logits)]}
 
     def asked(self, lines):
         """A context, what all choices begin with where the task has such a column, and the choices, separated by tabs."""
-        texts = [line.split("\t") for line in lines]
+        texts = [line.split("\t") for _, line in lines]
         before, wanted = ("a context, a beginning", 2) if self.beginning else ("a context", 1)
-        for number, parts in enumerate(texts, 1):
+        for (number, _), parts in zip(lines, texts):
             if len(parts) != wanted + len(self.choices) or not all(part.strip() for part in (parts[0], *parts[-len(self.choices):])):
                 raise UserError(f"line {number}: {before} and {len(self.choices)} choices are asked for, separated by tabs")
-        return self._encoded([self._joined(*parts) for parts in texts], [0] * len(texts)) if texts else []
+        encoded = self._encoded([self._joined(*parts) for parts in texts], [0] * len(texts))
+        return [Asked([example], long) for example, long in encoded]

@@ -14,6 +14,7 @@ from transformer_jax.data import tables
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
+from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.progress import say
@@ -73,7 +74,8 @@ class Classification(FineTuning):
         if whole and not records:
             raise UserError(f"{whole[0].where}: an empty text, and none in the other rows")
         labels = [self._number(record) for record in records]
-        return list(zip(*self._encoded([record.values[:-1] for record in records]), labels))
+        first, second, _ = self._encoded([record.values[:-1] for record in records])
+        return list(zip(first, second, labels))
 
     def count(self, split):
         return len(self._examples(split))  # without what was left out
@@ -94,11 +96,15 @@ class Classification(FineTuning):
         return {name: number for number, name in enumerate(self.names)}
 
     def _encoded(self, texts):
-        """(ids of the first texts, of the second or None), cut to fit."""
+        """(ids of the first texts, of the second or None) cut to fit, and which were longer."""
         first, *second = (self.tokenizer.encode(list(side)) for side in zip(*texts))
         if not second:
-            return [ids[: self.length - 2] for ids in first], [None] * len(first)
-        return zip(*(fitted(*both, self.length - 3) for both in zip(first, second[0])))
+            most = self.length - 2
+            cut, long = [ids[:most] for ids in first], [len(ids) > most for ids in first]
+            return cut, [None] * len(first), long
+        most, pairs = self.length - 3, list(zip(first, second[0]))
+        first, second = zip(*(fitted(*both, most) for both in pairs))
+        return first, second, [len(a) + len(b) > most for a, b in pairs]
 
     def row(self, example):
         first, second, label = example
@@ -161,8 +167,8 @@ class Classification(FineTuning):
         return {"accuracy": scores.accuracy(labels, found), "f1": scores.f1(labels, found, count), "macro_f1": scores.macro_f1(labels, found, range(count)),
                 "matthews": scores.matthews(labels, found)}
 
-    def shown(self, example, outputs):
-        outputs = outputs.sum(axis=0)
+    def shown(self, examples, outputs):
+        outputs = outputs[0].sum(axis=0)
         if self.regression:
             return f"{outputs[0]:.4f}", {"value": float(outputs[0])}
         label = self.names[int(outputs.argmax())]
@@ -170,10 +176,17 @@ class Classification(FineTuning):
 
     def asked(self, lines):
         """A text a line; pairs are separated by a tab."""
-        texts = [tuple(line.split("\t")) for line in lines]
+        texts = [tuple(line.split("\t")) for _, line in lines]
         wanted = 2 if self.pair else 1
-        for number, parts in enumerate(texts, 1):
+        for (number, _), parts in zip(lines, texts):
             whole = all(part.strip() for part in parts)
             if len(parts) != wanted or not whole:
                 raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if whole else 'an empty one'}")
-        return [(*both, 0) for both in zip(*self._encoded(texts))] if texts else []
+        if not texts:
+            return []
+        encoded = zip(*self._encoded(texts))
+        return [Asked([(first, second, 0)], long) for first, second, long in encoded]
+
+    @property
+    def unread(self):
+        return {"value": None} if self.regression else {"label": None, "probabilities": None}

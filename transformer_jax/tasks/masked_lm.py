@@ -6,7 +6,6 @@ import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +16,12 @@ from transformer_jax import metrics
 from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import documents, masking, rows, sentence_pairs, sources, tokenizers, windows
+from transformer_jax.decoding.filling import Filling, Reader
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy, label_nll
 from transformer_jax.progress import track
 
 _EVALUATED = 2_000  # rows of an evaluation at least: a small text is gone through several times, with other pairs and masks
-_BUCKET = 32  # lengths are padded to multiples of it, so that few shapes are compiled
 
 
 @dataclasses.dataclass
@@ -170,6 +169,7 @@ class MaskedLM:
 
         Raises UserError where the run's data has no such split.
         """
+        sources.check_evaluated(split)
         if self._text(split) is None:
             raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
         found, batch = self._evaluated(split), self.config.decode.batch
@@ -183,37 +183,38 @@ class MaskedLM:
         means.pop("filled")
         return {**means, **self.derived(split, means), "most_frequent": float(labels.max() / labels.sum()), "rows": len(found), "masked": int(labels.sum())}
 
-    def fill(self, params, texts: Iterable[str], top_k: int = 5) -> Iterator[list[list["Filling"]]]:
-        """The `top_k` likeliest words for each [MASK] of each text, in order.
+    def fill(
+        self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
+    ) -> Iterator[list[list[Filling]]]:
+        """The `top_k` likeliest words for each [MASK] of each text; an empty text has none.
 
-        Raises UserError for a text without [MASK], or one longer than `config.model.max_length`.
+        `long` decides about a text longer than `config.model.max_length`: "split" reads its
+        sentences one by one, a longer sentence in parts, "skip" fills nothing, "refuse" raises
+        UserError. A warning at the end names the numbers of these texts. Raises UserError for a
+        text without [MASK].
         """
-        numbered = enumerate(sources.several(texts), 1)
-        while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
-            encoded = [[self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id] for _, text in chunk]
-            for (number, _), ids in zip(chunk, encoded):
-                if self.tokenizer.mask_id not in ids:
-                    raise UserError(f"text {number}: no [MASK] in it")
-            tokens, segments = self._padded(encoded, chunk[0][0])
-            log_probs, found = jax.device_get(self._fill(params, tokens, segments, top_k))
-            for row, ids in enumerate(encoded):
-                places = [place for place, token in enumerate(ids) if token == self.tokenizer.mask_id]
-                yield [[Filling(*pair) for pair in zip(self.tokenizer.pieces(found[row, place].tolist()), np.exp(log_probs[row, place]).tolist())] for place in places]
+        return self._reader.fill(params, sources.several(texts), top_k, long)
 
-    def features(self, params, texts: Iterable[str], layers: tuple[int, ...] = (-1,)) -> Iterator[tuple[list[str], np.ndarray]]:
-        """The pieces of each text, [CLS] and [SEP] among them, and their hidden states (layers, N, M) float32; layer 0 is the embeddings, -1 the last.
+    def features(
+        self,
+        params,
+        texts: Iterable[str],
+        layers: tuple[int, ...] = (-1,),
+        *,
+        long: str = "truncate",
+    ) -> Iterator[tuple[list[str], np.ndarray]]:
+        """The pieces of each text, and their hidden states (layers, N, M) float32.
 
-        Raises UserError for a text longer than `config.model.max_length`, or a layer that there is not.
+        Layer 0 is the embeddings, -1 the last. [CLS] and [SEP] are among the pieces; an empty text
+        has them alone. `long` decides about a text longer than `config.model.max_length`:
+        "truncate" cuts it, "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at
+        the end names the numbers of these texts. Raises UserError for a layer that does not exist.
         """
-        depth = self.model.num_layers + 1
-        if wrong := [layer for layer in layers if not -depth <= layer < depth]:
-            raise UserError(f"layer {wrong[0]}: there are 0 (the embeddings) to {depth - 1}")
-        numbered = enumerate(sources.several(texts), 1)
-        while chunk := list(itertools.islice(numbered, self.config.decode.batch)):
-            encoded = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in self.tokenizer.encode([text for _, text in chunk])]
-            states = self._states(params, *self._padded(encoded, chunk[0][0]))
-            chosen = np.asarray(states[np.array(layers) % depth], np.float32)
-            yield from ((self.tokenizer.pieces(ids), chosen[:, row, : len(ids)]) for row, ids in enumerate(encoded))
+        return self._reader.features(params, sources.several(texts), layers, long)
+
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self.model, self.tokenizer, self.config.decode.batch)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """What each word of a text, or each of its `pieces`, attends to; [CLS], [SEP] and any [MASK] among them.
@@ -225,34 +226,3 @@ class MaskedLM:
             raise UserError(f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
         side = Side.of(self.tokenizer, ids, pieces)
         return between(weights_in(self.model, params, "encoder", jnp.array([ids])), side, side)
-
-    def _padded(self, encoded, first):
-        """Tokens and segment ids (B, L) of a chunk whose first text has the number `first`."""
-        for number, ids in enumerate(encoded, first):
-            if len(ids) > self.model.max_length:
-                raise UserError(f"text {number}: {len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
-        length = min(-(-max(map(len, encoded)) // _BUCKET) * _BUCKET, self.model.max_length)
-        tokens, segments = np.zeros((2, len(encoded), length), np.int32)
-        for row, ids in enumerate(encoded):
-            tokens[row, : len(ids)], segments[row, : len(ids)] = ids, 1
-        return tokens, segments
-
-    @cached_property
-    def _fill(self):
-        """Compiled: params, tokens, segment ids (B, L), k -> log-probabilities and ids (B, L, k) of the likeliest tokens."""
-        @partial(jax.jit, static_argnums=3)
-        def fill(params, tokens, segments, top_k):
-            _, logits, _ = self.model.apply({"params": params}, tokens, None, None, segments)
-            return jax.lax.top_k(jax.nn.log_softmax(logits[..., : self.tokenizer.vocab_size]), top_k)
-
-        return fill
-
-    @cached_property
-    def _states(self):
-        """Compiled: params, tokens, segment ids (B, L) -> hidden states (layers + 1, B, L, M)."""
-        return jax.jit(lambda params, tokens, segments: self.model.apply({"params": params}, tokens, None, None, segments, method="layers"))
-
-
-class Filling(NamedTuple):
-    word: str
-    probability: float

@@ -9,9 +9,10 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data import sources, tables
+from transformer_jax.data import tables
 from transformer_jax.finetuning import scores
-from transformer_jax.finetuning.base import ROW, FineTuning, Prediction
+from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 
@@ -52,6 +53,8 @@ class Span(FineTuning):
 
     summarises = False
     two_texts = True
+    unread = {"answer": None, "n_best": []}
+    long_lines = ("split",)  # as in training
 
     def __post_init__(self):
         super().__post_init__()
@@ -122,7 +125,9 @@ class Span(FineTuning):
         return jnp.sum(label_nll(logits, labels).mean(axis=-1) * there), count, {"accuracy": (right, count)}
 
     def scores(self, examples, outputs):
-        found = [(parts[0][0].answers, *self._answer(parts)[:2]) for parts in _by_question(zip(examples, outputs))]
+        by_question = itertools.groupby(zip(examples, outputs), key=lambda pair: pair[0].question)
+        questions = [list(parts) for _, parts in by_question]
+        found = [(parts[0][0].answers, *self._answer(parts)[:2]) for parts in questions]
         measured = {}
         for name, measure in (("exact_match", scores.exact_match), ("f1", scores.overlap_f1)):
             answered = [measure(answers, span) for answers, span, _ in found]
@@ -154,27 +159,22 @@ class Span(FineTuning):
             if a <= b < a + self.max_answer and example.central[a]:
                 yield float(logits[a, 0] + logits[b, 1]), example.context[example.spans[a][0]:example.spans[b][1]].strip()
 
-    def shown(self, example, outputs):
-        raise NotImplementedError("see predict: an answer takes all parts of its context")
+    def shown(self, examples, outputs):
+        span, margin, ranked = self._answer(list(zip(examples, outputs)))
+        answer = "" if self.unanswerable and margin > self.null_threshold else span
+        n_best = [{"answer": text, "probability": p} for text, p in ranked]
+        return answer, {"answer": answer, "n_best": n_best}
 
-    def predict(self, params, lines):
+    def asked(self, lines):
         """A question and its context a line, separated by a tab."""
         asked = []
-        for number, line in enumerate(sources.several(lines), 1):
+        for number, line in lines:
             question, _, context = line.partition("\t")
             if not question.strip() or not context.strip():
                 raise UserError(f"line {number}: a question and its context are asked for, separated by a tab")
             asked.append((question, context, ()))
-        examples = self._parts(asked)
-        for parts in _by_question(zip(examples, self._over(params, examples, "predicting (batches)"))):
-            span, margin, ranked = self._answer(parts)
-            answer = "" if self.unanswerable and margin > self.null_threshold else span
-            yield Prediction(answer, {"answer": answer, "n_best": [{"answer": text, "probability": p} for text, p in ranked]})
-
-
-def _by_question(pairs):
-    """The parts, with their outputs, question by question."""
-    return (list(group) for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].question))
+        by_question = itertools.groupby(self._parts(asked), key=lambda part: part.question)
+        return [Asked(list(parts), False) for _, parts in by_question]
 
 
 def _tokens_of(spans, answer: tuple[str, int]) -> tuple[int, int] | None:

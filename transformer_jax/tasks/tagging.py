@@ -1,5 +1,6 @@
 """A tag for each word: named entities and the like (Devlin et al. 2018, figure 4d and section 5.3)."""
 import dataclasses
+import itertools
 from functools import cached_property
 from typing import Literal
 
@@ -12,6 +13,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import tables
 from transformer_jax.finetuning import scores
 from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head, RecurrentHead
 from transformer_jax.losses import label_nll
 
@@ -46,6 +48,8 @@ class Tagging(FineTuning):
     lstm_width: int = 768  # of both directions together, in each of two layers
 
     summarises = False
+    unread = {"words": [], "tags": [], "probabilities": []}
+    long_lines = ("split", "skip", "refuse")
 
     def __post_init__(self):
         self.frozen = self.frozen or bool(self.features)
@@ -153,21 +157,20 @@ class Tagging(FineTuning):
         words = [(a, b) for number in gold for a, b in zip(gold[number], found[number])]
         return scores.entity_f1(list(gold.values()), list(found.values())) | {"accuracy": sum(a == b for a, b in words) / len(words)}
 
-    def shown(self, example, outputs):
-        tags, logits = self._found(example, outputs), outputs[0][example.places]
-        probabilities = scipy.special.softmax(logits, axis=-1).max(axis=-1)
-        shown = " ".join(f"{word}/{tag}" for word, tag in zip(example.words, tags))
-        found = {"words": list(example.words), "tags": tags}
-        return shown, found | {"probabilities": [float(p) for p in probabilities]}
+    def shown(self, examples, outputs):
+        words, tags, probabilities = [], [], []
+        for part, output in zip(examples, outputs):
+            words += part.words
+            tags += self._found(part, output)
+            likeliest = scipy.special.softmax(output[0][part.places], axis=-1).max(axis=-1)
+            probabilities += likeliest.tolist()
+        shown = " ".join(f"{word}/{tag}" for word, tag in zip(words, tags))
+        return shown, {"words": words, "tags": tags, "probabilities": probabilities}
 
     def asked(self, lines):
-        """A sentence a line, its words separated by spaces; one that does not fit a row is refused."""
-        sentences = [line.split() for line in lines]
-        for number, words in enumerate(sentences, 1):
-            if not words:
-                raise UserError(f"line {number}: no words")
+        """A sentence a line, its words separated by spaces; a longer one has several parts."""
+        sentences = [line.split() for _, line in lines]
         parts = self._parts([(words, [0] * len(words)) for words in sentences])
-        for before, part in zip(parts, parts[1:]):
-            if part.sentence == before.sentence:
-                raise UserError(f"line {part.sentence + 1}: longer than config.task.length={self.length} tokens")
-        return parts
+        by_sentence = itertools.groupby(parts, key=lambda part: part.sentence)
+        lists = (list(group) for _, group in by_sentence)
+        return [Asked(each, len(each) > 1) for each in lists]

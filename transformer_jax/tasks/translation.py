@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from transformer_jax import bleu
 from transformer_jax.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import rows, sources, tokenizers
+from transformer_jax.data import long_lines, rows, sources, tokenizers
+from transformer_jax.data.long_lines import LongLines
 from transformer_jax.decoding.beam_search import BeamSearch
 from transformer_jax.decoding.stream import Stream
 from transformer_jax.layers.attention import weights_in
@@ -23,6 +24,8 @@ from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy
 from transformer_jax.progress import say, track
+
+LONG = ("split", "truncate", "skip", "refuse")  # ways to treat a line that is too long
 
 _READ_AHEAD = 32  # batches of lines held at a time, sorted by length among themselves
 
@@ -140,6 +143,7 @@ class Translation:
 
         Raises UserError where the run's data has no such split.
         """
+        sources.check_evaluated(split)
         pairs = self._pairs(split)
         if pairs is None:
             raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_source and --config.data.{split}_target")
@@ -159,30 +163,67 @@ class Translation:
         outputs = [best[0].text for best in self.translate(params, track(inputs, "translating", len(inputs)))]
         return outputs, references
 
-    def translate(self, params, lines: Iterable[str], n_best: int = 1) -> Iterator[list["Hypothesis"]]:
-        """The `n_best` translations of each line, in order; an empty line stays empty. Holds a bounded number of lines.
+    def translate(
+        self, params, lines: Iterable[str], n_best: int = 1, *, long: str = "split"
+    ) -> Iterator[list["Hypothesis"]]:
+        """The `n_best` translations of each line, in order; an empty line stays empty.
 
-        Beam search as `config.decode` says; greedy with one beam. Raises UserError for a line longer than
-        `config.model.max_length` allows, or more translations than beams.
+        Holds a bounded number of lines. Beam search as `config.decode` says; greedy with one beam.
+        More translations than beams raise UserError.
+
+        `long` decides about a line that is longer than `config.model.max_length` allows. "split"
+        translates its sentences one by one, a longer sentence in parts that end at a space; it
+        joins their n-th translations and adds their scores. "truncate" cuts the line, "skip"
+        leaves its translation empty, "refuse" raises UserError. A warning at the end names the
+        numbers of these lines.
         """
         decode = self.config.decode
         if n_best > decode.beam:
             raise UserError(f"{n_best} translations of a line need as many beams: config.decode.beam={decode.beam}")
-        numbered, params = enumerate(sources.several(lines), 1), for_decoding(params, compute_dtype(self.model.dtype))
-        stream = self.stream(n_best)
-        while chunk := list(itertools.islice(numbered, _READ_AHEAD * decode.batch)):
-            encoded = self.tokenizer.source.encode([line for _, line in chunk])
-            for (number, _), ids in zip(chunk, encoded):
-                if len(ids) > self._longest:
-                    raise UserError(f"line {number}: {len(ids)} tokens, at most {self._longest} can be translated "
-                                    f"(config.model.max_length={self.model.max_length} less config.decode.max_extra={decode.max_extra} and the end)")
-            order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
-            outputs = [[Hypothesis("", 0.0)] * n_best] * len(chunk)
-            sources_ = [[*encoded[i], self.tokenizer.source.eos_id] for i in order]
-            for number, beams in stream(params, sources_, [len(ids) + decode.max_extra for ids in sources_]):
-                texts = self.tokenizer.target.decode([ids[ids > 0].tolist() for ids in beams.ids])
-                outputs[order[number]] = [Hypothesis(text, float(score)) for text, score in zip(texts, beams.scores)]
-            yield from outputs
+        limit = (f"the {self._longest} tokens that can be translated at once (config.model."
+                 f"max_length={self.model.max_length} less config.decode.max_extra and the end)")
+        treatment = LongLines(long, LONG, limit)
+        return self._translated(params, sources.several(lines), n_best, treatment)
+
+    def _translated(self, params, lines, n_best, treatment):
+        decode, eos_id = self.config.decode, self.tokenizer.source.eos_id
+        numbered, stream = enumerate(lines, 1), self.stream(n_best)
+        params = for_decoding(params, compute_dtype(self.model.dtype))
+        with treatment:
+            while chunk := list(itertools.islice(numbered, _READ_AHEAD * decode.batch)):
+                lines = list(self._parts(chunk, treatment))
+                parts = [[*ids, eos_id] for ids in itertools.chain.from_iterable(lines)]
+                order = sorted(range(len(parts)), key=lambda i: -len(parts[i]))
+                limits = [len(parts[i]) + decode.max_extra for i in order]
+                outputs = {}
+                for number, beams in stream(params, [parts[i] for i in order], limits):
+                    outputs[order[number]] = self._hypotheses(beams)
+                in_order = (outputs[i] for i in range(len(parts)))
+                for line in lines:
+                    yield _joined(list(itertools.islice(in_order, len(line))), n_best)
+
+    def _hypotheses(self, beams) -> list["Hypothesis"]:
+        texts = self.tokenizer.target.decode([ids[ids > 0].tolist() for ids in beams.ids])
+        return [Hypothesis(text, float(score)) for text, score in zip(texts, beams.scores)]
+
+    def _parts(self, chunk, treatment: LongLines) -> Iterator[list[list[int]]]:
+        """The ids of each numbered line, in parts that are translated one by one.
+
+        An empty line has no part, a long line several, and any other line one.
+        """
+        encode, most = self.tokenizer.source.encode, self._longest
+        for (number, line), ids in zip(chunk, encode([line for _, line in chunk])):
+            if len(ids) <= most:
+                yield [ids] if ids else []
+                continue
+            treatment.add(number)
+            match treatment.way:
+                case "split":
+                    yield long_lines.split(line, encode, most)
+                case "truncate":
+                    yield [ids[:most]]
+                case "skip":
+                    yield []
 
     def stream(self, n_best: int) -> Stream:
         """The search as `config.decode` says, over source ids that end with their end token."""
@@ -195,7 +236,9 @@ class Translation:
         By words, or by `pieces`; end tokens included. A query of the decoder is named after the word it predicts, a key after the word it has read.
         """
         if target is None:
-            target = "" if kind == "encoder" else next(self.translate(params, [source]))[0].text
+            target = ""
+            if kind != "encoder":
+                target = next(self.translate(params, [source], long="refuse"))[0].text
         (from_, source_ids), (to, target_ids) = ((tokenizer, [*tokenizer.encode([text])[0], tokenizer.eos_id]) for tokenizer, text in
                                                  ((self.tokenizer.source, source), (self.tokenizer.target, target)))
         if max(len(source_ids), len(target_ids)) > self.model.max_length:
@@ -212,4 +255,14 @@ class Translation:
 
 class Hypothesis(NamedTuple):
     text: str
-    score: float  # log-probability over the length penalty
+    score: float  # log-probability over the length penalty; of a line in parts their sum
+
+
+def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
+    """The hypotheses of a line from those of its parts."""
+    if not parts:
+        return [Hypothesis("", 0.0)] * n_best
+    columns = list(zip(*parts))  # the n-th of each part
+    texts = (" ".join(each.text for each in column if each.text) for column in columns)
+    scores = (sum(each.score for each in column) for column in columns)
+    return [Hypothesis(text, score) for text, score in zip(texts, scores)]

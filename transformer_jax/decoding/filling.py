@@ -1,0 +1,153 @@
+"""Reading texts with a BERT: words for their masks, and hidden states."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.data import long_lines
+from transformer_jax.data.long_lines import LongLines
+
+_BUCKET = 32  # lengths are padded to multiples of it, so that few shapes are compiled
+
+
+class Filling(NamedTuple):
+    word: str
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads texts with a BERT, `batch` at a time. See MaskedLM.fill and MaskedLM.features."""
+
+    model: Any  # the Linen module
+    tokenizer: Any  # a WordPiece
+    batch: int
+
+    def fill(
+        self, params, texts: Iterable[str], top_k: int, long: str
+    ) -> Iterator[list[list[Filling]]]:
+        treatment = self._long_texts(long, ("split", "skip", "refuse"))
+        return self._filled(params, texts, top_k, treatment)
+
+    def _filled(self, params, texts, top_k, treatment):
+        numbered = enumerate(texts, 1)
+        with treatment:
+            while chunk := list(itertools.islice(numbered, self.batch)):
+                parts = [self._masked_parts(number, text, treatment) for number, text in chunk]
+                rows, fillings = list(itertools.chain.from_iterable(parts)), []
+                for start in range(0, len(rows), self.batch):
+                    fillings += self._fillings(params, rows[start : start + self.batch], top_k)
+                in_order = iter(fillings)
+                for rows_of_text in parts:
+                    yield [mask for _ in rows_of_text for mask in next(in_order)]
+
+    def _masked_parts(self, number: int, text: str, treatment: LongLines) -> list[list[int]]:
+        """The ids of the parts of a text that hold masks."""
+        if not text.strip():
+            return []
+        mask, ids = self.tokenizer.mask_id, self.tokenizer.encode_masked(text)
+        if mask not in ids:
+            raise UserError(f"text {number}: no [MASK] in it")
+        if len(ids) <= self._most:
+            return [ids]
+        treatment.add(number)
+        if treatment.way == "skip":
+            return []
+        parts = long_lines.split(text, self._encode_masked, self._most)
+        return [part for part in parts if mask in part]
+
+    def _encode_masked(self, texts: list[str]) -> list[list[int]]:
+        return [self.tokenizer.encode_masked(text) for text in texts]
+
+    def _fillings(self, params, rows: list[list[int]], top_k: int) -> list[list[list[Filling]]]:
+        """The likeliest words of each mask of each row."""
+        tokens, segments = self._padded(rows)
+        likeliest = jax.device_get(self._likeliest(params, tokens, segments, top_k))
+        masks = [np.flatnonzero(row == self.tokenizer.mask_id) for row in tokens]
+        return [
+            self._words(*(each[row, masks[row]] for each in likeliest)) for row in range(len(rows))
+        ]
+
+    def _words(self, log_probs: np.ndarray, ids: np.ndarray) -> list[list[Filling]]:
+        """From (masks, k) each, the words of each mask."""
+        words = [self.tokenizer.pieces(each) for each in ids.tolist()]
+        probabilities = np.exp(log_probs).tolist()
+        return [[Filling(*pair) for pair in zip(*both)] for both in zip(words, probabilities)]
+
+    def features(
+        self, params, texts: Iterable[str], layers: tuple[int, ...], long: str
+    ) -> Iterator[tuple[list[str], np.ndarray]]:
+        depth = self.model.num_layers + 1
+        if wrong := [layer for layer in layers if not -depth <= layer < depth]:
+            raise UserError(f"layer {wrong[0]}: there are 0 (the embeddings) to {depth - 1}")
+        treatment = self._long_texts(long, ("truncate", "skip", "refuse"))
+        return self._features(params, texts, np.array(layers) % depth, treatment)
+
+    def _features(self, params, texts, layers, treatment):
+        numbered = enumerate(texts, 1)
+        with treatment:
+            while chunk := list(itertools.islice(numbered, self.batch)):
+                encoded = self.tokenizer.encode([text for _, text in chunk])
+                rows = [
+                    self._readable(number, ids, treatment)
+                    for (number, _), ids in zip(chunk, encoded)
+                ]
+                read = [ids for ids in rows if ids is not None]
+                states = self._states_of(params, read, layers)
+                for ids in rows:
+                    nothing = np.zeros((len(layers), 0, self.model.d_model), np.float32)
+                    yield ([], nothing) if ids is None else next(states)
+
+    def _readable(self, number: int, ids: list[int], treatment: LongLines) -> list[int] | None:
+        """The ids to read of a text; None where it is skipped."""
+        if len(ids) <= self._most:
+            return ids
+        treatment.add(number)
+        return None if treatment.way == "skip" else ids[: self._most]
+
+    def _states_of(self, params, rows: list[list[int]], layers: np.ndarray):
+        """The pieces of each row, and their states in these layers."""
+        if not rows:
+            return
+        tokens, segments = self._padded(rows)
+        states = np.asarray(self._states(params, tokens, segments)[layers], np.float32)
+        for row, ids in enumerate(rows):
+            count = len(ids) + 2
+            yield self.tokenizer.pieces(tokens[row, :count].tolist()), states[:, row, :count]
+
+    @property
+    def _most(self) -> int:
+        """The most tokens of a text, beside [CLS] and [SEP]."""
+        return self.model.max_length - 2
+
+    def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
+        limit = f"config.model.max_length={self.model.max_length} tokens, [CLS] and [SEP] included"
+        return LongLines(way, ways, limit, "text")
+
+    def _padded(self, rows: list[list[int]]) -> np.ndarray:
+        """Tokens and segment ids (2, B, L) of texts between [CLS] and [SEP]."""
+        rows = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in rows]
+        length = min(-(-max(map(len, rows)) // _BUCKET) * _BUCKET, self.model.max_length)
+        both = np.zeros((2, len(rows), length), np.int32)
+        for row, ids in enumerate(rows):
+            both[0, row, : len(ids)], both[1, row, : len(ids)] = ids, 1
+        return both
+
+    @partial(jax.jit, static_argnums=(0, 4))
+    def _likeliest(self, params, tokens: jax.Array, segments: jax.Array, top_k: int):
+        """Log-probabilities and ids (B, L, k) of the likeliest tokens."""
+        _, logits, _ = self.model.apply({"params": params}, tokens, None, None, segments)
+        logits = logits[..., : self.tokenizer.vocab_size]
+        return jax.lax.top_k(jax.nn.log_softmax(logits), top_k)
+
+    @partial(jax.jit, static_argnums=0)
+    def _states(self, params, tokens: jax.Array, segments: jax.Array) -> jax.Array:
+        """Hidden states (layers + 1, B, L, M)."""
+        variables = {"params": params}
+        return self.model.apply(variables, tokens, None, None, segments, method="layers")
