@@ -4,12 +4,20 @@ import logging
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 import transformer_jax
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
-from transformer_jax import config as configs
+from transformer_jax import config as configs, workdir
 
+FILE = """
+import pathlib
+from tests.test_python_api import build
+
+def get_config():
+    return build({family!r}, pathlib.Path({folder!r}))
+"""
 STEPS = {"train.num_steps": 2, "train.log_every": 1, "train.eval_every": 2, "checkpoint.every": 2, "train.batch": 32, "decode.batch": 8}
 
 
@@ -44,10 +52,12 @@ USES = {"encoder_decoder": (translates, "translate"), "gpt": (generates, "genera
 
 @pytest.mark.parametrize("family", USES)
 def test_the_same_lines(family, tmp_path, caplog):
-    config = build(family, tmp_path / "data")
-    for key, value in STEPS.items():
-        configs.set_key(config, key, value)
-    scores = transformer_jax.train(config, tmp_path / "run")
+    file = tmp_path / "mine.py"
+    file.write_text(FILE.format(family=family, folder=str(tmp_path / "data")))
+    overrides = STEPS | ({"model.dropout": 0.1} if family == "fine-tuned" else {})
+    scores = transformer_jax.train(file, tmp_path / "run", overrides=overrides)
+    config = workdir.read_config(tmp_path / "run")[0]
+    assert all(configs.get(config, key) == value for key, value in overrides.items())
     assert scores["valid/loss"] > 0 and all(isinstance(value, float) for value in scores.values())
 
     task, params = transformer_jax.open_run(tmp_path / "run", overrides={"decode.beam": 1})
@@ -75,6 +85,32 @@ def test_the_same_lines(family, tmp_path, caplog):
         assert model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32) and tokenizer.cls_id >= 0
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [record for record in warnings if record.name == "absl"], "Orbax's own"
+
+
+@pytest.mark.parametrize("wrong, named", [
+    ({"model": {"name": "gpt"}}, "dict"), (None, "NoneType"), (7, "int"), (b"x.py", "bytes"),
+    (ConfigDict({"model": {}}), "ConfigDict"),
+])
+def test_what_is_no_config_is_refused(wrong, named, tmp_path):
+    with pytest.raises(configs.UserError, match=f"path of a config file.* not this {named}"):
+        transformer_jax.train(wrong, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_file_and_its_overrides_are_checked(tmp_path):
+    path, run = "configs/gpt/quickstart.py", tmp_path / "run"
+    for file, overrides, message in (
+        ("nowhere.py", {}, "no such file nowhere.py"),
+        (f"{path}:large", {}, "takes no argument"),
+        (path, {"train.num_stps": 7}, "did you mean train.num_steps"),
+        (path, {"model.num_heads": 7}, "config.model.num_heads=7 does not divide"),
+    ):
+        with pytest.raises(configs.UserError, match=message):
+            transformer_jax.train(file, run, overrides=overrides)
+    config = build("gpt", tmp_path / "data")
+    with pytest.raises(configs.UserError, match="config.train.batch=0"):
+        transformer_jax.train(config, run, overrides={"train.batch": 0})
+    assert config.train.batch == 8 and not run.exists()
 
 
 def test_overrides_are_a_mapping_or_pairs():

@@ -269,11 +269,23 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
     _put(config, key, _coerce(key, value, keys[key][0]))
 
 
-def load(path: str, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()) -> ConfigDict:
+def load(
+    path: str | os.PathLike, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+) -> ConfigDict:
     """The config of `file.py` or `file.py:arg` with overrides, validated: {"train.batch": 32}, or pairs with values as a command line gives them, ("train.batch", "32").
 
     Raises UserError for what is wrong with the file, a key or a value.
     """
+    config = read(path)
+    for key, value in dict(overrides).items():
+        set_key(config, key, value)
+    validate(config)
+    return config
+
+
+def read(path: str | os.PathLike) -> ConfigDict:
+    """The config of `file.py` or `file.py:arg` as it stands there. Raises UserError as `load`."""
+    path = os.fspath(path)
     file, _, arg = path.partition(":")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--config={path}: no such file {file}")
@@ -295,9 +307,6 @@ def load(path: str, overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = (
         raise UserError(f"{file}:{line}: {type(error).__name__}: {' '.join(str(error).split())}") from None
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config() returns {type(config).__name__}, not a config made by experiment(...)")
-    for key, value in dict(overrides).items():
-        set_key(config, key, value)
-    validate(config)
     return config
 
 

@@ -110,15 +110,43 @@ def _labels(config, before) -> list[str]:
     return known if set(names) <= set(known) else names
 
 
-def train(config, workdir, of_model=(), profile: tuple[int, int] | None = None) -> dict[str, float]:
+def train(
+    config: ConfigDict | str | os.PathLike,
+    workdir,
+    of_model=(),
+    profile: tuple[int, int] | None = None,
+    *,
+    overrides: Mapping[str, Any] | Sequence[tuple[str, Any]] = (),
+) -> dict[str, float]:
     """The config's run, started or gone on with in `workdir`; returns its last evaluation, {"valid/loss": ..., ...} as plain floats.
 
-    The config stays as it is.
+    `config` may be the path of a config file, FILE.py or FILE.py:ARGUMENT. `overrides` change it as
+    in `config.load`: {"train.num_steps": 300}. A config that is given stays as it is.
 
     Raises UserError for what is wrong with config, data or workdir, RunError where the run can't go on, Preempted after SIGTERM. `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
     """
     with _preemptible():
-        return _train(config.copy_and_resolve_references(), workdir, of_model, profile)
+        config, own = _settings(config, list(dict(overrides).items()))
+        return _train(config, workdir, (*of_model, *own), profile)
+
+
+def _settings(config, overrides: list[tuple[str, Any]]) -> tuple[ConfigDict, list[tuple[str, Any]]]:
+    """A config with the overrides, and apart from it those of a fine-tuned model's keys."""
+    is_file = isinstance(config, str | os.PathLike)
+    if is_file:
+        config = configs.read(config)
+    elif isinstance(config, ConfigDict) and {"model", "task", *configs.SECTIONS} <= set(config):
+        config = config.copy_and_resolve_references()
+    else:
+        raise UserError("train takes the path of a config file, or a config of config.load(...) or "
+                        f"config.experiment(...), not this {type(config).__name__}")
+    of_model = [pair for pair in overrides if pair[0].startswith("model.") and fine_tunes(config)]
+    for key, value in overrides:
+        if (key, value) not in of_model:
+            configs.set_key(config, key, value)
+    if is_file or overrides:
+        configs.validate(config)
+    return config, of_model
 
 
 @contextlib.contextmanager

@@ -183,9 +183,9 @@ class Translation:
         limit = (f"the {self._longest} tokens that can be translated at once (config.model."
                  f"max_length={self.model.max_length} less config.decode.max_extra and the end)")
         treatment = LongLines(long, LONG, limit)
-        return self._translated(params, sources.several(lines), n_best, treatment)
+        return self._translations(params, sources.several(lines), n_best, treatment)
 
-    def _translated(self, params, lines, n_best, treatment):
+    def _translations(self, params, lines, n_best, treatment):
         decode, eos_id = self.config.decode, self.tokenizer.source.eos_id
         numbered, stream = enumerate(lines, 1), self.stream(n_best)
         params = for_decoding(params, compute_dtype(self.model.dtype))
