@@ -7,10 +7,10 @@ from transformer_jax.config import UserError
 
 
 class Tokenizer:
-    """What every kind has: `model`, the content of the one file it is saved in, and the members below.
+    """A kind of tokenizer. `model` is the content of the one file that it is saved in.
 
-    `eos_id` ends a document, and begins text that continues no prompt. No text encodes to a special id.
-    A kind defines `_encode` and `_decode` for lists of texts.
+    `eos_id` ends a document, and begins text that continues no prompt. No text encodes to a special
+    id. A kind defines `_encode` and `_decode` for lists of texts.
     """
 
     file: str
@@ -39,7 +39,8 @@ class Tokenizer:
 
     def encode_spans(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """As `encode`, with the characters of its text that each id stands for."""
-        return [(found.ids, found.offsets) for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+        encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [(each.ids, each.offsets) for each in encoded]
 
     def decode(self, ids: list[int] | list[list[int]]) -> str | list[str]:
         """The text of a list of ids, or of each list in a list; `eos_id` gives no text.
@@ -64,7 +65,10 @@ class Tokenizer:
         raise NotImplementedError
 
     def words(self, ids: list[int]) -> tuple[list[str], list[int]]:
-        """The words that ids form, for a picture, and for each id the number of its word. Spaces divide words; the end of a document stands alone."""
+        """The words that ids form, for a picture, and for each id the number of its word.
+
+        Spaces divide words; the end of a document stands alone.
+        """
         found, numbers, closed = [], [], True
         for i, piece in zip(ids, self.pieces(ids)):
             if closed or i == self.eos_id or self.begins_word(piece):

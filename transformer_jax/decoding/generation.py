@@ -161,7 +161,7 @@ class _Batch:
         self.done |= ~full
 
     def _window(self, keys: jax.Array) -> tuple["Window", int]:
-        """The windows to read next, and the slots of the cache. Rows of finished texts have ended."""
+        """The next windows, and the slots of the cache. Rows of finished texts have ended."""
         size, room = len(keys), self.model.max_length
         live = np.flatnonzero(~self.done)
         lengths, before, limits = (

@@ -180,7 +180,8 @@ class CausalLM:
         beside it change its logits by rounding: in float32 this decides no token, in bfloat16 now
         and then one.
         """
-        drawing, stop = sampling_of(how, sampling), (stop,) if isinstance(stop, str) else tuple(stop)
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        drawing = sampling_of(how, sampling)
         request = generation.Request(max_tokens, drawing, stop, seed, watch, window)
         batch = self.config.decode.batch
         generator = generation.Generator(self.model, self.tokenizer, self.begun, batch)
