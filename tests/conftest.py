@@ -2,6 +2,7 @@
 import gc
 import itertools
 import os
+import signal
 from importlib import metadata
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
@@ -24,6 +25,8 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+# a shell's background job ignores SIGINT, and so would all programs that the tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 from tests import fake_gcs

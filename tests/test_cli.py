@@ -4,6 +4,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -199,6 +200,26 @@ def test_sigterm_exits_75_and_the_same_command_ends_as_if_nothing_had_happened(o
     assert call("train_wmt", *flags, f"--workdir={tmp_path / 'stopped'}").returncode == 0
     final = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("straight", "stopped")]
     assert final[0] == final[1] and final[0]["step"] == 60
+
+
+WAITING = """
+import sys
+from transformer_jax import cli
+
+def main():
+    print("ready", file=sys.stderr, flush=True)
+    sys.stdin.read()
+
+cli.run(main, lambda: None)
+"""
+
+
+def test_ctrl_c_costs_one_line():
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdin=subprocess.PIPE, env=ENV,
+                               stderr=subprocess.PIPE, encoding="utf-8")
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == "interrupted\n" and process.wait() == 130
 
 
 def test_load_from_python(trained):

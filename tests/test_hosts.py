@@ -1,6 +1,7 @@
 """Several processes at one run, joined by gloo: the same losses as one, the same rows whatever their number, and no waiting for the dead."""
 import collections
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -99,6 +100,23 @@ def _rounds(found):
             rounds.append({})
         rounds[-1][process] = places
     return rounds
+
+
+def test_ctrl_c_to_one_saves_and_ends_all(tmp_path):
+    """The parent of each passes it on; the processes stop at the same update, to go on with."""
+    build, trainer, more = FAMILIES["gpt"]
+    long = {"train__num_steps": 100_000, "train__eval_every": 100_000, "checkpoint__every": 100_000}
+    config = build(tmp_path, **{**SHORT, **long}, **more)
+    flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/run")
+    processes = start(2, [f"transformer_jax.{trainer}"], *flags, devices=1)
+    while not (tmp_path / "run/metrics.jsonl").exists() or not losses(tmp_path / "run"):
+        assert processes[0].poll() is None, processes[0].communicate()[1]
+        time.sleep(0.2)
+    processes[1].send_signal(signal.SIGINT)
+    said = [re.search(r"stopped at step ([\d,]+), state saved", error)
+            for error in finish(processes, code=130)]
+    assert said[0][1] == said[1][1]
+    assert (tmp_path / "run/checkpoints" / said[0][1].replace(",", "")).is_dir()
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])

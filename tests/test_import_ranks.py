@@ -13,10 +13,10 @@ BASE = LOW | {"sharding", "metrics", "losses"}
 MAY_IMPORT = {
     "config": {"run_length", "meanings", "suggestions"}, "run_length": set(),
     "meanings": set(), "suggestions": {"synonyms"}, "synonyms": set(),
-    "key_help": {"config"}, "memory": set(),
+    "key_help": {"config"}, "memory": set(), "stop_point": set(),
     "progress": set(), "bleu": set(), "attended": set(),
     "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
-    "hosts": LOW, "lease": LOW, "buckets": {"config"}, "xla_guard": set(),
+    "hosts": LOW | {"stop_point"}, "lease": LOW, "buckets": {"config"}, "xla_guard": set(),
     "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"},
     "decoding": BASE | {"layers", "data", "decoding"},
     "finetuning": BASE | {"layers", "models", "data", "finetuning"},

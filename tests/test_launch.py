@@ -77,13 +77,32 @@ def test_preempted_runs_go_on_until_done(tmp_path):
     assert done.returncode == 4 and (tmp_path / "n").read_text() == "3\n" and done.stderr.count("going on") == 2
 
 
-def test_sigterm_is_passed_on_and_ends_it(tmp_path):
-    script = "trap 'exit 75' TERM; touch up; while :; do sleep 0.05; done"
+@pytest.mark.parametrize("name, number, code", [("TERM", signal.SIGTERM, 75),
+                                                ("INT", signal.SIGINT, 130)])
+def test_a_signal_is_passed_on_and_ends_it(name, number, code, tmp_path):
+    script = f"trap 'exit {code}' {name}; touch up; while :; do sleep 0.05; done"
     running = subprocess.Popen([LAUNCH / "until_done.sh", "bash", "-c", script], cwd=tmp_path)
     while not (tmp_path / "up").exists():
         time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=20) == 75
+    running.send_signal(number)
+    assert running.wait(timeout=20) == code
+
+
+def test_a_terminals_ctrl_c_comes_once_to_each_process(tmp_path):
+    """The terminal sends it to the script and to all that is in its process group."""
+    script = "trap 'echo INT >> come' INT; touch up-$$; while [[ ! -e end ]]; do sleep 0.05; done"
+    running = subprocess.Popen([LAUNCH / "local_multihost.sh", "2", "bash", "-c", script],
+                               cwd=tmp_path, start_new_session=True)
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)
+    come = tmp_path / "come"
+    while not come.exists() or come.read_text().count("INT") < 2:
+        assert running.poll() is None
+        time.sleep(0.05)
+    (tmp_path / "end").touch()
+    assert running.wait(timeout=20) == 0
+    assert come.read_text() == "INT\nINT\n"
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")

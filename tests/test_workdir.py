@@ -1,10 +1,7 @@
 """Workdirs: every released checkpoint format is still read, and is gone on with."""
 import json
-import os
 import pathlib
 import shutil
-import signal
-import time
 
 import jax
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 
 from tests.conftest import build_gpt, write_pairs
 from transformer_jax import workdir
-from transformer_jax.config import Preempted, UserError
+from transformer_jax.config import UserError
 from transformer_jax.training.loop import Program, run
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -56,16 +53,6 @@ def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
 def test_a_run_of_another_task_is_named(tmp_path):
     with pytest.raises(UserError, match="holds a translation run, not a causal_lm one; take another folder"):
         workdir.train(build_gpt(tmp_path / "gpt"), RELEASED[0])
-
-
-def test_sigterm_before_the_first_update_is_a_preemption():
-    """What has been read and tokenised by then is found again."""
-    before = signal.getsignal(signal.SIGTERM)
-    stopped = "stopped outside of its updates; run the same command again"
-    with pytest.raises(Preempted, match=stopped), workdir._preemptible():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_metrics_file_of_other_bytes_does_not_stop_its_run(tmp_path):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from absl import flags, logging as absl_logging
 
 from transformer_jax import cli_help, hosts, memory
-from transformer_jax.config import Preempted, RunError, UserError
+from transformer_jax.config import Interrupted, Preempted, RunError, UserError
 
 FLAGS = flags.FLAGS
-EXIT_USER, EXIT_PREEMPTED = 2, 75
+EXIT_USER = 2
 
 
 def define_commands(*names: str) -> None:
@@ -114,8 +114,9 @@ _optional: list[str] = []  # flags that may be left out
 
 def run(main: Callable[[], None], define_flags: Callable[[], None],
         before_jax: Callable[[], None] = lambda: None) -> None:
-    """Parses the flags, runs `main`, and exits: 0 done, 2 a mistake of the user's, 75 preempted, 1 anything else.
+    """Parses the flags, runs `main`, and exits.
 
+    Exit codes: 0 done, 2 a mistake of the user's, 75 preempted, 130 interrupted, 1 anything else.
     `before_jax` may set what jax reads from the environment when it is imported.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -156,15 +157,16 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
         hosts.leave()
     except UserError as error:
         _end(f"error: {error}", EXIT_USER)
-    except Preempted as stopped:
+    except (Preempted, Interrupted) as stopped:
         hosts.leave()  # all stop together
-        _end(str(stopped), EXIT_PREEMPTED)
+        _say(str(stopped))
+        sys.exit(stopped.code)
     except (RunError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _end_of_error(error)
     except KeyboardInterrupt:
-        _end("interrupted", 1)
+        _end("interrupted", Interrupted.code)
     except Exception as error:
         if memory.ran_out(error):
             _end_of_error(error)
@@ -308,8 +310,12 @@ def _mute_libraries() -> None:
         logger.setLevel(logging.CRITICAL)
 
 
+def _say(line: str) -> None:
+    named = f"process {hosts.index()}: {line}" if hosts.index() else line
+    print(named, file=sys.stderr, flush=True)
+
+
 def _end(line: str, code: int) -> None:
-    print(f"process {hosts.index()}: {line}" if hosts.index() else line, file=sys.stderr, flush=True)
-    if code != EXIT_PREEMPTED:
-        hosts.failed(line, code)
+    _say(line)
+    hosts.failed(line, code)
     sys.exit(code)

@@ -39,7 +39,15 @@ class RunError(Exception):
 
 
 class Preempted(Exception):
-    """The run was asked to stop and has saved its state: the same command goes on from there. Exit code 75."""
+    """The run was asked to stop and has saved its state: the same command goes on from there."""
+
+    code = 75  # of the program
+
+
+class Interrupted(KeyboardInterrupt):
+    """As Preempted, by Ctrl-C."""
+
+    code = 130
 
 
 @dataclasses.dataclass
@@ -89,6 +97,7 @@ class Train:
     patience: int = 0  # evaluations in a row without a better best_metric that end the run; 0: off
     pretrained: bool = True  # begin with the parameters of config.init_from; false: with its tokenizer alone (and, fine-tuning, its model's shape)
     nonfinite: Literal["stop", "skip"] = "stop"  # a non-finite loss or gradient: stop the run, or skip the update
+    grace: float = 60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits
 
 
 @dataclasses.dataclass
@@ -143,7 +152,7 @@ SECTIONS = {"data": Data, "train": Train, "optimizer": Optimizer, "checkpoint": 
 
 # What a resumed run may change. A path may change because the fingerprint of the data decides, not its place.
 MAY_CHANGE = ("train.num_steps", "train.log_every", "train.eval_every", "train.nonfinite",
-              "train.patience", "checkpoint.", "mesh.", "decode.",
+              "train.patience", "train.grace", "checkpoint.", "mesh.", "decode.",
               "data.cache", "data.rebuild", "data.tokenizer_files", "data.mixture", "data.train_", "data.valid_", "data.test_", "data.tfds_dir")
 
 

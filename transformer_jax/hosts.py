@@ -20,6 +20,7 @@ from typing import Any
 
 from transformer_jax import progress
 from transformer_jax.config import UserError
+from transformer_jax.stop_point import StopPoint
 
 SILENCE = 20  # seconds without a heartbeat after which a process counts as dead
 LOOK = 1.0  # seconds between looks at the others
@@ -28,6 +29,7 @@ _FOREVER = 2**31 - 1  # milliseconds; where process 0 builds the data the others
 
 _client, _index, _count, _names = None, 0, 1, [socket.gethostname()]
 _parent = None  # (its process id, the pipe to it)
+_stop_point: StopPoint | None = None
 _leaving = threading.Event()
 _numbers = itertools.count()  # of agreements: every process comes by all of them in the same order
 
@@ -55,13 +57,14 @@ def several(coordinator: str | None, num_processes: int | None, process_id: int 
 
 def connect(found: dict, patience: int = 300) -> None:
     """Joins the other processes of the run, `found` by `several`, before JAX's first use; waits `patience` seconds for them. Raises UserError where one is missing."""
-    global _client, _index, _count, _names
+    global _client, _index, _count, _names, _stop_point
     if "coordinator_address" in found:
         _roll_call(found["coordinator_address"], found["num_processes"], found["process_id"], patience)
     import jax
     from jax._src import distributed  # the key-value store has no public name yet
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM alone, not Ctrl-C
     jax.config.update("jax_enable_recoverability", True)  # that is: of a death we are told, instead of being aborted with a dump
     try:
         jax.distributed.initialize(**found, initialization_timeout=patience, heartbeat_timeout_seconds=SILENCE)
@@ -76,6 +79,7 @@ def connect(found: dict, patience: int = 300) -> None:
     _names = [_client.blocking_key_value_get(f"name/{i}", 1000 * patience) for i in range(_count)]
     if _parent:
         os.write(_parent[1], f"{_index} {_names[0]}".encode())
+    _stop_point = StopPoint(_client, _index, _count)
     progress.say(f"process {_index} of {_count}, on {_names[_index]}")
     progress.console.quiet = _index > 0  # one tells how it goes
     threading.Thread(target=_watch, daemon=True).start()
@@ -123,16 +127,28 @@ def _roll_call(coordinator: str, count: int, number: int, patience: int) -> None
 
 
 def supervise() -> None:
-    """Goes on in a child; the parent passes SIGTERM on to it, ends as it ends, and has the last word where JAX's runtime aborts it."""
+    """Goes on in a child.
+
+    The parent passes SIGTERM and SIGINT on to it, ends as it ends, and has the last word where
+    JAX's runtime aborts it.
+    """
     global _parent
     mine, read, write = os.getpid(), *os.pipe()
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     if not (child := os.fork()):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         _parent = (mine, write)
         return
     os.close(write)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
-    _, status = os.waitpid(child, 0)
+    ended = 0
+    while not ended:
+        come = signal.sigwaitinfo(signals)
+        if come.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+        elif come.si_code <= 0:  # from a process; a terminal sends it to the child, too
+            os.kill(child, come.si_signo)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGABRT:
         number, _, name = os.read(read, 1000).decode().partition(" ")
@@ -178,6 +194,18 @@ def share(value: Any) -> Any:
     return json.loads(_client.blocking_key_value_get(key, _FOREVER))
 
 
+def compiled(program, *arguments):
+    """The jitted `program`, compiled for the arguments by all processes before any runs it.
+
+    One may compile for much longer than another, and gloo gives up where a process comes to its
+    first collective 30 s after another. Every process asks for the same programs in turn.
+    """
+    if _count > 1:
+        program.lower(*arguments).compile()
+        _client.wait_at_barrier(f"compiled/{next(_numbers)}", _FOREVER)
+    return program
+
+
 def agree(what: dict[str, Any]) -> None:
     """Raises UserError, naming process and key, where a process has other values (JSON-able) than process 0."""
     if _count == 1:
@@ -190,22 +218,9 @@ def agree(what: dict[str, Any]) -> None:
             raise UserError(f"{_named(i)} does not run the same: {'; '.join(different)}")
 
 
-def preempted(step: int) -> bool:
-    """Whether all processes are to stop at this step, since one was sent SIGTERM. To be asked by all, at each step."""
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.reached_preemption_sync_point(step)
-
-
-def local(tree):
-    """A tree of global arrays whole on this process's first device."""
-    import jax
-
-    mesh = jax.tree.leaves(tree)[0].sharding.mesh
-    if mesh.size == 1:
-        return tree
-    whole = jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))(tree)
-    return jax.tree.map(lambda x: x.addressable_data(0), whole)
+def stop_point() -> StopPoint | None:
+    """Where all processes stop; None where one is alone."""
+    return _stop_point
 
 
 def failed(line: str, code: int) -> None:
@@ -228,6 +243,7 @@ def leave() -> None:
 
     _leaving.set()
     with contextlib.suppress(RuntimeError):
+        _stop_point.leave()
         _client.wait_at_barrier("leave", 3000 * SILENCE)
     if not _index:
         time.sleep(2 * LOOK)
@@ -248,6 +264,7 @@ def _watch() -> None:
         try:
             told = {int(key.rpartition("/")[2]): json.loads(value) for key, value in _client.key_value_dir_get("failed/")}
             told.pop(_index, None)
+            _stop_point.look()
             alive = _client.get_live_nodes(everyone)
         except Exception as error:  # whatever the runtime raises where nobody answers
             _give_up(f"{_named(0)}, which holds the run together, can't be reached ({str(error).splitlines()[0][:120]})", 1)

@@ -3,6 +3,7 @@
 Metrics are a dict {name: (total, count)} of scalars; the mean is total / count. Counts that must stay exact are int32.
 """
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
 def add(a: Metrics, b: Metrics) -> Metrics:
-    return jax.tree.map(jnp.add, a, b)
+    """Where both are on the host, the sum is, too."""
+    return jax.tree.map(operator.add, a, b)
 
 
 def zeros_like(metrics: Metrics) -> Metrics:

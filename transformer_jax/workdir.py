@@ -5,10 +5,8 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -18,10 +16,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from transformer_jax import buckets, config as configs, hosts, lease
-from transformer_jax.config import Preempted, UserError
+from transformer_jax.config import UserError
 from transformer_jax.training import footprint, loop, state
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 from transformer_jax.training.origin import Origin
+from transformer_jax.training.stop import Stop
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "sentencepiece", "numpy")
 
@@ -123,10 +122,12 @@ def train(
     `config` may be the path of a config file, FILE.py or FILE.py:ARGUMENT. `overrides` change it as
     in `config.load`: {"train.num_steps": 300}. A config that is given stays as it is.
 
-    Raises UserError for what is wrong with config, data or workdir, RunError where the run can't go on, Preempted after SIGTERM. `of_model`: overrides of a fine-tuned model's keys. `profile`: see `loop.run`.
+    Raises UserError for what is wrong with config, data or workdir, RunError where the run can't
+    go on, Preempted after SIGTERM, Interrupted after Ctrl-C. `of_model`: overrides of a
+    fine-tuned model's keys. `profile`: see `loop.run`.
     """
-    with _preemptible():
-        config, own = _settings(config, list(dict(overrides).items()))
+    config, own = _settings(config, list(dict(overrides).items()))
+    with Stop(config.train.grace):
         return _train(config, workdir, (*of_model, *own), profile)
 
 
@@ -147,22 +148,6 @@ def _settings(config, overrides: list[tuple[str, Any]]) -> tuple[ConfigDict, lis
     if is_file or overrides:
         configs.validate(config)
     return config, of_model
-
-
-@contextlib.contextmanager
-def _preemptible():
-    """SIGTERM raises Preempted before the updates and after them; the loop ends an update first. Several hosts learn of it together, in the loop."""
-    def stop(*_):
-        raise Preempted("stopped outside of its updates; run the same command again")
-
-    if hosts.count() > 1 or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _train(config, workdir, of_model, profile):

@@ -1,9 +1,17 @@
-"""The whole fault-injection suite, with a table at its end: python -m tests.faults [--kills=100] [--seed=0] [--only=kills|others]"""
+"""The whole fault-injection suite, with a table at its end.
+
+python -m tests.faults [--seed=0] [--kills=100] [--starts=50] [--only=kills|others|stops|starts]
+
+`stops` measures the seconds from a signal to the save, with updates of about a second. `starts`
+starts two processes of two devices beside four busy ones, again and again: about a minute each on
+two cores of their own.
+"""
 import argparse
 import collections
 import itertools
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,9 +20,11 @@ import traceback
 
 import pytest
 
-from tests.faults import cases
+from tests.faults import cases, stops
 from tests.faults.kills import kills
 from tests.faults.runs import FAMILIES, Run
+
+SIGNALS = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
 
 AIMS = ["any moment"] * 5 + ["a step", "a save", "a save", "finalising a save", "finalising a save", "deleting an old one", "deleting an old one"]
 
@@ -76,7 +86,8 @@ def the_others(table: Table, folder: pathlib.Path, draw: random.Random) -> None:
     fresh = lambda: folder / f"case-{next(counter)}"
     short = [Run(family, folder / f"short-{family}", 20) for family in FAMILIES]
     for run in short * 3:
-        table.case("SIGTERM at a random moment", cases.sigterm, run, fresh(), draw)
+        for name, number in SIGNALS.items():
+            table.case(f"{name} at a random moment", cases.signalled, run, fresh(), number, draw)
     for run in short:
         table.case("a second run on the workdir", cases.two_runs, run, fresh())
     run = Run("gpt", folder / "short", 12)
@@ -95,19 +106,38 @@ def the_others(table: Table, folder: pathlib.Path, draw: random.Random) -> None:
         table.case(f"token store {how}", cases.damaged_store, run, fresh(), how, draw)
 
 
+def the_starts(table: Table, folder: pathlib.Path, count: int, draw: random.Random) -> None:
+    """Of each eleven starts one is sent SIGTERM at a random moment."""
+    folder.mkdir()
+    with stops.busy(4):
+        for number in range(count):
+            table.case("two processes beside four busy ones", stops.two_processes,
+                       folder / str(number))
+            if number % 10 == 9:
+                table.case("SIGTERM to them at a random moment", stops.two_processes,
+                           folder / f"stopped-{number}", draw)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=["kills", "others"])
+    parser.add_argument("--starts", type=int, default=50)
+    parser.add_argument("--only", choices=["kills", "others", "stops", "starts"])
     arguments = parser.parse_args()
     table, draw = Table(), random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         runs = [Run(family, pathlib.Path(folder) / family, 60) for family in FAMILIES]
-        if arguments.only != "others":
+        if arguments.only in (None, "kills"):
             kill_all(table, runs, arguments.kills, draw)
-        if arguments.only != "kills":
+        if arguments.only in (None, "others"):
             the_others(table, pathlib.Path(folder), draw)
+        if arguments.only in (None, "stops"):
+            for family, (name, number) in itertools.product(FAMILIES, SIGNALS.items()):
+                table.case(f"{name} in updates of 1 s: a save within {stops.MOST} s",
+                           stops.latency, family, pathlib.Path(folder) / "stops", number, draw)
+        if arguments.only in (None, "starts"):
+            the_starts(table, pathlib.Path(folder) / "starts", arguments.starts, draw)
     table.show()
     return int(table.kept.total() < table.tried.total())
 

@@ -21,6 +21,7 @@ from transformer_jax.config import RunError
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.stop import CODES
 
 TRUNCATED, FLIPPED, MISSING = "truncated", "bit flipped", "missing"
 NOTHING_COMES_FROM = {"_CHECKPOINT_METADATA", "commit_success.txt"}  # files of Orbax's that a restore does without
@@ -32,14 +33,17 @@ ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', 
 # processes
 
 
-def sigterm(run: Run, workdir, draw: random.Random) -> None:
-    """At a random moment: the state of that very step is saved, and the same command ends as if nothing had happened."""
+def signalled(run: Run, workdir, number: int, draw: random.Random) -> None:
+    """SIGTERM or Ctrl-C at a random moment: the state is saved, and the run goes on bit-equal."""
     with Process(run.command(workdir), run.folder / f"{workdir.name}.log") as process:
         assert process.begun()
         time.sleep(draw.random())
-        code, said = process.end(signal.SIGTERM), process.log.read_text()
+        code, said = process.end(number), process.log.read_text()
     if code != 0:  # else it was at its end
-        assert code == 75 and f"stopped at step {run.steps(workdir)[-1]:,}, state saved" in said, said
+        assert code == CODES[number], said
+        step = run.steps(workdir)[-1]
+        # a run that ends while the signal is on its way is asked after its last update
+        assert f"stopped at step {step:,}, state saved" in said or step == run.num_steps, said
     run.finish(workdir)
 
 

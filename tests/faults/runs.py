@@ -28,11 +28,13 @@ class Run:
     family: str
     folder: pathlib.Path
     num_steps: int
+    changes: dict = dataclasses.field(default_factory=dict)  # of the config
 
     @functools.cached_property
     def config(self):
         """With dropout, and with checkpoints so frequent that a fault meets a save."""
-        config = FAMILIES[self.family][1](self.folder, train__num_steps=self.num_steps, model__dropout=0.1, **EVERY)
+        changes = {**EVERY, "model__dropout": 0.1, **self.changes}
+        config = FAMILIES[self.family][1](self.folder, train__num_steps=self.num_steps, **changes)
         (self.folder / "config.py").write_text(f"from transformer_jax.config import experiment\n\n\ndef get_config():\n    return experiment(**{config.to_dict()!r})\n")
         return config
 

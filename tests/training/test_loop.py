@@ -1,16 +1,14 @@
 """The loop: exact resume, what it writes, and how it stops."""
-import contextlib
 import json
 import math
-import os
 import shutil
-import signal
 import time
 
 import jax
 import numpy as np
 import pytest
 
+from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError
 from transformer_jax.training import loop, state as states
 from transformer_jax.training.checkpoint import Checkpoints
@@ -59,7 +57,8 @@ def test_what_a_run_writes(tiny, tmp_path, capsys, monkeypatch, drawn):
     workdir, task = tmp_path / "run", make_task(config)
     program = Program.of(config, task)
     result = run(config, task, workdir, program)
-    assert len(fed) == 12
+    batches = task.rows().eval["valid"].num_batches(config.train.batch)
+    assert batches > 1 and len(fed) == 12 + 3 * (batches - 1)  # the first of each is compiled
     assert program.train_step._cache_size() == 1  # compiled once, whatever is logged, evaluated and saved between
     written = lines(workdir)
     logged = [line for line in written if "train/loss" in line]
@@ -150,26 +149,6 @@ def test_a_non_finite_loss_stops_with_the_step_named_and_saves_nothing_after_it(
     run(config, make_task(config), tmp_path / "skipping")  # what was skipped as it was allowed to be stops nothing now
 
 
-def test_sigterm_saves_and_says_so(tiny, tmp_path, monkeypatch):
-    config = tiny(train__num_steps=1000, checkpoint__every=1000, train__eval_every=1000)
-    workdir, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    class Killing(loop.Reporter):
-        def step(self):
-            seen.append(1)
-            if len(seen) == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "Reporter", Killing)
-    try:
-        with pytest.raises(loop.Preempted, match="stopped at step 5|stopped at step 6"):
-            run(config, make_task(config), workdir)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert [int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()] == [len(seen)]
-
-
 def test_a_longer_run_goes_on_and_a_finished_one_has_nothing_to_do(tiny, tmp_path, capsys):
     run(tiny(), make_task(tiny()), tmp_path / "run")
     longer = tiny(train__num_steps=6)
@@ -200,7 +179,7 @@ def test_stopped_at_an_evaluation_it_evaluates_when_it_goes_on(tiny, tmp_path, m
     program = Program.of(config, task)
     run(config, task, tmp_path / "straight", program)
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "_sigterm", lambda: contextlib.nullcontext(lambda step: step == 4))
+        patch.setattr(loop, "Stop", stopping_at(4))
         run(config, task, tmp_path / "stopped", program)
     assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     run(config, task, tmp_path / "stopped", program)

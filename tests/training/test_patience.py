@@ -1,11 +1,11 @@
 """Early stopping: when a run ends, what it leaves; a resumed run ends as a straight one."""
-import contextlib
 import math
 
 import jax
 import numpy as np
 import pytest
 
+from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs, hosts
 from transformer_jax.config import Preempted, UserError
@@ -92,10 +92,10 @@ def test_a_run_ends_early_and_however_it_was_stopped_alike(tiny, tmp_path, monke
     assert "nothing to do" in capsys.readouterr().err
     assert lines(tmp_path / "straight") == written
 
-    for stop in (3, 6):
+    # a point after each update, two in each evaluation
+    for stop, point in ((3, 5), (6, 10)):
         with monkeypatch.context() as patch, pytest.raises(Preempted):
-            stopping = contextlib.nullcontext(lambda step, stop=stop: step == stop)
-            patch.setattr(loop, "_sigterm", lambda stopping=stopping: stopping)
+            patch.setattr(loop, "Stop", stopping_at(point))
             run(config, task, tmp_path / f"stopped-{stop}", program)
         assert run(config, task, tmp_path / f"stopped-{stop}", program) == scores
         assert lines(tmp_path / f"stopped-{stop}") == written

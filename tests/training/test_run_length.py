@@ -1,11 +1,10 @@
 """Fractions of a run, checkpoints by the clock, and the learning rate of a longer run."""
-import contextlib
-
 import jax
 import numpy as np
 import pytest
 
 from tests.conftest import build_config
+from tests.training.stopping import stopping_at
 from transformer_jax import config as configs, hosts, run_length, workdir
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.training import loop
@@ -116,7 +115,7 @@ def test_a_run_saved_by_the_clock_goes_on_bit_equal(parts, tmp_path, monkeypatch
 
     monkeypatch.setattr(loop, "SaveTimer", Minutes)
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "_sigterm", lambda: contextlib.nullcontext(lambda step: step == 7))
+        patch.setattr(loop, "Stop", stopping_at(7))
         run(config, task, tmp_path / "resumed", program)
     assert saved(tmp_path / "resumed") == [3, 6, 7]
     run(config, task, tmp_path / "resumed", program)

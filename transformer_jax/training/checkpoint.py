@@ -15,7 +15,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from transformer_jax import buckets
 from transformer_jax.config import RunError, UserError
-from transformer_jax.training import digests, optimizer, orbax_use
+from transformer_jax.training import digests, optimizer, orbax_use, state as states
 
 FORMAT = 1
 DIGESTS = "digests.json"
@@ -134,8 +134,10 @@ class Checkpoints:
                                   rest=orbax_use.restored_as(_rest(abstract_state)),
                                   meta=ocp.args.JsonRestore())
         found = self._read(step, args)
-        put = lambda name, pair: tuple(jax.device_put(np.asarray(v, x.dtype), x.sharding) for v, x in zip(found.meta["sums"].get(name, (0, 0)), pair))
-        sums = {name: put(name, pair) for name, pair in abstract_state.metrics.items()}
+        kept = found.meta["sums"]
+        sums = {name: tuple(states.put(np.asarray(value, like.dtype), like.sharding)
+                            for value, like in zip(kept.get(name, (0, 0)), pair))
+                for name, pair in abstract_state.metrics.items()}
         return abstract_state.replace(params=found.params, metrics=sums, **found.rest), dict(found.meta["totals"])
 
     def restore_params(self, abstract_params, step: int):

@@ -1,10 +1,7 @@
 """The one training loop. It knows no model and no data set, only a task."""
-import contextlib
 import dataclasses
 import functools
 import math
-import signal
-import threading
 import time
 from typing import Any
 
@@ -13,16 +10,19 @@ import optax
 
 import transformer_jax
 from transformer_jax import buckets, hardware, hosts, metrics, run_length, sharding
-from transformer_jax.config import Preempted, RunError, UserError
+from transformer_jax.config import RunError, UserError
 from transformer_jax.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.evaluation import Evaluation
 from transformer_jax.training.origin import Origin
+from transformer_jax.training.pace import Pace
 from transformer_jax.training.patience import Patience, check_evaluated
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.resumed import rate_line
 from transformer_jax.training.save_timer import SaveTimer
 from transformer_jax.training.step import make_eval_step, make_train_step
+from transformer_jax.training.stop import Stop
 from transformer_jax.training.trace import Trace
 from transformer_jax.training.watchdog import Watchdog
 
@@ -79,14 +79,16 @@ def run(config, task, workdir, program: Program | None = None,
     `program`: what the config compiles to; by default on all devices. `profile`: first and last of
     the updates that are traced. `origin`: the run that `config.init_from` names, which a run
     without a checkpoint needs (`workdir.origin_of`). `before`: the config with which a run that
-    goes on was recorded last. Raises Preempted after SIGTERM, once the state is saved; RunError
-    where a loss or gradient is not finite, or no checkpoint can be read.
+    goes on was recorded last. Raises Preempted after SIGTERM and Interrupted after Ctrl-C, once the
+    state is saved; RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
     workdir, train = buckets.folder_of_run(workdir), config.train
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
     check_evaluated(rows, task)
-    with Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints, _sigterm() as terminated, Watchdog() as watchdog:
+    with (Stop(train.grace) as stop,
+          Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints,
+          Watchdog(stop, train.grace) as watchdog):
         state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
         _announce(config, state, start, before)
@@ -95,20 +97,21 @@ def run(config, task, workdir, program: Program | None = None,
         timer = SaveTimer(config.checkpoint.minutes, start)
         feed = _batches(rows, program, train, start)
         with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
-            update = _Updates(program.train_step, clock)
-            evaluate = functools.partial(_evaluate, task, rows, program, clock, reporter)
+            update = _Updates(program.train_step, clock, watchdog)
+            evaluation = Evaluation(task, rows, program, clock, reporter, stop, watchdog)
             scores = hosts.share(reporter.evaluated)
             patience = Patience(config, reporter.evaluations)
+            due = start == train.num_steps or (start < train.num_steps and start % eval_every == 0)
+            if start and due and not scores:  # the run was stopped before it could
+                scores = evaluation(state, start)
+                with hosts.first(), clock("checkpoint"):
+                    checkpoints.score(start, scores)
+                patience.add(scores)
             if start >= train.num_steps:
                 say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
             elif patience.over:
                 say(f"nothing to do: {workdir} ended at step {start:,} of {train.num_steps:,}: "
                     f"{patience.reason}")
-            elif start and start % eval_every == 0 and not scores:
-                scores = evaluate(state, start)  # the run was stopped before it could
-                with hosts.first(), clock("checkpoint"):
-                    checkpoints.score(start, scores)
-                patience.add(scores)
 
             for step in range(start + 1, train.num_steps + 1):
                 if patience.over:
@@ -118,27 +121,30 @@ def run(config, task, workdir, program: Program | None = None,
                     batch = next(feed)
                 state = update(step, state, batch)
                 trace.after(step, state)
-                reporter.step(), watchdog.fed()
-                last, stop, scores = step == train.num_steps, terminated(step), {}
+                stop.begin(), reporter.step(), watchdog.fed()
+                last, scores = step == train.num_steps, {}
+                stop.due()
                 if step == start + 1:
                     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
                     clock.lap()  # what came before the second is no update's time
                 if last or step % train.log_every == 0:
                     _check_finite(state, train, start)
                     state = _log(state, step, totals, program, task, rows, clock, reporter, update)
-                evaluated = last or (step % eval_every == 0 and not stop)
+                evaluated = (last or step % eval_every == 0) and not stop.reached
                 if evaluated:
-                    scores = evaluate(state, step)
-                    patience.add(scores)
-                save = last or stop or step % save_every == 0 or (evaluated and saves_evaluated)
-                if timer.due(step) or save or patience.over:
+                    scores = evaluation(state, step)
+                    if not stop.reached:
+                        patience.add(scores)
+                save = last or step % save_every == 0 or (evaluated and saves_evaluated)
+                if timer.due(step) or save or stop.reached or patience.over:
                     _check_finite(state, train, start)
-                    with clock("checkpoint"):
+                    with clock("checkpoint"), watchdog.patient():
                         reporter.send()  # a checkpoint's lines come before it
                         checkpoints.save(state, totals, scores)
                     timer.saved()
-                if stop and not last:
-                    raise Preempted(f"stopped at step {step:,}, state saved; run the same command again")
+                if stop.reached:
+                    raise stop.error(f"stopped at step {step:,}, state saved; "
+                                     "run the same command again")
     return scores
 
 
@@ -192,18 +198,23 @@ def _batches(rows, program, train, start):
 class _Updates:
     """The updates, one by one. The first of each shape is compiled, which is no measure of speed: its time is counted apart."""
 
-    def __init__(self, train_step, clock):
-        self._train_step, self._clock, self._compiled, self._measured = train_step, clock, set(), []
+    def __init__(self, train_step, clock, watchdog):
+        self._train_step, self._clock, self._watchdog = train_step, clock, watchdog
+        self._pace, self._compiled, self._measured = Pace(), set(), []
 
     def __call__(self, step, state, batch):
         shape = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if shape in self._compiled:
             self._measured.append(step)
-            return self._train_step(state, batch)
+            state = self._train_step(state, batch)
+            # the state itself is gone once the next update has it
+            self._pace.dispatched(functools.partial(_copy, state.step))
+            return state
         self._compiled.add(shape)
         jax.block_until_ready(state.step)  # updates still under way are not compiling time
-        with self._clock("compile"):
-            return jax.block_until_ready(self._train_step(state, batch))
+        with self._clock("compile"), self._watchdog.patient():
+            train_step = hosts.compiled(self._train_step, state, batch)
+            return jax.block_until_ready(train_step(state, batch))
 
     def measured(self) -> list[int]:
         """The updates since this was asked last whose time is step time, from 1."""
@@ -231,28 +242,6 @@ def _log(state, step, totals, program, task, rows, clock, reporter, update):
     return state.replace(metrics=states.zeros(program.state.metrics))
 
 
-def _evaluate(task, rows, program, clock, reporter, state, step) -> dict[str, float]:
-    """Means over every evaluation set, and what the task measures beside; reported, and drawn."""
-    jax.block_until_ready(state.step)  # updates still under way are not evaluation time
-    found, batch = {}, task.config.train.batch // task.config.train.accumulation
-    with clock("evaluation"):
-        for name, source in rows.eval.items():
-            read = functools.partial(source.batch, batch=batch)
-            feed = batches.stream(read, batch, 1, program.batch_sharding, 0, source.num_batches(batch))
-            sums = functools.reduce(metrics.add, (program.eval_step(state.params, b) for b in feed))
-            means = {key: mean for key, mean in metrics.means(jax.device_get(sums)).items() if key != "filled"}
-            found |= {f"{name}/{key}": value for key, value in {**means, **task.derived(name, means)}.items()}
-        if evaluations := task.evaluations():  # by each process for itself, on its first device
-            params = hosts.local(state.params)
-            for name, evaluation in evaluations.items():
-                found |= {f"{name}/{key}": value for key, value in evaluation(params).items()}
-        if found:
-            reporter.evaluation(step, found)
-            if (best := task.config.checkpoint.best_metric) and best not in found:
-                say(f"config.checkpoint.best_metric={best} is not measured, and no checkpoint kept for it; there are: {', '.join(found)}")
-    return found
-
-
 def _check_finite(state, train, start):
     """Of the updates since `start`: earlier ones may have been skipped by another setting. Waits for the updates under way."""
     if int(state.skipped) and int(state.last_skipped) >= start and train.nonfinite == "stop":
@@ -260,18 +249,6 @@ def _check_finite(state, train, start):
                        "goes on without such updates; a lower learning rate, longer warm-up or clipping may help, in a new workdir")
 
 
-@contextlib.contextmanager
-def _sigterm():
-    """Whether to stop at a step, since SIGTERM came: to this process, or to one of several (in the main thread; elsewhere signals are not ours to take)."""
-    if hosts.count() > 1:
-        yield hosts.preempted
-        return
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda step: False
-        return
-    event = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
-    try:
-        yield lambda step: event.is_set()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+@jax.jit
+def _copy(step):
+    return step + 0

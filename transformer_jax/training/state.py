@@ -9,7 +9,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax import metrics, sharding
+from transformer_jax import hosts, metrics, sharding
 from transformer_jax.training import optimizer
 
 
@@ -54,7 +54,12 @@ def init_params(task) -> Any:
 
 def zeros(abstract_metrics) -> metrics.Metrics:
     """Sums of nothing, laid out as the state's."""
-    return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract_metrics)
+    return jax.tree.map(lambda x: put(np.zeros(x.shape, x.dtype), x.sharding), abstract_metrics)
+
+
+def put(value: np.ndarray, where: jax.sharding.Sharding) -> jax.Array:
+    """The same value on all processes. `jax.device_put` runs a program to compare it on them."""
+    return jax.make_array_from_callback(value.shape, where, lambda index: value[index])
 
 
 def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState):
@@ -65,7 +70,7 @@ def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState
 
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
     """The initial state, computed: a lack of memory shows here."""
-    return jax.block_until_ready(make_init(task, tx, abstract_state)())
+    return jax.block_until_ready(hosts.compiled(make_init(task, tx, abstract_state))())
 
 
 def _create(task, tx):

@@ -1,0 +1,84 @@
+"""Steps in flight: few enough to stop soon and for XLA's CPU client, enough for the devices."""
+import dataclasses
+
+import jax
+import pytest
+
+from transformer_jax.training import loop, pace
+from transformer_jax.training.loop import Program, run
+from transformer_jax.workdir import make_task
+
+
+class Device:
+    """Takes steps one after another, on a clock of its own; the host waits for its markers."""
+
+    def __init__(self):
+        self.now = self.free = 0.0
+        self.idle, self.ends = 0.0, []
+
+    def dispatch(self, seconds):
+        self.now += 1e-4  # what a dispatch takes
+        if len(self.ends) > 20:
+            self.idle += max(self.now - self.free, 0)
+        self.free = max(self.free, self.now) + seconds
+        self.ends.append(self.free)
+
+    def in_flight(self):
+        return [end - self.now for end in self.ends if end > self.now]
+
+    def marker(self):
+        device, end = self, self.free
+
+        class Marker:
+            def block_until_ready(self):
+                device.now = max(device.now, end)
+
+        return Marker()
+
+
+@pytest.mark.parametrize("seconds, most", [(0.001, 16), (0.01, 16), (0.3, 7), (1.0, 2), (5.0, 2)])
+def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, most, monkeypatch):
+    device = Device()
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: device.now)
+    steps = pace.Pace()
+    for _ in range(200):
+        device.dispatch(seconds)
+        assert len(device.in_flight()) <= most
+        steps.dispatched(device.marker)
+    assert device.idle == 0
+
+
+def test_longer_steps_are_noticed(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: device.now)
+    steps = pace.Pace()
+    for number in range(200):
+        device.dispatch(0.01 if number < 100 else 2.0)
+        steps.dispatched(device.marker)
+    assert len(device.in_flight()) <= 2
+
+
+def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
+    """Where 33 were, XLA's CPU client waited for ever."""
+    config = tiny(train__num_steps=70, train__log_every=70, train__eval_every=70, train__batch=8)
+    config.checkpoint.every = 70
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:2])
+    under_way, counts = [], {"update": [], "evaluation": []}
+
+    def counted(step, kind, marker):
+        def call(*arguments):
+            result = step(*arguments)
+            under_way[:] = [array for array in under_way if not array.is_ready()]
+            under_way.append(marker(result))
+            counts[kind].append(len(under_way))
+            return result
+
+        return call
+
+    watched = dataclasses.replace(
+        program, train_step=counted(program.train_step, "update", lambda s: loop._copy(s.step)),
+        eval_step=counted(program.eval_step, "evaluation", lambda sums: sums["loss"][0]))
+    run(config, task, tmp_path / "run", watched)
+    assert len(counts["update"]) == 70 and max(counts["update"]) <= 16
+    assert max(counts["evaluation"]) <= 2
