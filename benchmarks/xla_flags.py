@@ -1,4 +1,4 @@
-"""Training steps on a CPU under several releases of jaxlib and the flags of transformer_jax/xla_guard.py.
+"""Training steps on a CPU under releases of jaxlib and the flags of transformer_jax/xla_guard.py.
 
 python benchmarks/xla_flags.py --data=PYTHON,PYTHON,... [--json=FILE] [--case=gpt_cpu ...] [--tiny]
 

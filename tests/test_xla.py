@@ -1,4 +1,4 @@
-"""Numbers on a CPU are right under what the package sets, and the package sets no more than that."""
+"""Numbers on a CPU are right under what the package sets, which is no more than they need."""
 import json
 import os
 import pathlib

@@ -3,7 +3,8 @@
 python tests/xla_programs.py [--crashing]
 
 Needs jax and NumPy alone, so that it runs with any release. Prints a line of JSON for each program:
-its name, its relative error and the limit. `--crashing` adds programs that end some releases' process.
+its name, its relative error and the limit. `--crashing` adds programs with which some releases
+end the process.
 """
 import json
 import sys

@@ -45,9 +45,9 @@ def _backend_is_open() -> bool:
 def _warn_if_late(value: str | None) -> None:
     if value and FLAG not in _read_flags():
         warnings.warn(
-            "this jaxlib computes some sums wrongly on a CPU, and jax started before transformer_jax "
-            "could prevent it: import transformer_jax before the first use of jax, or set the "
-            f"environment variable XLA_FLAGS={FLAG}={value}", stacklevel=4)
+            "this jaxlib computes some sums wrongly on a CPU, and jax started before "
+            "transformer_jax could prevent it: import transformer_jax before the first use of jax, "
+            f"or set the environment variable XLA_FLAGS={FLAG}={value}", stacklevel=4)
 
 
 def _remove_inherited() -> None:
