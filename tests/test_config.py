@@ -29,6 +29,7 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
     ("train.accumulation", "5", ["config.train.accumulation=5", "does not divide config.train.batch"]),
     ("train.batch", "0", ["config.train.batch=0", "at least 1"]),
     ("data.seed", "-1", ["config.data.seed=-1", "not be negative"]),
+    ("train.grace", "0", ["config.train.grace=0.0", "from 1 to 1,000,000 seconds"]),
     ("model.dropout", "1.0", ["config.model.dropout", "below 1"]),
     ("optimizer.weight_decay", "0.1", ["adamw"]),
     ("model.name", "gpt", ["set it in the config file"]),

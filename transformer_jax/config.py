@@ -355,6 +355,8 @@ def validate(config: ConfigDict) -> None:
                 *(f"model.{key}" for key in model if key in ("init_std", "norm_epsilon"))):
         if get(config, key) < 0:
             raise UserError(f"config.{key}={get(config, key)}: must not be negative")
+    if not 1 <= train.grace <= 10**6:
+        raise UserError(f"config.train.grace={train.grace}: must be from 1 to 1,000,000 seconds")
     _validate_updates(config)
     fractions = [f"model.{k}" for k in model if k.endswith("dropout")] + [f"task.{k}" for k in config.task if k.endswith("smoothing")]
     for key in (*fractions, "optimizer.b1", "optimizer.b2"):

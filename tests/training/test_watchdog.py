@@ -36,9 +36,9 @@ watchdog.SILENCE = {silence}
 hosts.count = lambda: {hosts}
 
 def hang():
-    print("hangs", file=sys.stderr, flush=True)
     signals = {{signal.SIGTERM, signal.SIGINT}}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # so that no signal ends the call
+    print("hangs", file=sys.stderr, flush=True)
     ctypes.CDLL(None).sleep(1000)
 
 with stop.Stop({grace}) as run_stop, watchdog.Watchdog(run_stop, {grace}) as dog:
