@@ -8,7 +8,7 @@ INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 
 # Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next release that may break
 # an interface (a minor one before 1.0). jax brings the jaxlib of its release, and jaxlib 0.10.2 to 0.12.0.1 compute
-# some sums wrongly on a CPU (README, Determinism). A flag mends them, but costs 3 to 9 % of a training step's time.
+# some sums wrongly on a CPU (docs/determinism.md). A flag mends them, but costs 3 to 9 % of a training step's time.
 JAX_RELEASES = ">=0.10,<0.10.2"
 BASE = [
     "absl-py>=2.1,<3",

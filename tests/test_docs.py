@@ -18,8 +18,9 @@ from tests.programs import call
 from transformer_jax import config as configs, models, tasks
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOST_WORDS = 25  # of a sentence
+MOST_LINES = 150  # of the README
 PLACEHOLDERS = {"FILE", "TASK"}  # they stand for a name in commands
 
 bash_blocks = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -127,9 +128,16 @@ def test_sentences_are_short(page):
     assert not long, "\n".join(long)
 
 
+def test_the_readme_is_one_page():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= MOST_LINES
+    links = re.findall(r"\]\(([\w/.]+)\)", "\n".join(lines))
+    assert links and all((ROOT / link).is_file() for link in links)
+
+
 def sentences(text: str):
     """The sentences of a page's prose, a code span counted as one word, without tables."""
-    for paragraph in re.split(r"\n\s*\n|\n(?=- )", blocks.sub("", text)):
+    for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", blocks.sub("", text)):
         if not paragraph.lstrip().startswith(("#", "|", "!", "<")):
             plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))
-            yield from re.split(r"(?<=[.!?:])\s", " ".join(plain.split()))
+            yield from re.split(r"(?<=[.!?:])\s", " ".join(plain.replace("**", "").split()))
