@@ -21,7 +21,7 @@ from harness import gpu, main, seconds, sides
 
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
-from transformer_jax.decoding.sampling import Sampling
+from transformer_jax.inference.sampling import Sampling
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.tasks.causal_lm import CausalLM

@@ -15,7 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from transformer_jax import cli, pictures
+from transformer_jax import pictures
+from transformer_jax.cli import process as cli
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

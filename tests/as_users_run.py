@@ -17,7 +17,7 @@ from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, origin_of, settled
+from transformer_jax.runs.workdir import make_task, origin_of, settled
 
 STEPS, STOP = 4, 2
 SHORT = dict(

@@ -3,7 +3,7 @@ import json
 import runpy
 import sys
 
-from transformer_jax import hosts
+from transformer_jax.distributed import hosts
 from transformer_jax.data import rows
 
 log, trainer = sys.argv[1:3]

@@ -5,11 +5,11 @@ import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
-from transformer_jax.attended import Side, between
+from transformer_jax.pictures.attended import Side, between
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.training.state import init_params
-from transformer_jax.workdir import make_task, settled
+from transformer_jax.runs.workdir import make_task, settled
 
 TEXT = "the cat sat on the mat."
 

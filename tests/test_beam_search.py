@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.decoding.beam_search import BeamSearch, _largest, length_penalty
+from transformer_jax.inference.beam_search import BeamSearch, _largest, length_penalty
 
 V, T, EOS, BOS = 4, 4, 1, 2  # ids 1 (end), 2, 3 can be produced; 0 pads and is impossible
 

@@ -14,9 +14,11 @@ from tests.conftest import build_gpt
 from tests.programs import ENV, call, command
 from tests.test_hosts import config_file, finish, losses, start
 from tests.training.test_loop import final_state, lines
-from transformer_jax import buckets, convert, lease, workdir as workdirs
+from transformer_jax import convert
+from transformer_jax.storage import buckets
+from transformer_jax.runs import lease, workdir as workdirs
 from transformer_jax.config import Preempted, RunError, UserError
-from transformer_jax.data import documents, sources
+from transformer_jax.data.sources import documents, pairs as sources
 from transformer_jax.training import loop
 
 SHORT = dict(train__num_steps=8, train__log_every=1, train__eval_every=8, checkpoint__every=2, checkpoint__best_metric="")

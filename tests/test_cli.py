@@ -115,7 +115,7 @@ def test_a_wrong_run_is_refused_and_leaves_nothing(overrides, tmp_path, extra, w
 def test_a_workdir_that_can_not_be_or_is_in_use(overrides, tmp_path):
     (tmp_path / "file").write_text("")
     refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'file'}"), str(tmp_path / "file"), "can't be written")
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
 
     with workdir.held(tmp_path / "run"):
         refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}"), "another run is at work there")

@@ -6,10 +6,11 @@ import pytest
 
 from tests.conftest import TINY, write_pairs
 from tests.finetuning.examples import pretrained, written_for
-from transformer_jax import config as configs, run_length
+from transformer_jax import config as configs
+from transformer_jax.configuration import run_length
 from transformer_jax.data.rows import Phase
 from transformer_jax.training.loop import run
-from transformer_jax.workdir import fine_tunes, make_task, origin_of, settled
+from transformer_jax.runs.workdir import fine_tunes, make_task, origin_of, settled
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 ARGUMENTS = {"wmt/base.py": ["en-de", "en-fr"], "wmt/big.py": ["en-de", "en-fr"], "gpt/shakespeare_char.py": ["gpu", "cpu"],

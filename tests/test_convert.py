@@ -13,9 +13,10 @@ import transformer_jax
 from tests.fixtures import make_huggingface as make
 from tests.programs import call
 from transformer_jax import config as configs
-from transformer_jax import convert, workdir
+from transformer_jax import convert
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
-from transformer_jax.decoding.sampling import Sampling
+from transformer_jax.inference.sampling import Sampling
 from transformer_jax.training import loop, state
 
 GPT2, GPT1 = "GPT2LMHeadModel", "OpenAIGPTLMHeadModel"

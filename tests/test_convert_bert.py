@@ -9,7 +9,8 @@ from safetensors.numpy import load_file, save_file
 from tests.fixtures import make_huggingface as hf
 from tests.fixtures import make_huggingface_bert as make
 from tests.tasks.test_masked_lm import build
-from transformer_jax import convert, workdir
+from transformer_jax import convert
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 
 CLOSE = dict(rtol=0, atol=1e-4)

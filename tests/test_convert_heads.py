@@ -12,7 +12,8 @@ from tests.fixtures import make_huggingface_heads as make
 from tests.programs import call
 from tests.test_convert import made
 from transformer_jax import config as configs
-from transformer_jax import convert, workdir
+from transformer_jax import convert
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 

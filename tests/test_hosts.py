@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV
-from transformer_jax import workdir as workdirs
+from transformer_jax.runs import workdir as workdirs
 
 SHORT = dict(train__num_steps=6, train__batch=16, train__log_every=1, train__eval_every=6, checkpoint__every=2, model__dropout=0.0)
 FAMILIES = {

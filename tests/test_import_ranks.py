@@ -6,27 +6,25 @@ import transformer_jax
 
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
-# what each part may import of the others; whatever is not listed as a part is a binary and may import all
-LOW = {"config", "run_length", "memory", "progress", "bleu", "attended", "pictures", "hardware",
-       "buckets"}
-BASE = LOW | {"sharding", "metrics", "losses"}
-MAY_IMPORT = {
-    "config": {"run_length", "meanings", "suggestions"}, "run_length": set(),
-    "meanings": set(), "suggestions": {"synonyms"}, "synonyms": set(),
-    "key_help": {"config"}, "memory": set(), "stop_point": set(),
-    "progress": set(), "bleu": set(), "attended": set(),
-    "pictures": {"config", "attended"}, "hardware": set(), "metrics": set(), "sharding": LOW, "losses": LOW | {"sharding"},
-    "hosts": LOW | {"stop_point"}, "lease": LOW, "buckets": {"config"}, "xla_guard": set(),
-    "layers": BASE, "models": BASE | {"layers"}, "data": BASE | {"data"},
-    "decoding": BASE | {"layers", "data", "decoding"},
-    "finetuning": BASE | {"layers", "models", "data", "finetuning"},
-    "tasks": BASE | {"layers", "models", "data", "decoding", "finetuning", "tasks"},
-    "training": BASE | {"hosts", "training", "tasks.task"} - {"losses"},
-    "workdir": BASE | {"hosts", "lease", "training", "tasks"}, "prompting": BASE | {"data", "decoding"},
-    "planning": BASE | {"planning", "training", "layers", "data.rows"},
-    "scaling": BASE | {"scaling", "planning", "workdir", "cli"},
-    "huggingface": LOW | {"data"},
-}
+# From the bottom up: a part imports itself and the parts of lower ranks. Whatever is not listed is a
+# program, or an old name of a module, and may import all.
+RANKS = [
+    {"configuration"},
+    {"config", "hardware"},
+    {"pictures"},
+    {"storage", "distributed"},
+    {"metrics", "losses", "scores"},
+    {"layers"},
+    {"data", "models"},
+    {"finetuning", "inference", "huggingface"},
+    {"tasks"},
+    {"training"},
+    {"runs"},
+    {"planning"},
+    {"scaling"},
+    {"cli"},
+]
+RANK = {part: rank for rank, parts in enumerate(RANKS) for part in parts}
 FLAX = {"layers", "models", "training/state.py"}
 ORBAX = {"training/checkpoint.py", "training/orbax_use.py"}
 
@@ -43,20 +41,33 @@ def part(path):
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
+def may_import(importer: str, imported: str) -> bool:
+    """Whether the part of a path may import "part.module.name"."""
+    other = imported.partition(".")[0]
+    if other == importer or other not in RANK:
+        return other == importer
+    if importer == "training" and other == "tasks":
+        return imported.startswith("tasks.task.")
+    return RANK[other] < RANK[importer]
+
+
 def test_imports_point_down():
     wrong = []
     for path in ROOT.rglob("*.py"):
-        allowed = MAY_IMPORT.get(part(path))
-        if allowed is None or path.name == "__init__.py":
+        if part(path) not in RANK or path.name == "__main__.py":
             continue
-        allowed = allowed | ({part(path)} if path.parent != ROOT else set())
         for name in imports(path):
-            if not name.startswith("transformer_jax."):
-                continue
-            parts = name.split(".")[1:]
-            if parts[0] not in allowed and ".".join(parts[:2]) not in allowed:
+            of_ours = name.removeprefix("transformer_jax.")
+            if of_ours != name and not may_import(part(path), of_ours):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_modules_at_the_top_are_programs_but_for_five():
+    libraries = {"__init__", "config", "losses", "metrics", "hardware"}
+    for path in ROOT.glob("*.py"):
+        program = 'if __name__ == "__main__":' in path.read_text()
+        assert program or path.stem in libraries, path.name
 
 
 def test_flax_and_orbax_stay_in_their_places():

@@ -70,7 +70,8 @@ print(json.dumps([[what, key, str(before[key]), str(value)] for what, found in n
 """
 PROGRAMS = """
 import sys
-from transformer_jax import cli, generate, inspect, translate
+from transformer_jax.cli import process as cli
+from transformer_jax import generate, inspect, translate
 
 def ended(program, *arguments):
     sys.argv = [program.__name__, *arguments]

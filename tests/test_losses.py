@@ -5,7 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from transformer_jax import config as configs, losses, sharding
+from transformer_jax import config as configs, losses
+from transformer_jax.distributed import sharding
 
 B, L, M, V = 3, 8, 6, 11
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))

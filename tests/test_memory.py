@@ -12,7 +12,11 @@ import pytest
 
 from tests.conftest import build_config
 from tests.programs import ENV, call
-from transformer_jax import cli, config as configs, hosts, memory, workdir
+from transformer_jax import config as configs
+from transformer_jax.cli import process as cli
+from transformer_jax.distributed import hosts
+from transformer_jax.training import memory
+from transformer_jax.runs import workdir
 from transformer_jax.config import RunError
 from transformer_jax.training import checkpoint, footprint, loop, state as states
 

@@ -8,11 +8,11 @@ from tests.finetuning import examples
 from tests.conftest import build_config
 from tests.programs import call, refused
 from transformer_jax import pictures
-from transformer_jax.attended import Attended
+from transformer_jax.pictures.attended import Attended
 from transformer_jax.config import UserError
 from transformer_jax.training import report
 from transformer_jax.training.state import init_params
-from transformer_jax.workdir import create, make_task
+from transformer_jax.runs.workdir import create, make_task
 
 WORDS = ["the", "cat", "it"]
 FOUND = Attended(np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4, 3)).astype(np.float32), WORDS, WORDS)

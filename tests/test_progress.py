@@ -1,7 +1,7 @@
 """Progress off a terminal: plain lines, and a time left that means something."""
 import time
 
-from transformer_jax import progress
+from transformer_jax.pictures import progress
 
 
 def test_time_left_is_the_pace_of_the_units_so_far(monkeypatch):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from tests.programs import call, refused
-from transformer_jax import prompting
+from transformer_jax.inference import prompting
 from transformer_jax.config import UserError, experiment
-from transformer_jax.prompting import Item, Prompts
+from transformer_jax.inference.prompting import Item, Prompts
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, open_run, record
+from transformer_jax.runs.workdir import make_task, open_run, record
 
 FRENCH = {"description": "Translate English to French:", "items": [{"input": "cheese", "output": "fromage"}, {"input": "mint", "output": "menthe"}],
           "examples": [{"input": f"word {n}", "output": f"mot {n}"} for n in range(8)]}

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 import transformer_jax
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
-from transformer_jax import config as configs, workdir
+from transformer_jax import config as configs
+from transformer_jax.runs import workdir
 
 FILE = """
 import pathlib

@@ -6,7 +6,9 @@ import pytest
 
 import transformer_jax
 from tests.programs import call, refused
-from transformer_jax import config as configs, key_help, synonyms
+from transformer_jax import config as configs
+from transformer_jax.cli import key_help
+from transformer_jax.configuration import synonyms
 from transformer_jax.config import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -18,7 +20,7 @@ PAIRS = [*FAMILIES.items(), *(("bert", task) for task in FINE_TUNING)]
 def test_synonyms_lead_to_keys_and_flags_that_exist():
     keys = {key for pair in PAIRS for key in configs.schema(*pair)}
     assert set(configs.all_keys()) >= keys
-    programs = " ".join(path.read_text() for path in (ROOT / "transformer_jax").glob("*.py"))
+    programs = " ".join(path.read_text() for path in (ROOT / "transformer_jax").glob("**/*.py"))
     for name, alternatives in synonyms.TABLE.items():
         for ours in (ours for option in alternatives for ours in option):
             if ours.startswith("--"):
@@ -136,7 +138,7 @@ def test_help_config_needs_a_config():
 
 
 def test_importing_the_program_does_not_hide_the_function(monkeypatch):
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
 
     importlib.import_module("transformer_jax.train")
     monkeypatch.setattr(workdir, "train", lambda *arguments: arguments)

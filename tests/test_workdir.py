@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt, write_pairs
-from transformer_jax import workdir
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 from transformer_jax.training.loop import Program, run
 

@@ -12,7 +12,7 @@ import jax
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from transformer_jax import xla_guard
+from transformer_jax.configuration import xla_guard
 
 TESTS = pathlib.Path(__file__).parent
 USERS = {name: value for name, value in os.environ.items()

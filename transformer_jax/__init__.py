@@ -41,10 +41,12 @@ Tokens are int32, logits float32. What is wrong with a config, a file or a text 
 So do rows longer than a model's positions, and ids beyond its vocabulary. Within jax.jit the values
 of ids are not known, and such an id makes its row NaN.
 """
+import os
 import time
 
-from transformer_jax import xla_guard
+from transformer_jax.configuration import xla_guard
 
+__path__.append(os.path.join(os.path.dirname(__file__), "old_paths"))
 STARTED = time.monotonic()  # for the time from command to first step
 xla_guard.protect()
 __version__ = "0.1.0"
@@ -52,7 +54,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name):
     if name in ("train", "open_run", "load"):  # imported when asked for: the command line must be able to set up JAX first
-        from transformer_jax import workdir
+        from transformer_jax.runs import workdir
 
         return getattr(workdir, name)
     if name == "run":

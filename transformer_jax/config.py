@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from transformer_jax import meanings, run_length, suggestions
+from transformer_jax.configuration import meanings, run_length, suggestions
 
 
 Updates = int | float  # whole updates, or a fraction of config.train.num_steps (run_length.py)

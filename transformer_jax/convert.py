@@ -13,9 +13,10 @@ import shutil
 
 from absl import flags
 
-from transformer_jax import cli, config as configs
+from transformer_jax import config as configs
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 
 def define_flags() -> None:
@@ -43,7 +44,8 @@ def from_hf(folder, target, overrides=()) -> None:
     import jax
     import numpy as np
 
-    from transformer_jax import buckets, workdir
+    from transformer_jax.storage import buckets
+    from transformer_jax.runs import workdir
     from transformer_jax.huggingface import heads, tensors
     from transformer_jax.training import state
 
@@ -79,7 +81,7 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     """Makes the Hugging Face folder `target` of a run's checkpoint."""
     import jax
 
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
     from transformer_jax.huggingface import gpt, tensors
 
     if "://" in str(target):
@@ -113,7 +115,7 @@ def _families() -> list:
 @contextlib.contextmanager
 def _appearing(folder):
     """A folder to fill, which is `folder` once the context is left without an error. Raises UserError where there is something already."""
-    from transformer_jax import buckets
+    from transformer_jax.storage import buckets
 
     if "://" in str(folder):
         with _appearing_in_bucket(buckets.folder_of_run(folder)) as there:

@@ -9,7 +9,7 @@ import math
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
         raise UserError(f"--{given[0]} needs --config: the training that it is asked of")
     from transformer_jax.planning import published
-    from transformer_jax.progress import say
+    from transformer_jax.pictures.progress import say
 
     found = {"layers": published.layers(), "parameters": list(published.models()), "training": list(published.trainings())}
     titles = {"layers": "FLOPs of a layer at length and width 1000", "parameters": "parameters", "training": "FLOPs of a training"}
@@ -47,10 +47,11 @@ def _line(row) -> str:
 
 
 def _of_config() -> None:
-    from transformer_jax import hardware, workdir
+    from transformer_jax import hardware
+    from transformer_jax.runs import workdir
     from transformer_jax.config import choice
     from transformer_jax.planning import counts
-    from transformer_jax.progress import say
+    from transformer_jax.pictures.progress import say
 
     options = cli.FLAGS
     if not 0 < options.mfu <= 1:

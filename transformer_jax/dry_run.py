@@ -9,7 +9,7 @@ import json
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 from transformer_jax.planning import topology
 
@@ -42,9 +42,9 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", cli.FLAGS.devices)
     config = cli.load_settled()
 
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
     from transformer_jax.planning import counts, estimate, shardings, verdict
-    from transformer_jax.progress import say
+    from transformer_jax.pictures.progress import say
     from transformer_jax.training.loop import Program
 
     devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else jax.devices()
@@ -61,7 +61,7 @@ def main() -> None:
 
 def _search(config, make_task, devices) -> None:
     from transformer_jax.planning import search
-    from transformer_jax.progress import say
+    from transformer_jax.pictures.progress import say
 
     found = search.search(config, make_task, devices)
     say("\n".join(search.table(found)))

@@ -7,7 +7,7 @@ import json
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -22,14 +22,14 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
 
     options = cli.FLAGS
     prompts, shots = _prompts(options)
     allowed = ("decode.", "data.valid_", "data.test_", "data.tfds_dir", "data.split_on", "data.text_field", "data.cache", "task.null_threshold", "task.n_best", "task.max_answer")
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed))
     if prompts:
-        from transformer_jax import prompting
+        from transformer_jax.inference import prompting
 
         if not hasattr(task, "log_likelihoods"):
             raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that takes prompts")
@@ -47,7 +47,7 @@ def _prompts(options):
         return None, None
     if options["set"].present:
         raise UserError("--set and --prompts: give one of them")
-    from transformer_jax import prompting
+    from transformer_jax.inference import prompting
 
     prompts = prompting.read(options.prompts)
     if not options.shots:

@@ -9,7 +9,7 @@ import pathlib
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -28,8 +28,8 @@ def main() -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    from transformer_jax import workdir
-    from transformer_jax.data.sources import text_lines
+    from transformer_jax.runs import workdir
+    from transformer_jax.data.sources.pairs import text_lines
 
     options = cli.FLAGS
     path = pathlib.Path(options.output or "")

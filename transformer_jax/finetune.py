@@ -6,7 +6,7 @@ runs, in DIR2/seed-0 and so on, and the mean and deviation of their last scores 
 import json
 import statistics
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -16,8 +16,10 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax import buckets, config as configs, workdir
-    from transformer_jax.progress import say
+    from transformer_jax import config as configs
+    from transformer_jax.storage import buckets
+    from transformer_jax.runs import workdir
+    from transformer_jax.pictures.progress import say
 
     options, folder = cli.FLAGS, buckets.folder_of_run(cli.FLAGS.workdir)
     config, of_model = cli.load_config(without="model.")

@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -39,8 +39,8 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax import workdir
-    from transformer_jax.decoding.sampling import Sampling
+    from transformer_jax.runs import workdir
+    from transformer_jax.inference.sampling import Sampling
 
     options = cli.FLAGS
     if options.prompt is not None and options.prompts:
@@ -74,8 +74,8 @@ def main() -> None:
 
 
 def _lines(path: str):
-    from transformer_jax import buckets
-    from transformer_jax.data.sources import from_json, text_lines
+    from transformer_jax.storage import buckets
+    from transformer_jax.data.sources.pairs import from_json, text_lines
 
     if path != "-" and not buckets.path(path).is_file():
         raise UserError(f"--prompts={path}: no such file")

@@ -9,7 +9,7 @@ curves        learning curves of one --workdir or several together, from their m
 """
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 TIRED, WIDE = (f"The animal didn't cross the street because it was too {word}." for word in ("tired", "wide"))  # Uszkoreit 2017
@@ -74,7 +74,7 @@ def attention(options):
 
 def coreference(options):
     from transformer_jax import pictures
-    from transformer_jax.progress import say
+    from transformer_jax.pictures.progress import say
 
     task, params, folder = _opened(options)
     texts = options.text or [TIRED, WIDE]
@@ -129,7 +129,9 @@ def confusion(options):
 
 
 def curves(options):
-    from transformer_jax import buckets, pictures, workdir
+    from transformer_jax import pictures
+    from transformer_jax.storage import buckets
+    from transformer_jax.runs import workdir
 
     if not options.workdir:
         raise UserError("--workdir=... is missing: folder of a run; it may be given several times")
@@ -153,7 +155,7 @@ def curves(options):
 
 def _opened(options, *allowed: str):
     """(task, parameters, the run's folder) of the one --workdir; `allowed`: keys to override."""
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
 
     if len(options.workdir) != 1:
         raise UserError(f"--workdir=... {'is missing: folder of the run' if not options.workdir else 'is given more than once: this picture is of one run'}")

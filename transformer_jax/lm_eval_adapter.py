@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
-from transformer_jax.progress import Bar, say, track
+from transformer_jax.pictures.progress import Bar, say, track
 
 try:
     import lm_eval
@@ -29,7 +29,7 @@ class WorkdirLM(LM):
     """
 
     def __init__(self, workdir: str, step: str = "best", overrides: Sequence[tuple[str, str]] = (), **_):
-        from transformer_jax.workdir import open_run
+        from transformer_jax.runs.workdir import open_run
 
         super().__init__()
         self.task, self.params = open_run(workdir, step, overrides)
@@ -68,7 +68,7 @@ class WorkdirLM(LM):
     def _completions(self, contexts, until=(), max_gen_toks=256, max_new_tokens=None, do_sample=None, temperature=0.0, top_k=0, top_p=1.0,
                      **ignored) -> Iterator[str]:
         """With the harness's names and defaults; a context that leaves no room for the completion loses its beginning."""
-        from transformer_jax.decoding.sampling import Sampling
+        from transformer_jax.inference.sampling import Sampling
 
         if ignored:
             say(f"generation settings not known here are ignored: {', '.join(ignored)}")

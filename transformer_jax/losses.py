@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from transformer_jax import sharding
+from transformer_jax.distributed import sharding
 
 # float32 logits a device holds at a time: what stays in a CPU's cache (8 MB); on accelerators 256 MB, for fewer sums of the table's gradient
 CHUNK_LOGITS = {"cpu": 2**21}

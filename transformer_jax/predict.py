@@ -10,7 +10,7 @@ import json
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -26,8 +26,8 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax import workdir
-    from transformer_jax.data.sources import text_lines
+    from transformer_jax.runs import workdir
+    from transformer_jax.data.sources.pairs import text_lines
 
     options = cli.FLAGS
     task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.", "task.null_threshold", "task.n_best", "task.max_answer")))

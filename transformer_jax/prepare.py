@@ -2,7 +2,7 @@
 
 Killed, it goes on where it was when the same command is given again. A training with the same config then finds its data there.
 """
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -12,8 +12,8 @@ def define_flags() -> None:
 
 def main() -> None:
     config = cli.load_config()
-    from transformer_jax import workdir
-    from transformer_jax.progress import say
+    from transformer_jax.runs import workdir
+    from transformer_jax.pictures.progress import say
 
     if workdir.fine_tunes(config):
         raise UserError(f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; there is nothing to prepare")

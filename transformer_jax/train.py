@@ -6,12 +6,13 @@ key of the config with its type, default and meaning instead, and needs no --wor
 import sys
 import types
 
-from transformer_jax import cli, finetune
+from transformer_jax import finetune
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
 def main() -> None:
-    from transformer_jax import workdir
+    from transformer_jax.runs import workdir
 
     config, _ = cli.load_config(without="model.")
     if workdir.fine_tunes(config):
@@ -26,7 +27,7 @@ class _Program(types.ModuleType):
     """This module, callable: importing it must not hide the function `transformer_jax.train`."""
 
     def __call__(self, *arguments, **options):
-        from transformer_jax import workdir
+        from transformer_jax.runs import workdir
 
         return workdir.train(*arguments, **options)
 

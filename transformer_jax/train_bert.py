@@ -1,5 +1,5 @@
 """Pre-trains a bidirectional encoder: python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=DIR"""
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """Trains a causal language model: python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=DIR"""
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """Trains a translation model: python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=DIR"""
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 
 
 def main() -> None:

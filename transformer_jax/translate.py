@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -29,7 +29,8 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax import pictures, workdir
+    from transformer_jax import pictures
+    from transformer_jax.runs import workdir
 
     options = cli.FLAGS
     cli.check_output("attention")
@@ -53,8 +54,8 @@ def main() -> None:
 
 def _lines(first: list[str]):
     """The lines of stdin, with progress where it is a file; the first is kept in `first`."""
-    from transformer_jax.data.sources import text_lines
-    from transformer_jax.progress import Bar
+    from transformer_jax.data.sources.pairs import text_lines
+    from transformer_jax.pictures.progress import Bar
 
     status = os.fstat(sys.stdin.fileno())
     with Bar("translating (bytes)", status.st_size if stat.S_ISREG(status.st_mode) else None) as bar:

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import documents
+from transformer_jax.data.sources import documents
 
 
 def data(**keys):

@@ -5,11 +5,40 @@ import re
 
 import pytest
 
-from transformer_jax.data import grammar
-from transformer_jax.data.morphology import ACC, DAT, GEN, MODALS, NOM, NOUNS, VERBS, english_number, german_number
-from transformer_jax.data.syntax import (
-    DETERMINERS, FIRST, FUTURE, LAST, MODAL, NAMES, PAST, PERFECT, PROGRESSIVE, PRONOUNS, SECOND, SIRS, Clause,
-    conjoined, english, german, infinitive, noun_phrase, numeral, prepositional)
+from transformer_jax.data.grammar import corpus as grammar
+from transformer_jax.data.grammar.morphology import (
+    ACC,
+    DAT,
+    GEN,
+    MODALS,
+    NOM,
+    NOUNS,
+    VERBS,
+    english_number,
+    german_number,
+)
+from transformer_jax.data.grammar.syntax import (
+    DETERMINERS,
+    FIRST,
+    FUTURE,
+    LAST,
+    MODAL,
+    NAMES,
+    PAST,
+    PERFECT,
+    PROGRESSIVE,
+    PRONOUNS,
+    SECOND,
+    SIRS,
+    Clause,
+    conjoined,
+    english,
+    german,
+    infinitive,
+    noun_phrase,
+    numeral,
+    prepositional,
+)
 
 ADJECTIVES = {adjective.english: adjective for noun in NOUNS.values() for adjective in noun.adjectives}
 ANNA = next(name for name in NAMES if name.en == "Anna")

@@ -2,9 +2,10 @@ import re
 
 import pytest
 
-from transformer_jax import buckets
+from transformer_jax.storage import buckets
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import sources, store
+from transformer_jax.data import store
+from transformer_jax.data.sources import pairs as sources
 
 
 def data(**keys):

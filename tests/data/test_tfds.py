@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import sources
+from transformer_jax.data.sources import pairs as sources
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPLITS = {"train": [("one", "eins"), ("two\nlines", "zwei\u2028Zeilen"), ("grün", "größer"), ("", "leer")], "validation": [("four", "vier"), ("five", "fünf")]}
@@ -131,7 +131,7 @@ def test_the_script_says_how_it_is_used(arguments):
 
 
 def test_running_text_of_a_prepared_set(prepare, tmp_path):
-    from transformer_jax.data import documents
+    from transformer_jax.data.sources import documents
 
     prepare(0)
     config = experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"})

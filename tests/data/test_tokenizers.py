@@ -11,9 +11,10 @@ import pytest
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import sources, tokenizers
-from transformer_jax.data.tokenizer_kinds import ByteBPE, GPT1BPE
-from transformer_jax.data.wordpiece import WordPiece
+from transformer_jax.data import tokenizers
+from transformer_jax.data.sources import pairs as sources
+from transformer_jax.data.tokenizers.kinds import ByteBPE, GPT1BPE
+from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.tasks.translation import Translation
 
 ENGLISH = ["The dog runs.", "A cat sleeps in the house.", "We see two women.", "The child reads a book to the cat.", "How are you, my friend?"]

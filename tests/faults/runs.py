@@ -15,7 +15,7 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV, command
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 FAMILIES = {"gpt": ("train_gpt", build_gpt), "bert": ("train_bert", build_bert), "wmt": ("train_wmt", build_config)}
 EVERY = dict(train__log_every=3, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2)

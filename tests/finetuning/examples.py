@@ -3,7 +3,7 @@ import json
 
 from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs
-from transformer_jax.workdir import create, make_task
+from transformer_jax.runs.workdir import create, make_task
 from transformer_jax.training.state import init_params
 
 ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")

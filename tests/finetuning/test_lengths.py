@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.finetuning.examples import FILES, build, pretrained
-from transformer_jax import workdir
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 from transformer_jax.finetuning import base
 from transformer_jax.finetuning.lengths import shorter

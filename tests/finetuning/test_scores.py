@@ -10,7 +10,7 @@ import sklearn.metrics
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from transformer_jax.finetuning import scores
+from transformer_jax.scores import predictions as scores
 
 
 @pytest.mark.filterwarnings("ignore")

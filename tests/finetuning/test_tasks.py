@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.finetuning.examples import FILES, build, pretrained
-from transformer_jax import workdir
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError, set_key
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.tasks.span import _most_central

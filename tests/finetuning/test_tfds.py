@@ -4,7 +4,7 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import tables
+from transformer_jax.data.sources import tables
 
 CONTEXT = "the cat sat on the mat"
 QUESTIONS = {"train": [("1", "who sat?", ["cat"], [4]), ("2", "who ran?", [], [])], "validation": [("3", "where?", ["mat", "the mat"], [19, 15])]}

@@ -9,7 +9,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import Mesh
 
-from transformer_jax import sharding
+from transformer_jax.distributed import sharding
 from transformer_jax.layers import kernels
 from transformer_jax.layers.masks import Mask
 

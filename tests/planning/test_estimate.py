@@ -10,7 +10,7 @@ from transformer_jax import config as configs, hardware
 from transformer_jax.planning import estimate, shardings, topology, verdict
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 TINY = {"encoder_decoder": ("configs/wmt/base.py", {"model.vocab_size": 512, "model.d_model": 64, "model.d_ff": 128, "model.num_heads": 4, "model.num_encoder_layers": 2, "model.num_decoder_layers": 2}),
         "gpt": ("configs/gpt/gpt2.py:124m", {"model.vocab_size": 512, "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4, "model.max_length": 128, "task.length": 64}),

@@ -12,7 +12,7 @@ from tests.test_configs import CONFIGS
 from transformer_jax import config as configs, hardware
 from transformer_jax.planning import counts, published, traced
 from transformer_jax.training import state
-from transformer_jax.workdir import make_task, open_run
+from transformer_jax.runs.workdir import make_task, open_run
 
 DIFFER = {"Transformer base", "Transformer big", "GPT-3 XL", "GPT-3 13B", "BERT large", "GPT-3 XL, 16 heads, 6ND"}
 

@@ -9,7 +9,7 @@ from tests.planning.test_estimate import SMALL, TINY
 from transformer_jax import config as configs, hardware
 from transformer_jax.planning import search
 from transformer_jax.planning.estimate import Estimate, Roofline, compute_seconds
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import jax
 from transformer_jax import config as configs
 from transformer_jax.planning import shardings
 from transformer_jax.training.loop import Program
-from transformer_jax.workdir import fine_tunes, make_task
+from transformer_jax.runs.workdir import fine_tunes, make_task
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SNAPSHOT = ROOT / "tests" / "snapshots" / "shardings.txt"

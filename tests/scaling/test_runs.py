@@ -7,7 +7,8 @@ import pytest
 from tests.conftest import build_gpt
 from tests.scaling.test_laws import TRUE
 from tests.programs import call
-from transformer_jax import config as configs, workdir
+from transformer_jax import config as configs
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 from transformer_jax.planning import counts
 from transformer_jax.scaling import fits, runs

@@ -10,12 +10,12 @@ import pytest
 
 from tests.conftest import build_gpt as build
 from transformer_jax.config import UserError
-from transformer_jax.decoding import sampling
-from transformer_jax.decoding.sampling import Sampling
+from transformer_jax.inference import sampling
+from transformer_jax.inference.sampling import Sampling
 from tests.training.test_step import losses as first_losses
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, open_run, origin_of, record, train
+from transformer_jax.runs.workdir import make_task, open_run, origin_of, record, train
 
 GREEDY = Sampling(temperature=0)
 GOLDEN = [5.729919, 5.611233, 5.428472]

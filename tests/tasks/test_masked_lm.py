@@ -11,7 +11,7 @@ from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, open_run, record
+from transformer_jax.runs.workdir import make_task, open_run, record
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from transformer_jax import bleu
+from transformer_jax.scores import bleu
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import GrammarPairs, TextPairs, TfdsPairs
-from transformer_jax.decoding import stream
+from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs, TfdsPairs
+from transformer_jax.inference import stream
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task, open_run, record
+from transformer_jax.runs.workdir import make_task, open_run, record
 
 LINES = ["a dog runs", "the cat sleeps and two women sing", "", "a man reads a book", "we see the house and the child eats and a dog runs"]
 

@@ -7,7 +7,7 @@ from tests.conftest import build_bert, build_config, build_gpt
 from transformer_jax.training import batches, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 FAMILIES = {"encoder_decoder": build_config, "gpt": build_gpt, "bert": build_bert}
 MESHES = [(8, dict(data=2, fsdp=2, tensor=2)), (4, dict(fsdp=4)), (2, dict(tensor=2)), (1, {}), (8, dict(data=2, fsdp=2, tensor=2))]

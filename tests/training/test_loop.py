@@ -14,7 +14,7 @@ from transformer_jax.training import loop, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.report import Clock
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 EXACT = dict(model__dropout=0.2, train__accumulation=2, train__num_steps=10, train__log_every=3, train__eval_every=7, checkpoint__every=1, checkpoint__keep=30)
 

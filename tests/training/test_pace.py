@@ -6,7 +6,7 @@ import pytest
 
 from transformer_jax.training import loop, pace
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 
 class Device:

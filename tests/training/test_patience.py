@@ -7,13 +7,14 @@ import pytest
 
 from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
-from transformer_jax import config as configs, hosts
+from transformer_jax import config as configs
+from transformer_jax.distributed import hosts
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.patience import Patience
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 # The loss falls at each evaluation: where the greatest is the best, the first stays the best.
 FALLING = dict(

@@ -5,14 +5,17 @@ import pytest
 
 from tests.conftest import build_config
 from tests.training.stopping import stopping_at
-from transformer_jax import config as configs, hosts, run_length, workdir
+from transformer_jax import config as configs
+from transformer_jax.distributed import hosts
+from transformer_jax.configuration import run_length
+from transformer_jax.runs import workdir
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.resumed import rate_line
 from transformer_jax.training.save_timer import SaveTimer
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 
 @pytest.mark.parametrize("value, num_steps, span, interval", [

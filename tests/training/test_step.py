@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
-from transformer_jax import config as configs, sharding
+from transformer_jax import config as configs
+from transformer_jax.distributed import sharding
 from transformer_jax.config import UserError
 from transformer_jax.planning import hlo
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.loop import Program
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 
 def losses(config, steps=3, devices=1):

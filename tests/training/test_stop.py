@@ -14,11 +14,11 @@ from tests.programs import ENV
 from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import Interrupted, Preempted
-from transformer_jax.stop_point import StopPoint
+from transformer_jax.distributed.stop_point import StopPoint
 from transformer_jax.training import loop, stop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
-from transformer_jax.workdir import make_task
+from transformer_jax.runs.workdir import make_task
 
 ERRORS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
 

@@ -29,7 +29,7 @@ def test_silence_dumps_the_stacks_and_the_run_goes_on(capfd, monkeypatch):
 
 HUNG = """
 import ctypes, signal, sys
-from transformer_jax import hosts
+from transformer_jax.distributed import hosts
 from transformer_jax.training import stop, watchdog
 
 watchdog.SILENCE = {silence}

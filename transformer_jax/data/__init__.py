@@ -1,0 +1,1 @@
+"""From text to rows: sources, tokenizers, the token store, windows, packing, masking."""

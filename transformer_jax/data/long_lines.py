@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from transformer_jax.config import UserError
 from transformer_jax.data import sentences
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 _TREATED = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
 _NAMED = 20  # lines that a warning names at most

@@ -1,7 +1,7 @@
 """Packing several short pairs into a row: planned once, over the whole training set."""
 import numpy as np
 
-from transformer_jax.progress import track
+from transformer_jax.pictures.progress import track
 
 _OPEN = 500  # rows that may still take a pair; beyond it the fullest is closed
 

@@ -17,7 +17,7 @@ from grain.experimental import index_shuffle
 
 from transformer_jax.config import UserError
 from transformer_jax.data import packing, store, tokenizers
-from transformer_jax.progress import say, track
+from transformer_jax.pictures.progress import say, track
 
 Row = dict[str, np.ndarray]
 _BLOCK = 10_000  # pairs tokenised together

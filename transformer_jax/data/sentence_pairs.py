@@ -7,7 +7,7 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.data import masking, sentences, store, windows
 from transformer_jax.data.rows import Row, padded
-from transformer_jax.progress import say, track
+from transformer_jax.pictures.progress import say, track
 
 
 class SentencePairs:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from transformer_jax import buckets
+from transformer_jax.storage import buckets
 from transformer_jax.config import UserError
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 FORMAT = 4  # part of every key: a change of layout rebuilds
 _CHUNK, _SHARD = 2**15, 2**25  # bytes

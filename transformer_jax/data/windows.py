@@ -7,7 +7,7 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.data import store
 from transformer_jax.data.rows import Row
-from transformer_jax.progress import say, track
+from transformer_jax.pictures.progress import say, track
 
 _BLOCK = 2**21  # characters tokenised together
 

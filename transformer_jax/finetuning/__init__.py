@@ -1,0 +1,1 @@
+"""Heads on pre-trained models, their examples and batches."""

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax import sharding
-from transformer_jax.attended import Attended, between
+from transformer_jax.distributed import sharding
+from transformer_jax.pictures.attended import Attended, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import rows, sources, tokenizers
+from transformer_jax.data import rows, tokenizers
+from transformer_jax.data.sources import pairs as sources
 from transformer_jax.data.long_lines import LongLines
 from transformer_jax.finetuning import lengths
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.finetuning.predictions import Asked, Prediction, examples_of
-from transformer_jax.progress import say, track
+from transformer_jax.pictures.progress import say, track
 
 ROW = ("tokens", "token_types", "segment_ids")
 _WINDOW = 64  # batches whose examples are sorted by length together, where the order in which they are computed does not matter

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.attended import Side
+from transformer_jax.pictures.attended import Side
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
 from transformer_jax.layers.attention import weights_in

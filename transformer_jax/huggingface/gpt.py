@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import heads
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 _SIZES = {"vocab_size": "vocab_size", "n_positions": "max_length", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads"}
 _OTHERS = {"layer_norm_epsilon": ("norm_epsilon", 1e-5), "resid_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1)}  # with their defaults

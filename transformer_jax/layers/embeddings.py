@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import sharding
+from transformer_jax.distributed import sharding
 from transformer_jax.config import UserError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from transformer_jax import sharding
+from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
 
 _BLOCK, _MOST_BLOCKS = 64, 8  # queries of a block at least; each block is compiled by itself

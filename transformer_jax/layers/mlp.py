@@ -5,7 +5,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_jax import sharding
+from transformer_jax.distributed import sharding
 from transformer_jax.layers.linear import Linear
 
 

@@ -1,0 +1,1 @@
+"""Dry runs, rooflines and costs, before there is a device."""

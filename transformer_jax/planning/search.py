@@ -10,7 +10,7 @@ from transformer_jax import hardware
 from transformer_jax.config import UserError, set_key
 from transformer_jax.layers.blocks import REMAT
 from transformer_jax.planning.estimate import Estimate, arguments, compute_seconds, estimate
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 from transformer_jax.training.loop import Program
 
 MOST = 12  # programs compiled at most

@@ -14,7 +14,7 @@ import os
 
 from absl import flags
 
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
 
@@ -50,7 +50,7 @@ def run() -> None:
 
 
 def fit() -> None:
-    from transformer_jax.progress import say
+    from transformer_jax.pictures.progress import say
     from transformer_jax.scaling import fits, pictures, runs
 
     found = runs.collect(cli.FLAGS.workdir)

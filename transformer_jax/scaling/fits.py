@@ -5,10 +5,11 @@ import functools
 import json
 from collections.abc import Sequence
 
-from transformer_jax import buckets, workdir
+from transformer_jax.storage import buckets
+from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 from transformer_jax.planning import counts
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run

@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 
-from transformer_jax import buckets
+from transformer_jax.storage import buckets
 from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.fits import AXES, PREDICTION, Fits

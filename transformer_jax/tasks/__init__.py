@@ -1,0 +1,1 @@
+"""One objective a file: rows, loss, evaluations. task.py has the contract."""

@@ -15,16 +15,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
-from transformer_jax.attended import Attended, Side, between
+from transformer_jax.pictures.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import documents, rows, sources, tokenizers, windows
-from transformer_jax.decoding import generation
-from transformer_jax.decoding.generation import Continuation
-from transformer_jax.decoding.sampling import Sampling, of_options as sampling_of
+from transformer_jax.data import rows, tokenizers, windows
+from transformer_jax.data.sources import documents, pairs as sources
+from transformer_jax.inference import generation
+from transformer_jax.inference.generation import Continuation
+from transformer_jax.inference.sampling import Sampling, of_options as sampling_of
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.embeddings import check_ids
 from transformer_jax.losses import cross_entropy, token_log_probs
-from transformer_jax.progress import say, track
+from transformer_jax.pictures.progress import say, track
 
 _BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
 

@@ -10,14 +10,14 @@ import scipy.special
 import scipy.stats
 
 from transformer_jax.config import UserError
-from transformer_jax.data import tables
-from transformer_jax.finetuning import scores
+from transformer_jax.data.sources import tables
+from transformer_jax.scores import predictions as scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 
 @dataclasses.dataclass

@@ -13,13 +13,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
-from transformer_jax.attended import Attended, Side, between
+from transformer_jax.pictures.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import documents, masking, rows, sentence_pairs, sources, tokenizers, windows
-from transformer_jax.decoding.filling import Filling, Reader
+from transformer_jax.data import masking, rows, sentence_pairs, tokenizers, windows
+from transformer_jax.data.sources import documents, pairs as sources
+from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy, label_nll
-from transformer_jax.progress import track
+from transformer_jax.pictures.progress import track
 
 _EVALUATED = 2_000  # rows of an evaluation at least: a small text is gone through several times, with other pairs and masks
 

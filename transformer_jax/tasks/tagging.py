@@ -10,8 +10,8 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data import tables
-from transformer_jax.finetuning import scores
+from transformer_jax.data.sources import tables
+from transformer_jax.scores import predictions as scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head, RecurrentHead

@@ -12,18 +12,19 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from transformer_jax import bleu
-from transformer_jax.attended import Attended, Side, between
+from transformer_jax.scores import bleu
+from transformer_jax.pictures.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import long_lines, rows, sources, tokenizers
+from transformer_jax.data import long_lines, rows, tokenizers
+from transformer_jax.data.sources import pairs as sources
 from transformer_jax.data.long_lines import LongLines
-from transformer_jax.decoding.beam_search import BeamSearch
-from transformer_jax.decoding.stream import Stream
+from transformer_jax.inference.beam_search import BeamSearch
+from transformer_jax.inference.stream import Stream
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.losses import cross_entropy
-from transformer_jax.progress import say, track
+from transformer_jax.pictures.progress import say, track
 
 LONG = ("split", "truncate", "skip", "refuse")  # ways to treat a line that is too long
 

@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from transformer_jax import buckets
+from transformer_jax.storage import buckets
 from transformer_jax.config import RunError, UserError
 from transformer_jax.training import digests, optimizer, orbax_use, state as states
 

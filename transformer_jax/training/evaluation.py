@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
-from transformer_jax import hosts, metrics
-from transformer_jax.progress import say
+from transformer_jax import metrics
+from transformer_jax.distributed import hosts
+from transformer_jax.pictures.progress import say
 from transformer_jax.training import batches
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.stop import Abandoned, Stop

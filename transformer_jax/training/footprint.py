@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 
-from transformer_jax import memory
+from transformer_jax.training import memory
 from transformer_jax.config import RunError
 
 # (part of a module's name, part of a function's name, what is done there); the first that fits
@@ -19,7 +19,7 @@ _PLACES = (
     ("training.loop", "_evaluate", "in an evaluation"),
     ("training.loop", "__call__", "in an update"),
     ("training.footprint", "_check_host", "before the start"),
-    ("transformer_jax.decoding", "", "decoding in an evaluation"),
+    ("transformer_jax.inference", "", "decoding in an evaluation"),
     ("transformer_jax.data", "", "reading the data"),
 )
 

@@ -9,9 +9,12 @@ import jax
 import optax
 
 import transformer_jax
-from transformer_jax import buckets, hardware, hosts, metrics, run_length, sharding
+from transformer_jax import hardware, metrics
+from transformer_jax.storage import buckets
+from transformer_jax.distributed import hosts, sharding
+from transformer_jax.configuration import run_length
 from transformer_jax.config import RunError, UserError
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 from transformer_jax.training import batches, optimizer, state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import Evaluation

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from transformer_jax import run_length
+from transformer_jax.configuration import run_length
 
 
 def schedule(config, num_steps: int) -> optax.Schedule:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax import buckets
+from transformer_jax.storage import buckets
 from transformer_jax.config import UserError
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer
 from transformer_jax.training.checkpoint import Checkpoints
 

@@ -2,9 +2,9 @@
 import math
 from collections.abc import Iterable
 
-from transformer_jax import hosts
+from transformer_jax.distributed import hosts
 from transformer_jax.config import UserError
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 
 class Patience:

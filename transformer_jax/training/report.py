@@ -10,9 +10,10 @@ from collections.abc import Callable
 import jax
 import tensorboardX
 
-from transformer_jax import buckets, pictures
+from transformer_jax import pictures
+from transformer_jax.storage import buckets
 from transformer_jax.config import RunError
-from transformer_jax.progress import Bar, console, say
+from transformer_jax.pictures.progress import Bar, console, say
 
 _SECONDS_BETWEEN_CURVES = 60
 _SECONDS_BETWEEN_SENDS = 60  # to a bucket

@@ -1,5 +1,5 @@
 """What becomes of the learning rate where a resumed run is longer or shorter than it was."""
-from transformer_jax import run_length
+from transformer_jax.configuration import run_length
 from transformer_jax.training import optimizer
 
 

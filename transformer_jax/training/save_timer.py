@@ -2,7 +2,7 @@
 import time
 from collections.abc import Callable
 
-from transformer_jax import hosts
+from transformer_jax.distributed import hosts
 
 _LOOKS = 10  # looks at the clock within the time between two checkpoints
 

@@ -9,7 +9,8 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax import hosts, metrics, sharding
+from transformer_jax import metrics
+from transformer_jax.distributed import hosts, sharding
 from transformer_jax.training import optimizer
 
 

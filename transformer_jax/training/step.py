@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from transformer_jax import metrics, sharding
+from transformer_jax import metrics
+from transformer_jax.distributed import sharding
 
 
 def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):

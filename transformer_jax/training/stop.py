@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from transformer_jax import hosts
+from transformer_jax.distributed import hosts
 from transformer_jax.config import Interrupted, Preempted
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 ECHO = 1.0  # seconds; SIGINTs this close are one Ctrl-C, sent by a terminal and a script alike
 CODES = {signal.SIGTERM: Preempted.code, signal.SIGINT: Interrupted.code}

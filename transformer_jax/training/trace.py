@@ -3,7 +3,7 @@ import pathlib
 
 import jax
 
-from transformer_jax.progress import say
+from transformer_jax.pictures.progress import say
 
 
 class Trace:

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from transformer_jax import hosts
+from transformer_jax.distributed import hosts
 from transformer_jax.training.stop import Stop
 
 # seconds without an update or evaluation step: longer than most of them take, short beside the

@@ -1,0 +1,1 @@
+"""The command line: what may be typed, exit codes, signals and environment."""

@@ -1,0 +1,1 @@
+"""Where text comes from: text files, pairs, tables, TFDS sets, built-in corpora."""

@@ -1,0 +1,1 @@
+"""What a trained model is for: sampling, beam search, filling, in-context evaluation."""

@@ -1,0 +1,1 @@
+"""Its modules are in transformer_jax.inference."""

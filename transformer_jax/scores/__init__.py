@@ -1,0 +1,1 @@
+"""BLEU, F1 and their like: how good predictions are."""
