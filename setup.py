@@ -1,4 +1,5 @@
 """The package and its extras. The base install holds neither TensorFlow nor torch."""
+
 import pathlib
 import re
 
@@ -6,15 +7,17 @@ from setuptools import find_packages, setup
 
 INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 
-# Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next release that may break
-# an interface (a minor one before 1.0). jax brings the jaxlib of its release, and jaxlib 0.10.2 to 0.12.0.1 compute
-# some sums wrongly on a CPU (docs/determinism.md). A flag mends them, but costs 3 to 9 % of a training step's time.
+# Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next
+# release that may break an interface (a minor one before 1.0). jax brings the jaxlib of its
+# release, and jaxlib 0.10.2 to 0.12.0.1 compute some sums wrongly on a CPU (docs/determinism.md). A
+# flag mends them, but costs 3 to 9 % of a training step's time.
 JAX_RELEASES = ">=0.10,<0.10.2"
 BASE = [
     "absl-py>=2.1,<3",
     "etils[epath]>=1.9,<2",  # paths in buckets, as Orbax knows them
     "flax>=0.12.7,<0.13",
-    "grain>=0.2.16,<0.3",  # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
+    # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
+    "grain>=0.2.16,<0.3",
     f"jax{JAX_RELEASES}",
     "matplotlib>=3.9,<4",
     "ml-collections>=1.0,<2",
@@ -34,15 +37,26 @@ BASE = [
 ]
 
 EXTRAS = {
-    "gpu": [f"jax[cuda12]{JAX_RELEASES}"],  # brings CUDA itself; with a driver of 580 or newer jax[cuda13] works as well
+    # brings CUDA itself; with a driver of 580 or newer jax[cuda13] works as well
+    "gpu": [f"jax[cuda12]{JAX_RELEASES}"],
     "tpu": [f"jax[tpu]{JAX_RELEASES}"],
-    "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],  # the latter: TFDS imports it without declaring it
+    # the latter: TFDS imports it without declaring it
+    "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
-    "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],  # the peers that benchmarks/ measures against
+    # the peers that benchmarks/ measures against
+    "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
-    "test": ["pytest>=8", "pytest-xdist>=3.5", "scikit-learn>=1.3", "seqeval>=1.2.2",  # the latter two: what the scores of fine-tuning are compared with
-             "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10",  # the notebooks are executed
-             "mkdocs-material>=9.5,<10"],  # the documentation is built
+    # the latter two: what the scores of fine-tuning are compared with
+    "test": [
+        "pytest>=8",
+        "pytest-xdist>=3.5",
+        "scikit-learn>=1.3",
+        "seqeval>=1.2.2",
+        "ipykernel>=6.29",
+        "nbclient>=0.10",
+        "nbformat>=5.10",  # the notebooks are executed
+        "mkdocs-material>=9.5,<10",
+    ],  # the documentation is built
     "docs": ["mkdocs-material>=9.5,<10"],
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }

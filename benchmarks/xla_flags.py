@@ -6,6 +6,7 @@ Each PYTHON is the interpreter of an environment that holds the package's librar
 of jaxlib. Each release, flag and interpreter has a process of its own; they take turns. All are
 measured against the first interpreter without a flag.
 """
+
 import os
 import subprocess
 import sys
@@ -32,8 +33,12 @@ class Side:
         flags = "" if value == WITHOUT else f"{FLAG}={value}"
         environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         self.process = subprocess.Popen(
-            [python, __file__, "--worker", case, flags, str(int(tiny))], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            [python, __file__, "--worker", case, flags, str(int(tiny))],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.jaxlib = self._read()
 
     def turn(self) -> float:
@@ -68,9 +73,14 @@ def compare(case: str, tiny: bool, pythons: str) -> Iterator[dict]:
     first = next(iter(sides))
     for name, seconds in spent.items():
         rate = rows * length / seconds
-        yield {"case": f"{case}, {name}", "ours": rate, "unit": "tokens/s",
-               "peer": rows * length / spent[first], "peer_name": first,
-               "ratio": spent[first] / seconds}
+        yield {
+            "case": f"{case}, {name}",
+            "ours": rate,
+            "unit": "tokens/s",
+            "peer": rows * length / spent[first],
+            "peer_name": first,
+            "ratio": spent[first] / seconds,
+        }
 
 
 def work(case: str, flags: str, tiny: bool) -> None:

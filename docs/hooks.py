@@ -6,7 +6,8 @@ import re
 
 from mkdocs.structure.files import File
 
-from transformer_jax import config as configs, models, tasks
+from transformer_jax import config as configs
+from transformer_jax import models, tasks
 from transformer_jax.cli import key_help
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -3,6 +3,7 @@
 The suite compiles with few of them. `test_as_users_run.py` runs this file in a process of its own:
 TEST_OPTIMIZED=1 python -m pytest tests/as_users_run.py
 """
+
 import os
 import shutil
 
@@ -12,17 +13,21 @@ import pytest
 
 from tests.conftest import UNOPTIMIZED, build_bert, build_config, build_gpt
 from tests.finetuning import examples
-from tests.tasks.test_causal_lm import GREEDY, SHARDED, by_whole_prefixes
 from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
+from tests.tasks.test_causal_lm import GREEDY, SHARDED, by_whole_prefixes
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
-from transformer_jax.training.loop import Program, run
 from transformer_jax.runs.workdir import make_task, origin_of, settled
+from transformer_jax.training.loop import Program, run
 
 STEPS, STOP = 4, 2
 SHORT = dict(
-    train__num_steps=STEPS, train__log_every=STEPS, train__eval_every=STEPS,
-    checkpoint__every=STOP, model__dropout=0.1)
+    train__num_steps=STEPS,
+    train__log_every=STEPS,
+    train__eval_every=STEPS,
+    checkpoint__every=STOP,
+    model__dropout=0.1,
+)
 
 
 def build_finetuning(folder, **overrides):
@@ -36,8 +41,12 @@ def build_bert_of_one_phase(folder, **overrides):
     return build_bert(folder, task__phases=((1.0, 16, 3),), **overrides)
 
 
-FAMILIES = {"translation": build_config, "gpt": build_gpt, "bert": build_bert_of_one_phase,
-            "finetuning": build_finetuning}
+FAMILIES = {
+    "translation": build_config,
+    "gpt": build_gpt,
+    "bert": build_bert_of_one_phase,
+    "finetuning": build_finetuning,
+}
 
 
 def test_the_optimisations_are_on():
@@ -61,8 +70,10 @@ def test_a_resumed_run_is_bit_equal(family, tmp_path):
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(STEPS))
     jax.clear_caches()
     train(tmp_path / "resumed")
-    straight, resumed = (final_state(tmp_path / workdir, config, program, STEPS)
-                         for workdir in ("straight", "resumed"))
+    straight, resumed = (
+        final_state(tmp_path / workdir, config, program, STEPS)
+        for workdir in ("straight", "resumed")
+    )
     assert straight.step == STEPS
     jax.tree.map(np.testing.assert_array_equal, resumed, straight)
     assert lines(tmp_path / "resumed") == lines(tmp_path / "straight")

@@ -1,4 +1,5 @@
 """Shared by all tests: 8 virtual CPU devices, the compilation cache, and a tiny translation run."""
+
 import gc
 import itertools
 import os
@@ -7,13 +8,18 @@ from importlib import metadata
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled")
+)
 # 8 devices on 2 cores that others use, too, may be apart for more than the 40 s there are
 flags = ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
 # Flags that change the code XLA makes. Compiling a training step on 8 devices: 3.7 -> 2.0 s.
 # Later jaxlibs do not know this one.
-UNOPTIMIZED = (["--xla_cpu_use_fusion_emitters=false"]
-               if metadata.version("jaxlib").startswith("0.10.") else [])
+UNOPTIMIZED = (
+    ["--xla_cpu_use_fusion_emitters=false"]
+    if metadata.version("jaxlib").startswith("0.10.")
+    else []
+)
 # The programs are small, and most of the suite's time is compiling them. With TEST_OPTIMIZED=1 they
 # are compiled as users compile them: python -m tests.faults and tests/as_users_run.py do so.
 if os.environ.get("TEST_OPTIMIZED") != "1":
@@ -35,49 +41,114 @@ from transformer_jax.training import report
 
 DRAW_CURVES = report.draw_curves
 TINY = {
-    "model.vocab_size": 96, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 2,
-    "model.num_decoder_layers": 2, "model.max_length": 128, "model.dropout": 0.0, "task.source_length": 32, "task.target_length": 32,
-    "train.batch": 8, "train.num_steps": 4, "train.log_every": 2, "train.eval_every": 4, "checkpoint.every": 2, "decode.max_extra": 8, "decode.beam": 1, "task.bleu_lines": 0,
-    "optimizer.warmup_steps": 2, "data.tokenizer": "bpe",  # unigram pieces of so small a text depend on SentencePiece's release
+    "model.vocab_size": 96,
+    "model.d_model": 16,
+    "model.d_ff": 32,
+    "model.num_heads": 2,
+    "model.num_encoder_layers": 2,
+    "model.num_decoder_layers": 2,
+    "model.max_length": 128,
+    "model.dropout": 0.0,
+    "task.source_length": 32,
+    "task.target_length": 32,
+    "train.batch": 8,
+    "train.num_steps": 4,
+    "train.log_every": 2,
+    "train.eval_every": 4,
+    "checkpoint.every": 2,
+    "decode.max_extra": 8,
+    "decode.beam": 1,
+    "task.bleu_lines": 0,
+    # unigram pieces of so small a text depend on SentencePiece's release
+    "optimizer.warmup_steps": 2,
+    "data.tokenizer": "bpe",
 }
 
-SENTENCES = [("a dog runs", "ein hund rennt"), ("the cat sleeps", "die katze schläft"), ("a man reads a book", "ein mann liest ein buch"),
-             ("two women sing", "zwei frauen singen"), ("the child eats", "das kind isst"), ("we see the house", "wir sehen das haus")]
+SENTENCES = [
+    ("a dog runs", "ein hund rennt"),
+    ("the cat sleeps", "die katze schläft"),
+    ("a man reads a book", "ein mann liest ein buch"),
+    ("two women sing", "zwei frauen singen"),
+    ("the child eats", "das kind isst"),
+    ("we see the house", "wir sehen das haus"),
+]
 
 
 def write_pairs(folder, count=60):
-    """Parallel text files train/valid.{en,de} of short made-up sentences; returns the overrides that name them."""
+    """Parallel text files train/valid.{en,de} of short made-up sentences; returns the overrides
+    that name them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for split, first, size in (("train", 0, count), ("valid", count, count // 4)):
-        chosen = [[SENTENCES[(i + j * j) % 6] for j in range(1 + i % 3)] for i in range(first, first + size)]
+        chosen = [
+            [SENTENCES[(i + j * j) % 6] for j in range(1 + i % 3)]
+            for i in range(first, first + size)
+        ]
         for side, ending in enumerate(("en", "de")):
             text = "".join(" and ".join(pair[side] for pair in pairs) + "\n" for pairs in chosen)
             (folder / f"{split}.{ending}").write_text(text, encoding="utf-8")
-    return {f"data.{split}_{side}": str(folder / f"{split}.{ending}") for split in ("train", "valid") for side, ending in (("source", "en"), ("target", "de"))}
+    return {
+        f"data.{split}_{side}": str(folder / f"{split}.{ending}")
+        for split in ("train", "valid")
+        for side, ending in (("source", "en"), ("target", "de"))
+    }
 
 
 def build_config(folder, **overrides):
     """A tiny translation config over `write_pairs`' files; overrides like model__dropout=0.1."""
     config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"})
     given = {key.replace("__", "."): value for key, value in overrides.items()}
-    for key, value in {**TINY, **write_pairs(folder / "text"), "data.cache": str(folder / "cache"), **given}.items():
+    for key, value in {
+        **TINY,
+        **write_pairs(folder / "text"),
+        "data.cache": str(folder / "cache"),
+        **given,
+    }.items():
         configs.set_key(config, key, value)
     configs.validate(config)
     return config
 
 
-TEXT = ["the cat sat on the mat.", "a dog ran to the cat and sat.", "the dog sat. a cat ran.", "to the mat the dog ran."]
+TEXT = [
+    "the cat sat on the mat.",
+    "a dog ran to the cat and sat.",
+    "the dog sat. a cat ran.",
+    "to the mat the dog ran.",
+]
 
 
 def build_gpt(folder, **overrides):
     """A tiny GPT's config over a small text of its own; overrides like model__dropout=0.1."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 60), ("valid", 9)):
-        (folder / f"{name}.txt").write_text("\n\n".join(" ".join(TEXT[(i * j) % 4] for j in range(1, 3 + i % 3)) for i in range(count)))
+        (folder / f"{name}.txt").write_text(
+            "\n\n".join(
+                " ".join(TEXT[(i * j) % 4] for j in range(1, 3 + i % 3)) for i in range(count)
+            )
+        )
     config = configs.experiment(
-        model=dict(name="gpt", vocab_size=300, d_model=32, num_layers=2, num_heads=2, max_length=64, dropout=0.1, attention_dropout=0.1),
-        task=dict(name="causal_lm", length=32), data=dict(tokenizer="byte_bpe", train_files=f"{folder}/train.txt", valid_files=f"{folder}/valid.txt", cache=f"{folder}/cache"),
-        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30), optimizer=dict(learning_rate=1e-2, warmup_steps=10), checkpoint=dict(every=30), decode=dict(batch=4))
+        model=dict(
+            name="gpt",
+            vocab_size=300,
+            d_model=32,
+            num_layers=2,
+            num_heads=2,
+            max_length=64,
+            dropout=0.1,
+            attention_dropout=0.1,
+        ),
+        task=dict(name="causal_lm", length=32),
+        data=dict(
+            tokenizer="byte_bpe",
+            train_files=f"{folder}/train.txt",
+            valid_files=f"{folder}/valid.txt",
+            cache=f"{folder}/cache",
+        ),
+        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30),
+        optimizer=dict(learning_rate=1e-2, warmup_steps=10),
+        checkpoint=dict(every=30),
+        decode=dict(batch=4),
+    )
     for key, value in overrides.items():
         configs.set_key(config, key.replace("__", "."), value)
     configs.validate(config)
@@ -91,13 +162,34 @@ def build_bert(folder, **overrides):
     """A tiny BERT's config over documents of short sentences."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 40), ("valid", 12)):
-        documents = ["\n".join(SPLIT[(i * j + j) % len(SPLIT)] for j in range(2 + i % 5)) for i in range(count)]
+        documents = [
+            "\n".join(SPLIT[(i * j + j) % len(SPLIT)] for j in range(2 + i % 5))
+            for i in range(count)
+        ]
         (folder / f"{name}.txt").write_text("\n\n".join(documents))
     config = configs.experiment(
-        model=dict(name="bert", vocab_size=80, d_model=32, num_layers=2, num_heads=2, max_length=64, dropout=0.1, attention_dropout=0.1),
+        model=dict(
+            name="bert",
+            vocab_size=80,
+            d_model=32,
+            num_layers=2,
+            num_heads=2,
+            max_length=64,
+            dropout=0.1,
+            attention_dropout=0.1,
+        ),
         task=dict(name="masked_lm", phases=((0.5, 16, 3), (0.5, 32, 5))),
-        data=dict(tokenizer="wordpiece", train_files=f"{folder}/train.txt", valid_files=f"{folder}/valid.txt", cache=f"{folder}/cache"),
-        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30), optimizer=dict(learning_rate=1e-2, warmup_steps=10), checkpoint=dict(every=30), decode=dict(batch=4))
+        data=dict(
+            tokenizer="wordpiece",
+            train_files=f"{folder}/train.txt",
+            valid_files=f"{folder}/valid.txt",
+            cache=f"{folder}/cache",
+        ),
+        train=dict(num_steps=60, batch=8, log_every=30, eval_every=30),
+        optimizer=dict(learning_rate=1e-2, warmup_steps=10),
+        checkpoint=dict(every=30),
+        decode=dict(batch=4),
+    )
     for key, value in overrides.items():
         configs.set_key(config, key.replace("__", "."), value)
     configs.validate(config)
@@ -105,7 +197,9 @@ def build_bert(folder, **overrides):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="also what the suite leaves out for its time")
+    parser.addoption(
+        "--slow", action="store_true", help="also what the suite leaves out for its time"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -118,7 +212,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: run with --slow")
 
 
-gc.set_threshold(100_000, 50, 50)  # tracing makes many objects and little garbage: looking for it took a quarter of the time
+# tracing makes many objects and little garbage: looking for it took a quarter of the time
+gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -130,7 +225,9 @@ def _forgotten():
 
 @pytest.fixture(scope="session", autouse=True)
 def _undrawn():
-    """A run's curves take longer to draw than its few updates: no run in this process draws them, but where a test asks for `drawn`."""
+    """A run's curves take longer to draw than its few updates: no run in this process draws them,
+    but where a test asks for `drawn`.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw_curves", lambda folder, run: None)
         yield
@@ -149,7 +246,9 @@ def tiny(tmp_path):
 
 @pytest.fixture(scope="session")
 def server():
-    """A stand-in for Google Cloud Storage; one for all tests, as TensorStore looks for its address only once."""
+    """A stand-in for Google Cloud Storage; one for all tests, as TensorStore looks for its address
+    only once.
+    """
     with fake_gcs.serving() as running, pytest.MonkeyPatch.context() as patch:
         for name, value in running.environment.items():
             patch.setenv(name, value)

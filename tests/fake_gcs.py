@@ -1,4 +1,7 @@
-"""A stand-in for Google Cloud Storage: as much of its JSON API as TensorStore's driver uses, objects in memory."""
+"""A stand-in for Google Cloud Storage: as much of its JSON API as TensorStore's driver uses,
+objects in memory.
+"""
+
 import contextlib
 import http.server
 import itertools
@@ -9,9 +12,11 @@ import urllib.parse
 
 
 class FakeGcs(http.server.ThreadingHTTPServer):
-    """`objects`: name -> content, of any bucket. `uploads`: their names in order. `writes`: uploads and deletions let through yet, then 403.
+    """`objects`: name -> content, of any bucket. `uploads`: their names in order. `writes`: uploads
+    and deletions let through yet, then 403.
 
-    `busy`: whether the request of a number gets a 503; `lossy`: the same, once it has been done. The bucket `nowhere` does not exist.
+    `busy`: whether the request of a number gets a 503; `lossy`: the same, once it has been done.
+    The bucket `nowhere` does not exist.
     """
 
     daemon_threads = True
@@ -19,7 +24,13 @@ class FakeGcs(http.server.ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.objects, self.generations, self.uploads, self.writes, self.forbidden = {}, {}, [], float("inf"), False
+        self.objects, self.generations, self.uploads, self.writes, self.forbidden = (
+            {},
+            {},
+            [],
+            float("inf"),
+            False,
+        )
         self.count, self.lock = itertools.count(1), threading.Lock()
         self.requests, self.busy, self.lossy = 0, lambda number: False, lambda number: False
 
@@ -42,10 +53,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.server.forbidden:
             return self.reply(403, {"error": {"code": 403, "message": "no access"}})
         if not self.name:  # a listing
-            first, last = self.query.get("pageToken", self.query.get("startOffset", "")), self.query.get("endOffset")
-            names = sorted(n for n in self.server.objects if n >= first and (not last or n < last) and n.startswith(self.query.get("prefix", "")))
-            names, more = names[:self.server.page], names[self.server.page:]
-            items = [{"name": n, "generation": str(self.server.generations[n]), "size": str(len(self.server.objects[n]))} for n in names]
+            first, last = (
+                self.query.get("pageToken", self.query.get("startOffset", "")),
+                self.query.get("endOffset"),
+            )
+            names = sorted(
+                n
+                for n in self.server.objects
+                if n >= first
+                and (not last or n < last)
+                and n.startswith(self.query.get("prefix", ""))
+            )
+            names, more = names[: self.server.page], names[self.server.page :]
+            items = [
+                {
+                    "name": n,
+                    "generation": str(self.server.generations[n]),
+                    "size": str(len(self.server.objects[n])),
+                }
+                for n in names
+            ]
             return self.reply(200, {"items": items, **({"nextPageToken": more[0]} if more else {})})
         if self.name not in self.server.objects:
             return self.reply(404)
@@ -53,16 +80,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(304)
         content = self.server.objects[self.name]
         if self.query.get("alt") != "media":
-            return self.reply(200, {"name": self.name, "generation": str(self.server.generations[self.name]), "size": str(len(content))})
+            return self.reply(
+                200,
+                {
+                    "name": self.name,
+                    "generation": str(self.server.generations[self.name]),
+                    "size": str(len(content)),
+                },
+            )
         ranged = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not ranged:
             return self.reply(200, content)
         start, stop = ranged.groups()
-        start, stop = (int(start), int(stop or len(content) - 1) + 1) if start else (max(len(content) - int(stop), 0), len(content))
+        start, stop = (
+            (int(start), int(stop or len(content) - 1) + 1)
+            if start
+            else (max(len(content) - int(stop), 0), len(content))
+        )
         if start >= len(content):
             return self.reply(416)
         part = content[start:stop]
-        self.reply(206, part, {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"})
+        self.reply(
+            206, part, {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"}
+        )
 
     def do_POST(self):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -85,7 +125,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if content is None:
                 return self.reply(204 if there else 404)
             self.server.uploads.append(name)
-            self.reply(200, {"name": name, "generation": str(self.server.generations[name]), "size": str(len(content))})
+            self.reply(
+                200,
+                {
+                    "name": name,
+                    "generation": str(self.server.generations[name]),
+                    "size": str(len(content)),
+                },
+            )
 
     def split(self):
         """Whether the request has been answered already, with an error."""
@@ -95,7 +142,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests += 1
         self.number = self.server.requests
         if bucket == "nowhere":
-            self.reply(404, {"error": {"code": 404, "message": "The specified bucket does not exist."}})
+            self.reply(
+                404, {"error": {"code": 404, "message": "The specified bucket does not exist."}}
+            )
         elif self.server.busy(self.number):
             self.reply(503)
         else:
@@ -106,7 +155,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if status == 200 and self.server.lossy(self.number):
             status, content = 503, b""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        headers = {"Content-Length": str(len(body)), "x-goog-generation": str(self.server.generations.get(self.name, 0)), **(headers or {})}
+        headers = {
+            "Content-Length": str(len(body)),
+            "x-goog-generation": str(self.server.generations.get(self.name, 0)),
+            **(headers or {}),
+        }
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -119,9 +172,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving():
-    """A running FakeGcs; `environment` is what TensorStore needs to use it, set before its first request to a bucket."""
+    """A running FakeGcs; `environment` is what TensorStore needs to use it, set before its first
+    request to a bucket.
+    """
     server = FakeGcs()
-    server.environment = {"TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{server.server_port}", "GOOGLE_AUTH_TOKEN_FOR_TESTING": "any"}
+    server.environment = {
+        "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{server.server_port}",
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "any",
+    }
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server

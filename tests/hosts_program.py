@@ -1,10 +1,13 @@
-"""A trainer that notes the rows it reads: python -m tests.hosts_program LOG TRAINER FLAGS...; each line of LOG is [process, update, places]."""
+"""A trainer that notes the rows it reads: python -m tests.hosts_program LOG TRAINER FLAGS...; each
+line of LOG is [process, update, places].
+"""
+
 import json
 import runpy
 import sys
 
-from transformer_jax.distributed import hosts
 from transformer_jax.data import rows
+from transformer_jax.distributed import hosts
 
 log, trainer = sys.argv[1:3]
 sys.argv[1:3] = []

@@ -1,4 +1,5 @@
 """The programs, as a user starts them: `command`, and `call`, which is quicker and as good."""
+
 import multiprocessing
 import os
 import runpy
@@ -9,7 +10,17 @@ import tempfile
 from tests.conftest import UNOPTIMIZED
 
 ENV = {**os.environ}
-_DEAR = ["jax", "flax.linen", "optax", "orbax.checkpoint", "grain.python", "tensorboardX", "matplotlib.figure", "sacremoses"]  # to import; nothing of ours, which must import what it needs
+# to import; nothing of ours, which must import what it needs
+_DEAR = [
+    "jax",
+    "flax.linen",
+    "optax",
+    "orbax.checkpoint",
+    "grain.python",
+    "tensorboardX",
+    "matplotlib.figure",
+    "sacremoses",
+]
 _BEFORE_JAX = {"dry_run"}  # sets what jax reads when it is imported
 
 
@@ -26,9 +37,18 @@ def command(program, *arguments):
 
 
 def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
-    """The ended program. It is forked from a process that has imported what takes long: a refusal in 0.1 instead of 1.7 s."""
+    """The ended program. It is forked from a process that has imported what takes long: a refusal
+    in 0.1 instead of 1.7 s.
+    """
     if program in _BEFORE_JAX:
-        return subprocess.run(command(program, *arguments), input=text, capture_output=True, encoding="utf-8", env={**ENV, **env}, timeout=300)
+        return subprocess.run(
+            command(program, *arguments),
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            env={**ENV, **env},
+            timeout=300,
+        )
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(_DEAR)
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +56,11 @@ def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
         for name in streams:
             with open(name, "w", encoding="utf-8") as file:
                 file.write(text or "" if name == streams[0] else "")
-        running = forks.Process(target=_become, args=(program, [*map(str, arguments)], {**ENV, "GLIBC_TUNABLES": "", **env}, streams))  # set: it does not start itself again
+        # set: it does not start itself again
+        running = forks.Process(
+            target=_become,
+            args=(program, [*map(str, arguments)], {**ENV, "GLIBC_TUNABLES": "", **env}, streams),
+        )
         running.start()
         running.join(300)
         running.kill()
@@ -50,7 +74,9 @@ def _become(program, arguments, env, streams):
     os.environ.update(env)
     for number, name in enumerate(streams):
         os.dup2(os.open(name, os.O_RDWR), number)
-    sys.stdin, sys.stdout, sys.stderr = (open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww"))
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww")
+    )
     sys.argv = [program, *arguments]
     runpy.run_module(f"transformer_jax.{program}", run_name="__main__", alter_sys=True)
 

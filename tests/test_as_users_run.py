@@ -1,4 +1,5 @@
 """The suite compiles with few of XLA's optimisations; here a part of it runs with all of them."""
+
 import subprocess
 import sys
 

@@ -1,15 +1,18 @@
-"""Attention of every kind of run: weights of each query add up to 1, masks hold, tokens become words, and it is what the model computes with."""
+"""Attention of every kind of run: weights of each query add up to 1, masks hold, tokens become
+words, and it is what the model computes with.
+"""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
-from transformer_jax.pictures.attended import Side, between
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.training.state import init_params
+from transformer_jax.pictures.attended import Side, between
 from transformer_jax.runs.workdir import make_task, settled
+from transformer_jax.training.state import init_params
 
 TEXT = "the cat sat on the mat."
 
@@ -22,16 +25,28 @@ def test_by_words_sums_keys_and_averages_queries():
 
 
 def test_sides_joined_number_their_words_on():
-    assert Side(["[CLS]"], [0]) + Side(["a", "b"], [0, 0, 1]) == Side(["[CLS]", "a", "b"], [0, 1, 1, 2])
+    assert Side(["[CLS]"], [0]) + Side(["a", "b"], [0, 0, 1]) == Side(
+        ["[CLS]", "a", "b"], [0, 1, 1, 2]
+    )
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "characters"])
 def test_tokens_become_the_words_of_the_text(kind):
-    tokenizer = tokenizers.train([f"{TEXT} a dog ran to the cat {i}" for i in range(40)], kind, 120 if kind != "byte_bpe" else 270)
+    tokenizer = tokenizers.train(
+        [f"{TEXT} a dog ran to the cat {i}" for i in range(40)],
+        kind,
+        120 if kind != "byte_bpe" else 270,
+    )
     ids = [*tokenizer.encode([TEXT])[0], tokenizer.eos_id]
     words, numbers = tokenizer.words(ids)
-    assert words[:-1] == ("the cat sat on the mat .".split() if kind == "wordpiece" else TEXT.split()) and len(words) == numbers[-1] + 1
-    assert len(numbers) == len(ids) and numbers == sorted(numbers) and numbers.count(numbers[-1]) == 1  # the end stands alone
+    assert (
+        words[:-1] == ("the cat sat on the mat .".split() if kind == "wordpiece" else TEXT.split())
+        and len(words) == numbers[-1] + 1
+    )
+    # the end stands alone
+    assert (
+        len(numbers) == len(ids) and numbers == sorted(numbers) and numbers.count(numbers[-1]) == 1
+    )
 
 
 def task_of(kind, folder):
@@ -41,23 +56,38 @@ def task_of(kind, folder):
         task = make_task(build_config(folder))
     else:
         family = kind.removeprefix("fine-tuned ")
-        config = examples.build(folder / "tuned", "classification", examples.pretrained(folder, family))
+        config = examples.build(
+            folder / "tuned", "classification", examples.pretrained(folder, family)
+        )
         task = make_task(settled(config, folder / "run"))
     return task, init_params(task)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt", "translation", "fine-tuned bert", "fine-tuned gpt"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "gpt", "translation", "fine-tuned bert", "fine-tuned gpt"]
+)
 def test_every_task_shows_its_attention(kind, tmp_path):
     task, params = task_of(kind, tmp_path)
     for which in task.attentions:
         options = dict(kind=which, target="the mat") if len(task.attentions) > 1 else {}
-        by_words, by_pieces = (task.attention(params, "the catdog ran to the mat", pieces=pieces, **options) for pieces in (False, True))
+        by_words, by_pieces = (
+            task.attention(params, "the catdog ran to the mat", pieces=pieces, **options)
+            for pieces in (False, True)
+        )
         for found in (by_words, by_pieces):
-            assert found.weights.shape == (2, 2, len(found.queries), len(found.keys)) and found.weights.dtype == np.float32
+            assert (
+                found.weights.shape == (2, 2, len(found.queries), len(found.keys))
+                and found.weights.dtype == np.float32
+            )
             np.testing.assert_allclose(found.weights.sum(axis=-1), 1, rtol=1e-4)
         assert len(by_words.queries) < len(by_pieces.queries)
-        if which == "decoder":  # nothing to come is seen; of a translation a word is predicted from its own first pieces, too, and keys begin with <s>
-            assert np.triu(by_pieces.weights, 1).max() == 0 and np.triu(by_words.weights, 1 + (by_words.keys[0] == "<s>")).max() == 0
+        # nothing to come is seen; of a translation a word is predicted from its own first pieces,
+        # too, and keys begin with <s>
+        if which == "decoder":
+            assert (
+                np.triu(by_pieces.weights, 1).max() == 0
+                and np.triu(by_words.weights, 1 + (by_words.keys[0] == "<s>")).max() == 0
+            )
     long = "the cat sat " * 100
     with pytest.raises(UserError, match="config.model.max_length"):
         task.attention(params, long, **(dict(target="x") if len(task.attentions) > 1 else {}))
@@ -68,11 +98,24 @@ def test_it_is_what_the_model_computes_with(tmp_path):
     task, params = task_of("gpt", tmp_path)
     found = task.attention(params, TEXT, pieces=True).weights[0]
     tokens = jnp.array(task.tokenizer.encode([TEXT]))
-    layer = {name: value[0] for name, value in params["decoder"]["layers"]["attention_norm"].items()}
-    x = params["token_embed"]["embedding"][tokens[0]] + params["position_embed"]["embedding"][: tokens.shape[1]]
-    x = (x - x.mean(axis=-1, keepdims=True)) / jnp.sqrt(x.var(axis=-1, keepdims=True) + 1e-5) * layer["scale"] + layer["bias"]
+    layer = {
+        name: value[0] for name, value in params["decoder"]["layers"]["attention_norm"].items()
+    }
+    x = (
+        params["token_embed"]["embedding"][tokens[0]]
+        + params["position_embed"]["embedding"][: tokens.shape[1]]
+    )
+    x = (x - x.mean(axis=-1, keepdims=True)) / jnp.sqrt(
+        x.var(axis=-1, keepdims=True) + 1e-5
+    ) * layer["scale"] + layer["bias"]
     attention = params["decoder"]["layers"]["attention"]
-    q, k = (jnp.einsum("lm,mhd->hld", x, attention[name]["kernel"][0]) + attention[name]["bias"][0][:, None] for name in ("query", "key"))
-    scores = jnp.where(jnp.tri(len(x), dtype=bool), jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5, -jnp.inf)
+    q, k = (
+        jnp.einsum("lm,mhd->hld", x, attention[name]["kernel"][0])
+        + attention[name]["bias"][0][:, None]
+        for name in ("query", "key")
+    )
+    scores = jnp.where(
+        jnp.tri(len(x), dtype=bool), jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5, -jnp.inf
+    )
     expected = jnp.exp(scores) / jnp.exp(scores).sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

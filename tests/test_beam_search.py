@@ -1,4 +1,5 @@
 """Beam search against brute force on a tiny vocabulary, where every output can be listed."""
+
 import itertools
 
 import jax
@@ -12,7 +13,9 @@ V, T, EOS, BOS = 4, 4, 1, 2  # ids 1 (end), 2, 3 can be produced; 0 pads and is 
 
 
 def model(seed, batch):
-    """A random 'language model' whose next-token distribution depends on the whole prefix: tables by prefix hash."""
+    """A random 'language model' whose next-token distribution depends on the whole prefix: tables
+    by prefix hash.
+    """
     table = jax.random.normal(jax.random.key(seed), (batch, 5**T, V)) * 1.5
 
     def logits_of(rows, codes):
@@ -22,15 +25,19 @@ def model(seed, batch):
 
 
 def follow(seed, batch, beam):
-    """A step whose cache (B, P, K) holds what a model's would: the token of each beam in each slot, where the beam wrote it."""
+    """A step whose cache (B, P, K) holds what a model's would: the token of each beam in each slot,
+    where the beam wrote it.
+    """
     logits_of, rows = model(seed, batch), jnp.arange(batch)
 
     def step(cache, tokens, positions, slot, ancestors):
         cache = cache.at[:, slot].set(tokens)
         code = jnp.zeros((batch, beam), jnp.int32)
         for p in range(1, T):
-            back = (slot - (positions[:, 0] - p)) % cache.shape[1]  # the slot of position p, for inputs that have come so far
-            own = jnp.take_along_axis(cache[rows, back], ancestors[rows, :, back], axis=1)  # what the beam descends from wrote
+            # the slot of position p, for inputs that have come so far
+            back = (slot - (positions[:, 0] - p)) % cache.shape[1]
+            # what the beam descends from wrote
+            own = jnp.take_along_axis(cache[rows, back], ancestors[rows, :, back], axis=1)
             code = jnp.where(p <= positions, code * 4 + own, code)
         return logits_of(rows[:, None], code % 5**T), cache
 
@@ -48,7 +55,11 @@ def decode(seed, limits, beam, alpha, n_best=1):
 
     @jax.jit
     def found():
-        state = search.resized(search.begin(jnp.array(limits), start, jnp.zeros((batch, 1, beam), jnp.int32)), T, lambda cache, shift: moved(cache, shift, T))
+        state = search.resized(
+            search.begin(jnp.array(limits), start, jnp.zeros((batch, 1, beam), jnp.int32)),
+            T,
+            lambda cache, shift: moved(cache, shift, T),
+        )
         return search.best(search.advance(state, step, batch))
 
     return found()
@@ -88,7 +99,9 @@ def test_an_input_does_not_depend_on_its_neighbours():
 
 @pytest.mark.parametrize("beam", [1, 2, 3])
 def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam):
-    """Four inputs for two places: each goes where one is done, at any turn; the ring goes round, and changes its size on the way."""
+    """Four inputs for two places: each goes where one is done, at any turn; the ring goes round,
+    and changes its size on the way.
+    """
     limits, places = np.array([4, 2, 3, 4, 1]), 2  # the last stands for an empty place
     search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
     expected, (_, start) = decode(5, limits, beam, 0.6, search.n_best), follow(5, 5, beam)
@@ -97,21 +110,36 @@ def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam)
         state = search.empty(places, sizes[0], jnp.full((places, sizes[0], beam), 9))
         held, queue, sizes = np.full(places, -1), [0, 1, 2, 3], iter(sizes)
         while queue or (held >= 0).any():
-            for place in np.flatnonzero(held < 0)[:len(queue)]:
+            for place in np.flatnonzero(held < 0)[: len(queue)]:
                 held[place] = queue.pop(0)
-                state = search.admit(state, jnp.array([place] * 2), begun, jnp.array([held[place]] * 2), lambda cache, slot: cache)
+                state = search.admit(
+                    state,
+                    jnp.array([place] * 2),
+                    begun,
+                    jnp.array([held[place]] * 2),
+                    lambda cache, slot: cache,
+                )
             step, _ = follow(5, 5, beam)
 
-            def of_these(cache, tokens, positions, slot, ancestors):  # the tables are the inputs', the cache the places'
+            # the tables are the inputs', the cache the places'
+            def of_these(cache, tokens, positions, slot, ancestors):
                 whole = lambda x, fill: jnp.full((5, *x.shape[1:]), fill, x.dtype).at[held].set(x)
-                logits, new = step(whole(cache, 0), whole(tokens, 2), whole(positions, 1), slot, whole(ancestors, 0))
+                logits, new = step(
+                    whole(cache, 0),
+                    whole(tokens, 2),
+                    whole(positions, 1),
+                    slot,
+                    whole(ancestors, 0),
+                )
                 return logits[held], new[held]
 
             state = search.advance(state, of_these, 1 if queue else places)
             for place in np.flatnonzero((held >= 0) & ~np.asarray(search.running(state))):
                 best = search.best(state)
                 np.testing.assert_array_equal(best.ids[place, :, :T], expected.ids[held[place]])
-                np.testing.assert_allclose(best.scores[place], expected.scores[held[place]], rtol=1e-6)
+                np.testing.assert_allclose(
+                    best.scores[place], expected.scores[held[place]], rtol=1e-6
+                )
                 held[place] = -1
             slots = next(sizes)
             state = search.resized(state, slots, lambda cache, shift: moved(cache, shift, slots))
@@ -120,10 +148,16 @@ def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam)
 def test_a_search_stops_when_an_input_has_filled_the_ring():
     search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([4, 4])
     step, start = follow(0, 2, 2)
-    state = search.resized(search.begin(limits, start, jnp.zeros((2, 1, 2), jnp.int32)), 2, lambda cache, shift: moved(cache, shift, 2))
+    state = search.resized(
+        search.begin(limits, start, jnp.zeros((2, 1, 2), jnp.int32)),
+        2,
+        lambda cache, shift: moved(cache, shift, 2),
+    )
     state = search.advance(state, step, 2)
     assert state.lengths.tolist() == [2, 2] and search.running(state).all()
-    state = search.advance(search.resized(state, 4, lambda cache, shift: moved(cache, shift, 4)), step, 2)
+    state = search.advance(
+        search.resized(state, 4, lambda cache, shift: moved(cache, shift, 4)), step, 2
+    )
     assert state.lengths.tolist() == [4, 4] and not search.running(state).any()
 
 
@@ -131,14 +165,20 @@ def test_an_input_that_is_done_is_given_no_position_beyond_its_limit():
     """There may be none: its limit and what the model has positions for can be the same."""
     search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([2, 4])
     step, start = follow(0, 2, 2)
-    seen = lambda most, tokens, positions, slot, ancestors: (step(jnp.zeros((2, 4, 2), jnp.int32), tokens, positions, slot, ancestors)[0], jnp.maximum(most, positions))
-    state = search.resized(search.begin(limits, start, jnp.zeros((2, 1), jnp.int32)), 4, lambda cache, shift: cache)
+    seen = lambda most, tokens, positions, slot, ancestors: (
+        step(jnp.zeros((2, 4, 2), jnp.int32), tokens, positions, slot, ancestors)[0],
+        jnp.maximum(most, positions),
+    )
+    state = search.resized(
+        search.begin(limits, start, jnp.zeros((2, 1), jnp.int32)), 4, lambda cache, shift: cache
+    )
     assert search.advance(state, seen, 2).cache[:, 0].tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("size", [5, 300, 2049, 4096])
 def test_the_largest_by_blocks_are_the_largest(size):
-    x = jax.random.randint(jax.random.key(size), (7, size), 0, 50).astype(jnp.float32)  # with many that are equal
+    # with many that are equal
+    x = jax.random.randint(jax.random.key(size), (7, size), 0, 50).astype(jnp.float32)
     for mine, theirs in zip(_largest(x, 5), jax.lax.top_k(x, 5)):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -147,7 +187,9 @@ def test_the_largest_by_blocks_are_the_largest(size):
 def test_the_limit_holds_even_if_nothing_ends(beam):
     never_ends = lambda *shape: jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
     search = BeamSearch(beam, 0.6, EOS)
-    state = search.resized(search.begin(jnp.array([2, 4]), never_ends(2), None), 6, lambda cache, shift: None)
+    state = search.resized(
+        search.begin(jnp.array([2, 4]), never_ends(2), None), 6, lambda cache, shift: None
+    )
     found = search.best(search.advance(state, lambda cache, *_: (never_ends(2, beam), cache), 2))
     assert [(row[0] > 0).sum() for row in np.asarray(found.ids)] == [2, 4]
     assert np.isfinite(found.scores).all()
@@ -169,4 +211,6 @@ def test_one_beam_follows_the_likeliest_token(seed):
             code = code * 4 + token
         assert [int(i) for i in found.ids[row, 0] if i] == body
         length = len(body) + (token == EOS)
-        assert float(found.scores[row, 0]) == pytest.approx(log_p / float(length_penalty(length, 0.6)), abs=1e-4)
+        assert float(found.scores[row, 0]) == pytest.approx(
+            log_p / float(length_penalty(length, 0.6)), abs=1e-4
+        )

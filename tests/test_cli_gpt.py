@@ -1,4 +1,7 @@
-"""The language model's path through the command line, as a user walks it: prepare, train, write, evaluate, convert; and the mistakes on the way."""
+"""The language model's path through the command line, as a user walks it: prepare, train, write,
+evaluate, convert; and the mistakes on the way.
+"""
+
 import json
 
 import pytest
@@ -7,14 +10,33 @@ from tests.conftest import build_gpt
 from tests.programs import call
 from transformer_jax import config as configs
 
-SIZES = ("model.vocab_size", "model.d_model", "model.num_layers", "model.num_heads", "model.max_length", "task.length", "data.tokenizer", "data.train_files",
-         "data.valid_files", "data.cache", "train.num_steps", "train.batch", "train.eval_every", "train.log_every", "optimizer.learning_rate", "checkpoint.every")
+SIZES = (
+    "model.vocab_size",
+    "model.d_model",
+    "model.num_layers",
+    "model.num_heads",
+    "model.max_length",
+    "task.length",
+    "data.tokenizer",
+    "data.train_files",
+    "data.valid_files",
+    "data.cache",
+    "train.num_steps",
+    "train.batch",
+    "train.eval_every",
+    "train.log_every",
+    "optimizer.learning_rate",
+    "checkpoint.every",
+)
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     config = build_gpt(tmp_path_factory.mktemp("cli_gpt"))
-    return ["--config=configs/gpt/gpt2.py", *(f"--config.{key}={configs.get(config, key)}" for key in SIZES)]
+    return [
+        "--config=configs/gpt/gpt2.py",
+        *(f"--config.{key}={configs.get(config, key)}" for key in SIZES),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +45,32 @@ def trained(flags, tmp_path_factory):
     assert prepared.returncode == 0 and "built token store" in prepared.stderr, prepared.stderr
     workdir = tmp_path_factory.mktemp("trained_gpt") / "run"
     done = call("train_gpt", *flags, "--config.task.sample_tokens=5", f"--workdir={workdir}")
-    assert done.returncode == 0 and "built token store" not in done.stderr and "a sample:" in done.stderr, done.stderr
+    assert (
+        done.returncode == 0
+        and "built token store" not in done.stderr
+        and "a sample:" in done.stderr
+    ), done.stderr
     return workdir
 
 
 def test_generate_streams_what_it_gives_as_json(trained, tmp_path):
     how = ["--max_tokens=80", "--temperature=0.5", "--seed=7"]  # more than the window of 64
     streamed = call("generate", f"--workdir={trained}", "--prompt=the dog", *how)
-    assert streamed.returncode == 0 and streamed.stdout.startswith("the dog") and streamed.stdout.endswith("\n"), streamed.stderr
+    assert (
+        streamed.returncode == 0
+        and streamed.stdout.startswith("the dog")
+        and streamed.stdout.endswith("\n")
+    ), streamed.stderr
     (tmp_path / "prompts.jsonl").write_text('"the dog"\n"a\\ncat"\n')
     listed = call("generate", f"--workdir={trained}", f"--prompts={tmp_path}/prompts.jsonl", *how)
     first, second = map(json.loads, listed.stdout.splitlines())
-    assert first["prompt"] == "the dog" and first["prompt"] + first["text"] + "\n" == streamed.stdout
+    assert (
+        first["prompt"] == "the dog" and first["prompt"] + first["text"] + "\n" == streamed.stdout
+    )
     assert second["prompt"] == "a\ncat" and second["tokens"] <= 80
-    piped = call("generate", f"--workdir={trained}", "--prompts=-", "--num_samples=2", *how, text="the dog\n")
+    piped = call(
+        "generate", f"--workdir={trained}", "--prompts=-", "--num_samples=2", *how, text="the dog\n"
+    )
     one, other = map(json.loads, piped.stdout.splitlines())
     assert one == first and other["prompt"] == "the dog" and other["text"] != one["text"]
 
@@ -48,27 +82,45 @@ def test_without_a_number_a_text_fits_the_window_it_must_not_exceed(trained):
 
 
 def test_a_stop_string_is_not_shown(trained):
-    whole = call("generate", f"--workdir={trained}", "--prompt=the", "--temperature=0", "--max_tokens=20").stdout
+    whole = call(
+        "generate", f"--workdir={trained}", "--prompt=the", "--temperature=0", "--max_tokens=20"
+    ).stdout
     stop = whole[8:10]
-    cut = call("generate", f"--workdir={trained}", "--prompt=the", "--temperature=0", "--max_tokens=20", f"--stop={stop}").stdout
+    cut = call(
+        "generate",
+        f"--workdir={trained}",
+        "--prompt=the",
+        "--temperature=0",
+        "--max_tokens=20",
+        f"--stop={stop}",
+    ).stdout
     assert cut == whole[: whole.index(stop, 3)] + "\n"
 
 
 def test_evaluate_prints_one_object(trained):
     done = call("evaluate", f"--workdir={trained}", "--config.decode.stride=8")
     found = json.loads(done.stdout)
-    assert found["stride"] == 8 and found["bits_per_byte"] > 0 and found["perplexity"] > 1, done.stderr
+    assert found["stride"] == 8 and found["bits_per_byte"] > 0 and found["perplexity"] > 1, (
+        done.stderr
+    )
 
 
-@pytest.mark.parametrize("program, arguments, words", [
-    ("generate", ["--prompt=a", "--prompts=b"], "--prompt and --prompts"), ("generate", ["--prompts=nowhere"], "--prompts=nowhere: no such file"),
-    ("generate", ["--top_p=2"], "top_p=2.0: must be"),
-    ("generate", ["--max_tokens=100", "--window=refuse"], "config.model.max_length=64"),
-    ("translate", [], "not one that translates"), ("evaluate", ["--set=test"], "config.data.test_files"),
-])
+@pytest.mark.parametrize(
+    "program, arguments, words",
+    [
+        ("generate", ["--prompt=a", "--prompts=b"], "--prompt and --prompts"),
+        ("generate", ["--prompts=nowhere"], "--prompts=nowhere: no such file"),
+        ("generate", ["--top_p=2"], "top_p=2.0: must be"),
+        ("generate", ["--max_tokens=100", "--window=refuse"], "config.model.max_length=64"),
+        ("translate", [], "not one that translates"),
+        ("evaluate", ["--set=test"], "config.data.test_files"),
+    ],
+)
 def test_a_mistake_costs_one_line(trained, program, arguments, words):
     done = call(program, f"--workdir={trained}", *arguments, text="")
-    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, (
+        done.stderr
+    )
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -1,4 +1,5 @@
 """Configuration: every mistake is named, with a suggestion, before anything is compiled."""
+
 import json
 import pathlib
 
@@ -14,36 +15,55 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
     return configs.load(str(ROOT / file), list(overrides))
 
 
-@pytest.mark.parametrize("key, value, words", [
-    ("train.num_stps", "5", ["config.train.num_stps", "did you mean train.num_steps"]),
-    ("num_steps", "5", ["config.num_steps", "did you mean train.num_steps"]),
-    ("model.dmodel", "5", ["config.model.dmodel", "did you mean model.d_model"]),
-    ("task.label_smoothin", "0", ["did you mean task.label_smoothing"]),
-    ("train.num_steps", "many", ["config.train.num_steps='many'", "whole number"]),
-    ("train.num_steps", "1.5", ["whole number"]),
-    ("train.num_steps", "True", ["whole number"]),
-    ("data.rebuild", "5", ["true or false"]),
-    ("optimizer.schedule", "cosin", ["one of", "did you mean cosine"]),
-    ("optimizer.learning_rate", "fast", ["a number"]),
-    ("model.num_heads", "3", ["config.model.num_heads=3", "does not divide config.model.d_model"]),
-    ("train.accumulation", "5", ["config.train.accumulation=5", "does not divide config.train.batch"]),
-    ("train.batch", "0", ["config.train.batch=0", "at least 1"]),
-    ("data.seed", "-1", ["config.data.seed=-1", "not be negative"]),
-    ("train.grace", "0", ["config.train.grace=0.0", "from 1 to 1,000,000 seconds"]),
-    ("model.dropout", "1.0", ["config.model.dropout", "below 1"]),
-    ("optimizer.weight_decay", "0.1", ["adamw"]),
-    ("model.name", "gpt", ["set it in the config file"]),
-    ("optimizer.learning_rate", "-1", ["config.optimizer.learning_rate=-1.0", "not be negative"]),
-    ("optimizer.learning_rate", "1e999", ["a number"]),
-    ("optimizer.b1", "0.99999999999", ["config.optimizer.b1", "below 1"]),  # it is 1 in float32
-    ("optimizer.decay_steps", "3", ["config.optimizer.decay_steps=3", "more than config.optimizer.warmup_steps"]),
-    ("data.cache", "", ["config.data.cache is empty"]),
-    ("data.corpus_size", "-5", ["config.data.corpus_size=-5", "at least 1"]),
-    ("model.vocab_size", "1e12", ["config.model.vocab_size=1000000000000", "2^31"]),
-    ("train.seed", "9" * 20, ["a whole number"]),
-    ("train.num_steps", "1e10", ["config.train.num_steps=10000000000", "2^31"]),
-    ("train.batch", "{[]:1}", ["a whole number"]),
-])
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("train.num_stps", "5", ["config.train.num_stps", "did you mean train.num_steps"]),
+        ("num_steps", "5", ["config.num_steps", "did you mean train.num_steps"]),
+        ("model.dmodel", "5", ["config.model.dmodel", "did you mean model.d_model"]),
+        ("task.label_smoothin", "0", ["did you mean task.label_smoothing"]),
+        ("train.num_steps", "many", ["config.train.num_steps='many'", "whole number"]),
+        ("train.num_steps", "1.5", ["whole number"]),
+        ("train.num_steps", "True", ["whole number"]),
+        ("data.rebuild", "5", ["true or false"]),
+        ("optimizer.schedule", "cosin", ["one of", "did you mean cosine"]),
+        ("optimizer.learning_rate", "fast", ["a number"]),
+        (
+            "model.num_heads",
+            "3",
+            ["config.model.num_heads=3", "does not divide config.model.d_model"],
+        ),
+        (
+            "train.accumulation",
+            "5",
+            ["config.train.accumulation=5", "does not divide config.train.batch"],
+        ),
+        ("train.batch", "0", ["config.train.batch=0", "at least 1"]),
+        ("data.seed", "-1", ["config.data.seed=-1", "not be negative"]),
+        ("train.grace", "0", ["config.train.grace=0.0", "from 1 to 1,000,000 seconds"]),
+        ("model.dropout", "1.0", ["config.model.dropout", "below 1"]),
+        ("optimizer.weight_decay", "0.1", ["adamw"]),
+        ("model.name", "gpt", ["set it in the config file"]),
+        (
+            "optimizer.learning_rate",
+            "-1",
+            ["config.optimizer.learning_rate=-1.0", "not be negative"],
+        ),
+        ("optimizer.learning_rate", "1e999", ["a number"]),
+        ("optimizer.b1", "0.99999999999", ["config.optimizer.b1", "below 1"]),  # it is 1 in float32
+        (
+            "optimizer.decay_steps",
+            "3",
+            ["config.optimizer.decay_steps=3", "more than config.optimizer.warmup_steps"],
+        ),
+        ("data.cache", "", ["config.data.cache is empty"]),
+        ("data.corpus_size", "-5", ["config.data.corpus_size=-5", "at least 1"]),
+        ("model.vocab_size", "1e12", ["config.model.vocab_size=1000000000000", "2^31"]),
+        ("train.seed", "9" * 20, ["a whole number"]),
+        ("train.num_steps", "1e10", ["config.train.num_steps=10000000000", "2^31"]),
+        ("train.batch", "{[]:1}", ["a whole number"]),
+    ],
+)
 def test_a_wrong_override_is_refused_by_name(key, value, words):
     with pytest.raises(UserError) as error:
         load((key, value))
@@ -52,11 +72,21 @@ def test_a_wrong_override_is_refused_by_name(key, value, words):
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("key, value, expected", [
-    ("train.num_steps", "1e5", 100_000), ("train.num_steps", "7", 7), ("optimizer.learning_rate", "1e-3", 1e-3), ("optimizer.learning_rate", "1", 1.0),
-    ("data.rebuild", "true", True), ("data.train_source", "a.txt", "a.txt"), ("data.train_source", "none", None), ("model.head_dim", "64", 64),
-    ("model.head_dim", "None", None), ("mesh.rules", "(('embed', ('fsdp', 'tensor')),)", (("embed", ("fsdp", "tensor")),)),
-])
+@pytest.mark.parametrize(
+    "key, value, expected",
+    [
+        ("train.num_steps", "1e5", 100_000),
+        ("train.num_steps", "7", 7),
+        ("optimizer.learning_rate", "1e-3", 1e-3),
+        ("optimizer.learning_rate", "1", 1.0),
+        ("data.rebuild", "true", True),
+        ("data.train_source", "a.txt", "a.txt"),
+        ("data.train_source", "none", None),
+        ("model.head_dim", "64", 64),
+        ("model.head_dim", "None", None),
+        ("mesh.rules", "(('embed', ('fsdp', 'tensor')),)", (("embed", ("fsdp", "tensor")),)),
+    ],
+)
 def test_an_override_takes_the_keys_type(key, value, expected):
     config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"})
     configs.set_key(config, key, value)
@@ -70,19 +100,31 @@ def config_file(folder, text):
     return str(path)
 
 
-@pytest.mark.parametrize("body, words", [
-    ("def get_config():\n    return 1 / 0\n", ["mine.py:2", "ZeroDivisionError"]),
-    ("def get_config(:\n", ["mine.py:1", "SyntaxError"]),
-    ("x = 1\n", ["mine.py", "get_config"]),
-    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decodr'), task=dict(name='translation'))\n",
-     ["encoder_decodr", "did you mean encoder_decoder"]),
-    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decoder'), task=dict(name='translation'), trian={})\n",
-     ["'trian'", "did you mean train"]),
-    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decoder', d_modl=3), task=dict(name='translation'))\n",
-     ["model.d_modl", "did you mean model.d_model"]),
-    ("from transformer_jax.config import experiment\ndef get_config():\n    return experiment(task=dict(name='translation'))\n", ["config.model.name is missing"]),
-    ("def get_config():\n    return None\n", ["mine.py", "experiment"]),
-])
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("def get_config():\n    return 1 / 0\n", ["mine.py:2", "ZeroDivisionError"]),
+        ("def get_config(:\n", ["mine.py:1", "SyntaxError"]),
+        ("x = 1\n", ["mine.py", "get_config"]),
+        (
+            "from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decodr'), task=dict(name='translation'))\n",
+            ["encoder_decodr", "did you mean encoder_decoder"],
+        ),
+        (
+            "from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decoder'), task=dict(name='translation'), trian={})\n",
+            ["'trian'", "did you mean train"],
+        ),
+        (
+            "from transformer_jax.config import experiment\ndef get_config():\n    return experiment(model=dict(name='encoder_decoder', d_modl=3), task=dict(name='translation'))\n",
+            ["model.d_modl", "did you mean model.d_model"],
+        ),
+        (
+            "from transformer_jax.config import experiment\ndef get_config():\n    return experiment(task=dict(name='translation'))\n",
+            ["config.model.name is missing"],
+        ),
+        ("def get_config():\n    return None\n", ["mine.py", "experiment"]),
+    ],
+)
 def test_a_wrong_config_file_is_named_with_its_line(tmp_path, body, words):
     with pytest.raises(UserError) as error:
         configs.load(config_file(tmp_path, body))
@@ -103,7 +145,13 @@ def test_json_round_trip_and_differences():
     config = load(("mesh.rules", "(('embed', ('tensor',)),)"))
     again = configs.from_record(json.loads(json.dumps(config.to_dict())), "there")
     assert again.to_dict() == config.to_dict()
-    for key, value in (("train.num_steps", 9), ("mesh.data", 2), ("checkpoint.keep", 9), ("data.train_source", "moved"), ("decode.batch", 9)):
+    for key, value in (
+        ("train.num_steps", 9),
+        ("mesh.data", 2),
+        ("checkpoint.keep", 9),
+        ("data.train_source", "moved"),
+        ("decode.batch", 9),
+    ):
         configs.set_key(again, key, value)
     assert configs.differences(config, again) == []
     configs.set_key(again, "train.batch", 64)
@@ -113,7 +161,16 @@ def test_json_round_trip_and_differences():
 def test_a_new_model_file_needs_no_registry(tmp_path, monkeypatch):
     import transformer_jax.models as models
 
-    copy = (pathlib.Path(models.__file__).parent / "encoder_decoder.py").read_text().replace("num_heads: int = 8", "num_heads: int = 4")
+    copy = (
+        (pathlib.Path(models.__file__).parent / "encoder_decoder.py")
+        .read_text()
+        .replace("num_heads: int = 8", "num_heads: int = 4")
+    )
     (tmp_path / "variant.py").write_text(copy)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
-    assert configs.build_model(configs.experiment(model={"name": "variant"}, task={"name": "translation"})).num_heads == 4
+    assert (
+        configs.build_model(
+            configs.experiment(model={"name": "variant"}, task={"name": "translation"})
+        ).num_heads
+        == 4
+    )

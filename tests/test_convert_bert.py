@@ -1,4 +1,7 @@
-"""BERT's checkpoints of pre-training, both ways: hidden states and logits equal, tensors there and back."""
+"""BERT's checkpoints of pre-training, both ways: hidden states and logits equal, tensors there and
+back.
+"""
+
 import json
 import shutil
 
@@ -10,8 +13,8 @@ from tests.fixtures import make_huggingface as hf
 from tests.fixtures import make_huggingface_bert as make
 from tests.tasks.test_masked_lm import build
 from transformer_jax import convert
-from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
+from transformer_jax.runs import workdir
 
 CLOSE = dict(rtol=0, atol=1e-4)
 
@@ -50,11 +53,18 @@ def test_names_of_the_first_published_checkpoints(tmp_path):
     """They call norms' parameters gamma and beta, and the model after its masked-token head alone."""
     shutil.copytree(hf.HERE / "BertForPreTraining", tmp_path / "old")
     weights = load_file(tmp_path / "old/model.safetensors")
-    renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in weights.items()}
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): array
+        for name, array in weights.items()
+    }
     assert renamed.keys() != weights.keys()
     save_file(renamed, tmp_path / "old/model.safetensors", metadata={"format": "pt"})
     config = json.loads((tmp_path / "old/config.json").read_text())
-    (tmp_path / "old/config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    (tmp_path / "old/config.json").write_text(
+        json.dumps(config | {"architectures": ["BertForMaskedLM"]})
+    )
     convert.from_hf(tmp_path / "old", tmp_path / "run")
     expected = dict(np.load(hf.HERE / "BertForPreTraining" / "expected.npz"))
     equal(tmp_path / "run", expected, expected)
@@ -63,17 +73,25 @@ def test_names_of_the_first_published_checkpoints(tmp_path):
 def test_a_converted_checkpoint_fills_masks(tmp_path):
     convert.from_hf(hf.HERE / "BertForMaskedLM", tmp_path / "run")
     task, params = workdir.open_run(tmp_path / "run")
-    (mask,), = task.fill(params, ["the cat [MASK] on the mat"])
+    ((mask,),) = task.fill(params, ["the cat [MASK] on the mat"])
     assert len(mask) == 5
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"hidden_act": "relu"}, "hidden_act='relu': only 'gelu'"), ({"architectures": ["BertModel"]}, r"architectures=\['BertModel'\]"), ({"hidden_size": 20}, "has shape"),
-    ({"num_hidden_layers": 3}, "missing from the weights: bert.encoder.layer.2.attention"), ({"num_attention_heads": 3}, "num_heads=3"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hidden_act": "relu"}, "hidden_act='relu': only 'gelu'"),
+        ({"architectures": ["BertModel"]}, r"architectures=\['BertModel'\]"),
+        ({"hidden_size": 20}, "has shape"),
+        ({"num_hidden_layers": 3}, "missing from the weights: bert.encoder.layer.2.attention"),
+        ({"num_attention_heads": 3}, "num_heads=3"),
+    ],
+)
 def test_what_can_not_be_read_is_named(change, message, tmp_path):
     folder = shutil.copytree(hf.HERE / "BertForPreTraining", tmp_path / "hf")
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | change)
+    )
     with pytest.raises(UserError, match=message):
         convert.from_hf(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -92,7 +110,13 @@ def test_missing_and_unknown_tensors_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", make.ARCHITECTURES)
-@pytest.mark.parametrize("sizes", [dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3), dict(intermediate_size=30, type_vocab_size=3, layer_norm_eps=1e-12)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3),
+        dict(intermediate_size=30, type_vocab_size=3, layer_norm_eps=1e-12),
+    ],
+)
 def test_live_from_transformers(architecture, sizes, tmp_path):
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     vocab_size = make.save_tokenizer(tmp_path / "hf")
@@ -116,4 +140,7 @@ def test_live_to_transformers(next_sentence, tmp_path):
     equal(tmp_path / "run", given, make.computed(model.eval(), **given))
     task, _ = workdir.open_run(tmp_path / "run")
     text = "The cat sat, the dog ran."
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")(text).input_ids[1:-1] == task.tokenizer.encode([text])[0]
+    assert (
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")(text).input_ids[1:-1]
+        == task.tokenizer.encode([text])[0]
+    )

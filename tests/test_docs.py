@@ -15,7 +15,8 @@ import sys
 import pytest
 
 from tests.programs import call
-from transformer_jax import config as configs, models, tasks
+from transformer_jax import config as configs
+from transformer_jax import models, tasks
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,4 +1,5 @@
 """Imports point down the ranks only, and Flax and Orbax stay where they belong (DESIGN: the house)."""
+
 import ast
 import pathlib
 
@@ -6,8 +7,8 @@ import transformer_jax
 
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
-# From the bottom up: a part imports itself and the parts of lower ranks. Whatever is not listed is a
-# program, or an old name of a module, and may import all.
+# From the bottom up: a part imports itself and the parts of lower ranks. Whatever is not listed is
+# a program, or an old name of a module, and may import all.
 RANKS = [
     {"configuration"},
     {"config", "hardware"},

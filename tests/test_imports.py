@@ -1,4 +1,5 @@
 """Importing the package changes nothing outside of it: no flag, logger, setting or library."""
+
 import json
 import pathlib
 import subprocess
@@ -50,7 +51,10 @@ def snapshot():
             "orbax": [id(array_handler), id(gcs_utils.is_hierarchical_namespace_enabled)],
             "epath": [str(register._URI_PREFIXES_TO_CLS), str(register._PATHLIKE_CLS)]}
 """
-IMPORTS = LIBRARIES + SNAPSHOT + """
+IMPORTS = (
+    LIBRARIES
+    + SNAPSHOT
+    + """
 import json, pkgutil
 before = snapshot()
 import transformer_jax
@@ -68,6 +72,7 @@ named = {"import": after, "use": {key: used[key] for key in ("orbax", "epath", "
 print(json.dumps([[what, key, str(before[key]), str(value)] for what, found in named.items()
                   for key, value in found.items() if value != before[key]]))
 """
+)
 PROGRAMS = """
 import sys
 from transformer_jax.cli import process as cli
@@ -91,8 +96,13 @@ assert ended(generate, "--help") == 0
 
 
 def run(script, *arguments):
-    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True,
-                          encoding="utf-8", env={**ENV, "GLIBC_TUNABLES": ""}, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        env={**ENV, "GLIBC_TUNABLES": ""},
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done
 

@@ -1,4 +1,7 @@
-"""The scripts that start runs elsewhere: against a stand-in for gcloud, and with commands that are preempted."""
+"""The scripts that start runs elsewhere: against a stand-in for gcloud, and with commands that are
+preempted.
+"""
+
 import os
 import pathlib
 import shutil
@@ -27,22 +30,49 @@ def slices(tmp_path):
     """(call(*arguments) -> completed process, the commands gcloud was given)."""
     (tmp_path / "gcloud").write_text(GCLOUD)
     (tmp_path / "gcloud").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ZONE": "here", "TYPE": "v5litepod-16", "SPOT": "1", "EVERY": "0"}
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "ZONE": "here",
+        "TYPE": "v5litepod-16",
+        "SPOT": "1",
+        "EVERY": "0",
+    }
 
     def call(*arguments, **more):
-        return subprocess.run([LAUNCH / "tpu_vm.sh", *arguments], env={k: v for k, v in (env | more).items() if v}, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [LAUNCH / "tpu_vm.sh", *arguments],
+            env={k: v for k, v in (env | more).items() if v},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
-    return call, lambda: (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+    return (
+        call,
+        lambda: (
+            (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+        ),
+    )
 
 
 def test_a_slice_taken_away_is_asked_for_again_until_the_command_has_ended(slices):
     call, calls = slices
-    done = call("keep", "mine", "python", "-m", "transformer_jax.train_gpt", "--workdir=gs://b/it's here")
+    done = call(
+        "keep", "mine", "python", "-m", "transformer_jax.train_gpt", "--workdir=gs://b/it's here"
+    )
     assert done.returncode == 3 and "mine was taken away (SUSPENDED)" in done.stderr, done.stderr
     count = lambda part: sum(part in line for line in calls())
-    assert count("queued-resources create mine --node-id=mine") == 2 and count("--spot") == 2 and count("queued-resources delete") == 1
+    assert (
+        count("queued-resources create mine --node-id=mine") == 2
+        and count("--spot") == 2
+        and count("queued-resources delete") == 1
+    )
     assert count("--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite") == 2
-    assert count("scp") == 2 and count("until_done.sh python") == 2 and count("setup_venv.sh tpu") == 2
+    assert (
+        count("scp") == 2 and count("until_done.sh python") == 2 and count("setup_venv.sh tpu") == 2
+    )
 
 
 def test_what_runs_on_the_workers_is_what_was_asked_for(slices, tmp_path):
@@ -52,33 +82,70 @@ def test_what_runs_on_the_workers_is_what_was_asked_for(slices, tmp_path):
     command = line.partition("--command=")[2]
     (tmp_path / "home/transformer_jax/launch").mkdir(parents=True)
     shutil.copy(LAUNCH / "until_done.sh", tmp_path / "home/transformer_jax/launch")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path / "home", env={**os.environ, "HOME": f"{tmp_path}/home"}, check=True)
-    while not (tmp_path / "home/exit_code").exists() or not (tmp_path / "home/exit_code").read_text():
+    subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path / "home",
+        env={**os.environ, "HOME": f"{tmp_path}/home"},
+        check=True,
+    )
+    while (
+        not (tmp_path / "home/exit_code").exists() or not (tmp_path / "home/exit_code").read_text()
+    ):
         time.sleep(0.05)
-    assert (tmp_path / "home/log").read_text() == "<it's><$HOME><a  b>" and (tmp_path / "home/exit_code").read_text() == "0\n"
+    assert (tmp_path / "home/log").read_text() == "<it's><$HOME><a  b>" and (
+        tmp_path / "home/exit_code"
+    ).read_text() == "0\n"
 
 
 def test_print_runs_nothing(slices):
     call, calls = slices
     done = call("--print", "keep", "mine", "python", "train.py")
     assert done.returncode == 0 and not calls()
-    assert [line.split()[3] for line in done.stdout.splitlines() if line.startswith("gcloud")] == ["queued-resources", "tpu-vm", "tpu-vm", "tpu-vm", "queued-resources", "tpu-vm", "queued-resources"]
+    assert [line.split()[3] for line in done.stdout.splitlines() if line.startswith("gcloud")] == [
+        "queued-resources",
+        "tpu-vm",
+        "tpu-vm",
+        "tpu-vm",
+        "queued-resources",
+        "tpu-vm",
+        "queued-resources",
+    ]
 
 
-@pytest.mark.parametrize("arguments, more, message", [(["create"], {}, "usage"), (["create", "mine"], {"ZONE": ""}, "ZONE is missing"), (["make", "mine"], {}, "no step make")])
+@pytest.mark.parametrize(
+    "arguments, more, message",
+    [
+        (["create"], {}, "usage"),
+        (["create", "mine"], {"ZONE": ""}, "ZONE is missing"),
+        (["make", "mine"], {}, "no step make"),
+    ],
+)
 def test_mistakes(slices, arguments, more, message):
     done = slices[0](*arguments, **more)
     assert done.returncode and message in done.stderr
 
 
 def test_preempted_runs_go_on_until_done(tmp_path):
-    script = 'n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; [[ $n -ge 2 ]] && exit 4; exit 75'
-    done = subprocess.run([LAUNCH / "until_done.sh", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 4 and (tmp_path / "n").read_text() == "3\n" and done.stderr.count("going on") == 2
+    script = (
+        "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; [[ $n -ge 2 ]] && exit 4; exit 75"
+    )
+    done = subprocess.run(
+        [LAUNCH / "until_done.sh", "bash", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (
+        done.returncode == 4
+        and (tmp_path / "n").read_text() == "3\n"
+        and done.stderr.count("going on") == 2
+    )
 
 
-@pytest.mark.parametrize("name, number, code", [("TERM", signal.SIGTERM, 75),
-                                                ("INT", signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "name, number, code", [("TERM", signal.SIGTERM, 75), ("INT", signal.SIGINT, 130)]
+)
 def test_a_signal_is_passed_on_and_ends_it(name, number, code, tmp_path):
     script = f"trap 'exit {code}' {name}; touch up; while :; do sleep 0.05; done"
     running = subprocess.Popen([LAUNCH / "until_done.sh", "bash", "-c", script], cwd=tmp_path)
@@ -91,8 +158,11 @@ def test_a_signal_is_passed_on_and_ends_it(name, number, code, tmp_path):
 def test_a_terminals_ctrl_c_comes_once_to_each_process(tmp_path):
     """The terminal sends it to the script and to all that is in its process group."""
     script = "trap 'echo INT >> come' INT; touch up-$$; while [[ ! -e end ]]; do sleep 0.05; done"
-    running = subprocess.Popen([LAUNCH / "local_multihost.sh", "2", "bash", "-c", script],
-                               cwd=tmp_path, start_new_session=True)
+    running = subprocess.Popen(
+        [LAUNCH / "local_multihost.sh", "2", "bash", "-c", script],
+        cwd=tmp_path,
+        start_new_session=True,
+    )
     while len(list(tmp_path.glob("up-*"))) < 2:
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)

@@ -1,11 +1,13 @@
 """The chunked, fused cross-entropy against the plain one, and its gradients."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from transformer_jax import config as configs, losses
+from transformer_jax import config as configs
+from transformer_jax import losses
 from transformer_jax.distributed import sharding
 
 B, L, M, V = 3, 8, 6, 11
@@ -20,7 +22,10 @@ BIAS = jax.random.normal(jax.random.key(4), (V,))
 
 def plain(hidden, table, bias, smoothing):
     targets = optax.smooth_labels(jax.nn.one_hot(LABELS, V), smoothing)
-    return (optax.softmax_cross_entropy(hidden @ table.T + (0 if bias is None else bias), targets) * WEIGHTS).sum()
+    return (
+        optax.softmax_cross_entropy(hidden @ table.T + (0 if bias is None else bias), targets)
+        * WEIGHTS
+    ).sum()
 
 
 @pytest.mark.parametrize("bias", [None, BIAS], ids=["no bias", "bias"])
@@ -31,9 +36,14 @@ def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, l
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
     assert losses.num_chunks(B, L, V) == chunks
     fused = lambda *output: losses.cross_entropy(*output, LABELS, WEIGHTS, smoothing)[0]
-    np.testing.assert_allclose(fused(HIDDEN, TABLE, bias), plain(HIDDEN, TABLE, bias, smoothing), rtol=1e-6)
+    np.testing.assert_allclose(
+        fused(HIDDEN, TABLE, bias), plain(HIDDEN, TABLE, bias, smoothing), rtol=1e-6
+    )
     scaled = lambda f: jax.jit(jax.grad(lambda output: 3.0 * f(*output)))((HIDDEN, TABLE, bias))
-    for ours, theirs in zip(jax.tree.leaves(scaled(fused)), jax.tree.leaves(scaled(lambda *output: plain(*output, smoothing)))):
+    for ours, theirs in zip(
+        jax.tree.leaves(scaled(fused)),
+        jax.tree.leaves(scaled(lambda *output: plain(*output, smoothing))),
+    ):
         assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs)
 
 
@@ -57,6 +67,7 @@ def plain_sums(hidden, table, bias, weights, smoothing, size=V):
 
 def gradients(sums, cotangents, *settings):
     """By hidden, table, bias and weights, of the sums times their cotangents."""
+
     def total(inputs):
         return sum(c * x for c, x in zip(cotangents, sums(*inputs, *settings)) if c)
 
@@ -84,8 +95,9 @@ def test_every_sum_has_its_gradients_on_a_mesh(monkeypatch):
     """Rows and vocabulary are split; the last chunk is filled up."""
     monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", 1)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 4)
-    mesh_config = configs.experiment(model={"name": "gpt"}, task={"name": "causal_lm"},
-                                     mesh={"data": 2, "tensor": 4}).mesh
+    mesh_config = configs.experiment(
+        model={"name": "gpt"}, task={"name": "causal_lm"}, mesh={"data": 2, "tensor": 4}
+    ).mesh
     mesh, rules = sharding.make_mesh(mesh_config), sharding.rules(mesh_config)
 
     def split_sums(*inputs):
@@ -116,7 +128,12 @@ def test_the_gradient_of_the_loss_alone_takes_three_products(smoothing):
 def test_token_log_probs():
     logits = HIDDEN @ TABLE.T + BIAS
     found, likeliest = losses.token_log_probs(HIDDEN, TABLE, BIAS, LABELS)
-    np.testing.assert_allclose(found, jnp.take_along_axis(jax.nn.log_softmax(logits), LABELS[..., None], -1)[..., 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        found,
+        jnp.take_along_axis(jax.nn.log_softmax(logits), LABELS[..., None], -1)[..., 0],
+        rtol=1e-5,
+        atol=1e-6,
+    )
     assert (likeliest == (logits.argmax(-1) == LABELS)).all()
 
 
@@ -129,11 +146,27 @@ def test_nll_and_correct():
 def test_a_quarter_of_the_plain_losss_memory_at_gpt2s_size():
     batch, length, width, vocab = 8, 1024, 64, 50_257
     f32, i32 = jnp.float32, jnp.int32
-    args = [jax.ShapeDtypeStruct(*x) for x in [((batch, length, width), f32), ((vocab, width), f32), ((batch, length), i32), ((batch, length), f32)]]
+    args = [
+        jax.ShapeDtypeStruct(*x)
+        for x in [
+            ((batch, length, width), f32),
+            ((vocab, width), f32),
+            ((batch, length), i32),
+            ((batch, length), f32),
+        ]
+    ]
 
     def plain(hidden, table, labels, weights):
-        return (optax.softmax_cross_entropy_with_integer_labels(hidden @ table.T, labels) * weights).sum()
+        return (
+            optax.softmax_cross_entropy_with_integer_labels(hidden @ table.T, labels) * weights
+        ).sum()
 
     fused = lambda h, t, y, w: losses.cross_entropy(h, t, None, y, w)[0]
-    temporaries = lambda loss: jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    temporaries = lambda loss: (
+        jax.jit(jax.grad(loss, argnums=(0, 1)))
+        .lower(*args)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+    )
     assert temporaries(fused) < temporaries(plain) / 4

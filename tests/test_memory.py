@@ -1,4 +1,5 @@
 """Out of memory: one line with the size asked for, what takes it and the remedies, exit code 1."""
+
 import dataclasses
 import errno
 import pathlib
@@ -14,47 +15,77 @@ from tests.conftest import build_config
 from tests.programs import ENV, call
 from transformer_jax import config as configs
 from transformer_jax.cli import process as cli
-from transformer_jax.distributed import hosts
-from transformer_jax.training import memory
-from transformer_jax.runs import workdir
 from transformer_jax.config import RunError
-from transformer_jax.training import checkpoint, footprint, loop, state as states
+from transformer_jax.distributed import hosts
+from transformer_jax.runs import workdir
+from transformer_jax.training import checkpoint, footprint, loop, memory
+from transformer_jax.training import state as states
 
 ROOT = pathlib.Path(__file__).parent.parent
 GIB = 2**30
-REMEDIES = ("try, in this order: --config.train.accumulation=2 or more (now 1); "
-            "--config.model.remat=full; more devices with --config.mesh.fsdp=N (now 1); "
-            "python -m transformer_jax.dry_run shows what fits")
+REMEDIES = (
+    "try, in this order: --config.train.accumulation=2 or more (now 1); "
+    "--config.model.remat=full; more devices with --config.mesh.fsdp=N (now 1); "
+    "python -m transformer_jax.dry_run shows what fits"
+)
 
 
 def of_jax(text):
     return jax.errors.JaxRuntimeError(text)
 
 
-@pytest.mark.parametrize("error, size", [
-    (of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 10000000000000 bytes."), 10**13),
-    (of_jax("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2.50GiB."), 2.5 * GIB),
-    (of_jax("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4096 bytes.\nBuffers: 7"),
-     4096),
-    (of_jax("RESOURCE_EXHAUSTED: Failed to allocate request for 2.25GiB (2415919104B) on device "
-            "ordinal 0"), 2.25 * GIB),
-    (of_jax("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
-            "hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."), 20.5 * GIB),
-    (of_jax("RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 9.50G at the bottom "
-            "of memory. That was not possible."), 9.5 * GIB),
-    (of_jax("INTERNAL: CUDA_ERROR_OUT_OF_MEMORY: out of memory"), None),
-    (MemoryError(), None), (MemoryError("std::bad_alloc"), None),
-    (OSError(errno.ENOMEM, "Cannot allocate memory"), None),
-])
+@pytest.mark.parametrize(
+    "error, size",
+    [
+        (of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 10000000000000 bytes."), 10**13),
+        (of_jax("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2.50GiB."), 2.5 * GIB),
+        (
+            of_jax(
+                "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4096 bytes.\nBuffers: 7"
+            ),
+            4096,
+        ),
+        (
+            of_jax(
+                "RESOURCE_EXHAUSTED: Failed to allocate request for 2.25GiB (2415919104B) on device "
+                "ordinal 0"
+            ),
+            2.25 * GIB,
+        ),
+        (
+            of_jax(
+                "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+                "hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
+            ),
+            20.5 * GIB,
+        ),
+        (
+            of_jax(
+                "RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 9.50G at the bottom "
+                "of memory. That was not possible."
+            ),
+            9.5 * GIB,
+        ),
+        (of_jax("INTERNAL: CUDA_ERROR_OUT_OF_MEMORY: out of memory"), None),
+        (MemoryError(), None),
+        (MemoryError("std::bad_alloc"), None),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), None),
+    ],
+)
 def test_every_kind_of_error_is_known(error, size):
     assert memory.ran_out(error) and memory.asked(error) == size
     assert "\n" not in memory.line(error, "in an update", "", "")
 
 
-@pytest.mark.parametrize("error", [
-    of_jax("RESOURCE_EXHAUSTED: Received message larger than max (5 vs. 4)"), of_jax("INTERNAL: no"),
-    ValueError("out of memory"), OSError(errno.ENOSPC, "No space left on device"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        of_jax("RESOURCE_EXHAUSTED: Received message larger than max (5 vs. 4)"),
+        of_jax("INTERNAL: no"),
+        ValueError("out of memory"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
 def test_other_errors_are_not(error):
     assert not memory.ran_out(error)
 
@@ -69,8 +100,13 @@ def test_errors_of_numpy_and_xla_as_they_are():
 
 
 def test_sizes_are_for_people():
-    assert [memory.shown(size) for size in (5, 2048, 3.5 * GIB, 10**13, 10**18)] == \
-        ["5 bytes", "2.0 KiB", "3.5 GiB", "9.1 TiB", "909,494.7 TiB"]
+    assert [memory.shown(size) for size in (5, 2048, 3.5 * GIB, 10**13, 10**18)] == [
+        "5 bytes",
+        "2.0 KiB",
+        "3.5 GiB",
+        "9.1 TiB",
+        "909,494.7 TiB",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +120,14 @@ def exhausted(*_, **__):
     raise of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.")
 
 
-@pytest.mark.parametrize("owner, name, place", [
-    (states, "init", None), (checkpoint._Manager, "save", "saving a checkpoint"),
-    (checkpoint._Manager, "restore", "restoring a checkpoint"),
-])
+@pytest.mark.parametrize(
+    "owner, name, place",
+    [
+        (states, "init", None),
+        (checkpoint._Manager, "save", "saving a checkpoint"),
+        (checkpoint._Manager, "restore", "restoring a checkpoint"),
+    ],
+)
 def test_a_training_says_where_and_what_takes_it(parts, tmp_path, monkeypatch, owner, name, place):
     config, program = parts
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
@@ -97,7 +137,9 @@ def test_a_training_says_where_and_what_takes_it(parts, tmp_path, monkeypatch, o
     monkeypatch.setattr(owner, name, exhausted)
     with pytest.raises(RunError, match=r"^[^\n]*$") as error:
         workdir.train(config, tmp_path)
-    assert str(error.value).startswith(f"out of memory {place or 'in training'}: 1.0 GiB asked for; ")
+    assert str(error.value).startswith(
+        f"out of memory {place or 'in training'}: 1.0 GiB asked for; "
+    )
     assert "on the device parameters 4" in str(error.value) and REMEDIES in str(error.value)
 
 
@@ -128,18 +170,27 @@ BIG = ("--config=configs/gpt/quickstart.py", "--config.model.d_model=600000")
 
 
 def test_a_model_too_big_for_the_host_ends_before_anything_is_read(tmp_path):
-    done = call("train_gpt", *BIG, f"--workdir={tmp_path}/run",
-                f"--config.data.cache={tmp_path}/data", JAX_NUM_CPU_DEVICES="8")
+    done = call(
+        "train_gpt",
+        *BIG,
+        f"--workdir={tmp_path}/run",
+        f"--config.data.cache={tmp_path}/data",
+        JAX_NUM_CPU_DEVICES="8",
+    )
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "error: out of memory before the start: 1,508.9 TiB asked for; on each of 8 devices " \
+    assert (
+        "error: out of memory before the start: 1,508.9 TiB asked for; on each of 8 devices "
         "parameters 62.9 TiB, optimizer state 125.7 TiB (the host has" in done.stderr
+    )
     assert REMEDIES in done.stderr and not (tmp_path / "run").exists()
 
 
 def test_xla_itself_refuses_such_a_model(tmp_path, monkeypatch):
     """Where the host's memory is not known, initialisation fails, in the same words."""
-    config = configs.load(str(ROOT / "configs/gpt/quickstart.py"),
-                          {"model.d_model": 600_000, "data.cache": str(tmp_path / "data")})
+    config = configs.load(
+        str(ROOT / "configs/gpt/quickstart.py"),
+        {"model.d_model": 600_000, "data.cache": str(tmp_path / "data")},
+    )
     task = workdir.make_task(config)
     program = loop.Program.of(config, task, jax.devices()[:1])
     monkeypatch.setattr(memory, "of_host", lambda: None)
@@ -167,7 +218,11 @@ def test_decoding_names_its_own_remedies(tmp_path):
     run = next((ROOT / "tests/fixtures/format_1").glob("**/config.json")).parent
     done = subprocess.run(
         [sys.executable, "-c", DECODING, f"--workdir={run}", "--config.decode.beam=8"],
-        capture_output=True, encoding="utf-8", env={**ENV, "GLIBC_TUNABLES": ""}, timeout=300)
+        capture_output=True,
+        encoding="utf-8",
+        env={**ENV, "GLIBC_TUNABLES": ""},
+        timeout=300,
+    )
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "error: out of memory: 36.4 TiB asked for; parameters " in done.stderr
     assert "--config.decode.batch=" in done.stderr

@@ -1,4 +1,7 @@
-"""Every notebook runs at its tiny setting from a clean kernel, in a folder of its own; what is committed was executed, in order, without an error."""
+"""Every notebook runs at its tiny setting from a clean kernel, in a folder of its own; what is
+committed was executed, in order, without an error.
+"""
+
 import ast
 import importlib.util
 import json
@@ -21,11 +24,29 @@ def test_there_are_six():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    env = {**os.environ, "NOTEBOOK_SETTING": "tiny", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    env = {
+        **os.environ,
+        "NOTEBOOK_SETTING": "tiny",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
     client.execute(env=env)  # raises what a cell raises
-    pictures = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
-    assert pictures and all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    pictures = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert pictures and all(
+        cell.execution_count for cell in notebook.cells if cell.cell_type == "code"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +59,14 @@ def shell():
     InteractiveShell.clear_instance()
 
 
-@pytest.mark.parametrize("given, asked, source", [
-    ("", ["https://host/us.git "], "git+https://host/us.git"),
-    ("https://host/us.git", [], "git+https://host/us.git"),
-    (None, [], f"file://{ROOT}"),  # beside its checkout
-])
+@pytest.mark.parametrize(
+    "given, asked, source",
+    [
+        ("", ["https://host/us.git "], "git+https://host/us.git"),
+        ("https://host/us.git", [], "git+https://host/us.git"),
+        (None, [], f"file://{ROOT}"),  # beside its checkout
+    ],
+)
 def test_the_first_cell_installs_the_package(given, asked, source, shell, tmp_path, monkeypatch):
     """Where it is missing: from the address given, asked for, or from the checkout."""
     first, *others = [nbformat.read(path, as_version=4).cells[1].source for path in NOTEBOOKS]
@@ -73,4 +97,6 @@ def test_what_is_committed(path):
     assert not any(place in json.dumps(output) for place in local for output in outputs)
     for cell in code[1:]:  # what is worth a definition belongs in the package
         plain = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
-        assert not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in ast.walk(ast.parse(plain))), cell.source
+        assert not any(
+            isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in ast.walk(ast.parse(plain))
+        ), cell.source

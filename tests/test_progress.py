@@ -1,4 +1,5 @@
 """Progress off a terminal: plain lines, and a time left that means something."""
+
 import time
 
 from transformer_jax.pictures import progress
@@ -29,4 +30,10 @@ def test_plain_lines_now_and_then(monkeypatch, capsys):
         items.append(item)
         now[0] += 1
     lines = capsys.readouterr().err.splitlines()
-    assert items == list(range(40)) and len(lines) == 2 and lines[0].startswith("reading: 1") and "of 40" in lines[0] and "left" in lines[0]
+    assert (
+        items == list(range(40))
+        and len(lines) == 2
+        and lines[0].startswith("reading: 1")
+        and "of 40" in lines[0]
+        and "left" in lines[0]
+    )

@@ -1,4 +1,5 @@
 """The same lines for every family: train, open_run, use, evaluate, load."""
+
 import logging
 
 import jax.numpy as jnp
@@ -19,7 +20,14 @@ from tests.test_python_api import build
 def get_config():
     return build({family!r}, pathlib.Path({folder!r}))
 """
-STEPS = {"train.num_steps": 2, "train.log_every": 1, "train.eval_every": 2, "checkpoint.every": 2, "train.batch": 32, "decode.batch": 8}
+STEPS = {
+    "train.num_steps": 2,
+    "train.log_every": 1,
+    "train.eval_every": 2,
+    "checkpoint.every": 2,
+    "train.batch": 32,
+    "decode.batch": 8,
+}
 
 
 def build(family, folder):
@@ -35,20 +43,36 @@ def translates(task, params):
 
 def generates(task, params):
     one, other = task.generate(params, ["the cat", "a dog"], max_tokens=3)
-    assert isinstance(one.text, str) and 1 <= one.tokens <= 3 and other.finished in ("end", "length")
+    assert (
+        isinstance(one.text, str) and 1 <= one.tokens <= 3 and other.finished in ("end", "length")
+    )
 
 
 def fills(task, params):
     (mask,), masks = task.fill(params, ["the [MASK] sat", "a [MASK] [MASK]"], top_k=2)
-    assert len(mask) == 2 and len(masks) == 2 and mask[0].probability >= mask[1].probability > 0 and isinstance(mask[0].word, str)
+    assert (
+        len(mask) == 2
+        and len(masks) == 2
+        and mask[0].probability >= mask[1].probability > 0
+        and isinstance(mask[0].word, str)
+    )
 
 
 def predicts(task, params):
     one, other = task.predict(params, ["the cat sat", "the dog ran"])
-    assert one.text in ("cat", "dog") and other.details["label"] == other.text and sum(one.details["probabilities"].values()) == pytest.approx(1)
+    assert (
+        one.text in ("cat", "dog")
+        and other.details["label"] == other.text
+        and sum(one.details["probabilities"].values()) == pytest.approx(1)
+    )
 
 
-USES = {"encoder_decoder": (translates, "translate"), "gpt": (generates, "generate"), "bert": (fills, "fill"), "fine-tuned": (predicts, "predict")}
+USES = {
+    "encoder_decoder": (translates, "translate"),
+    "gpt": (generates, "generate"),
+    "bert": (fills, "fill"),
+    "fine-tuned": (predicts, "predict"),
+}
 
 
 @pytest.mark.parametrize("family", USES)
@@ -77,21 +101,37 @@ def test_the_same_lines(family, tmp_path, caplog):
     tokens = jnp.array([[5, 6, 7]])
     vocabulary = config.model.vocab_size
     if family == "encoder_decoder":
-        assert model.apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary) and tokenizer.target.eos_id == 3
+        assert (
+            model.apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary)
+            and tokenizer.target.eos_id == 3
+        )
     elif family == "gpt":
         assert model.apply({"params": params}, tokens).shape == (1, 3, vocabulary)
     elif family == "bert":
-        assert [x.shape for x in model.apply({"params": params}, tokens)] == [(1, 3, 32), (1, 3, vocabulary), (1, 2)]
+        assert [x.shape for x in model.apply({"params": params}, tokens)] == [
+            (1, 3, 32),
+            (1, 3, vocabulary),
+            (1, 2),
+        ]
     else:
-        assert model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32) and tokenizer.cls_id >= 0
+        assert (
+            model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32)
+            and tokenizer.cls_id >= 0
+        )
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [record for record in warnings if record.name == "absl"], "Orbax's own"
 
 
-@pytest.mark.parametrize("wrong, named", [
-    ({"model": {"name": "gpt"}}, "dict"), (None, "NoneType"), (7, "int"), (b"x.py", "bytes"),
-    (ConfigDict({"model": {}}), "ConfigDict"),
-])
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        ({"model": {"name": "gpt"}}, "dict"),
+        (None, "NoneType"),
+        (7, "int"),
+        (b"x.py", "bytes"),
+        (ConfigDict({"model": {}}), "ConfigDict"),
+    ],
+)
 def test_what_is_no_config_is_refused(wrong, named, tmp_path):
     with pytest.raises(configs.UserError, match=f"path of a config file.* not this {named}"):
         transformer_jax.train(wrong, tmp_path / "run")
@@ -115,7 +155,13 @@ def test_a_config_file_and_its_overrides_are_checked(tmp_path):
 
 
 def test_overrides_are_a_mapping_or_pairs():
-    loaded = [configs.load("configs/gpt/quickstart.py", given) for given in ({"train.num_steps": 7, "train.batch": "4"}, [("train.num_steps", "7"), ("train.batch", "4")])]
+    loaded = [
+        configs.load("configs/gpt/quickstart.py", given)
+        for given in (
+            {"train.num_steps": 7, "train.batch": "4"},
+            [("train.num_steps", "7"), ("train.batch", "4")],
+        )
+    ]
     assert loaded[0].to_dict() == loaded[1].to_dict() and loaded[0].train.num_steps == 7
     with pytest.raises(configs.UserError, match="did you mean train.num_steps"):
         configs.load("configs/gpt/quickstart.py", {"train.num_stps": 7})

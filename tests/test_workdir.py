@@ -1,4 +1,5 @@
 """Workdirs: every released checkpoint format is still read, and is gone on with."""
+
 import json
 import pathlib
 import shutil
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt, write_pairs
-from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
+from transformer_jax.runs import workdir
 from transformer_jax.training.loop import Program, run
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -19,8 +20,12 @@ RELEASED = sorted(FIXTURES.glob("format_*"))
 @pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.name)
 def test_a_released_format_still_restores(path):
     model, params, tokenizer = workdir.load(path)
-    logits = model.apply({"params": params}, jax.numpy.array([[5, 6, 3]]), jax.numpy.array([[2, 7]]))
-    np.testing.assert_allclose(logits, json.loads((path / "expected.json").read_text())["logits"], rtol=1e-4, atol=1e-5)
+    logits = model.apply(
+        {"params": params}, jax.numpy.array([[5, 6, 3]]), jax.numpy.array([[2, 7]])
+    )
+    np.testing.assert_allclose(
+        logits, json.loads((path / "expected.json").read_text())["logits"], rtol=1e-4, atol=1e-5
+    )
     assert tokenizer.source.decode(tokenizer.source.encode(["a dog runs"])) == ["a dog runs"]
 
 
@@ -35,7 +40,9 @@ def test_a_released_format_is_gone_on_with(path, tmp_path, monkeypatch):
     program = Program.of(config, task, jax.devices()[:1])
     workdir.record(config, task, tmp_path / "run")
     assert run(config, task, tmp_path / "run", program)["valid/loss"] > 0
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+    assert (
+        json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+    )
 
 
 def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
@@ -51,7 +58,9 @@ def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
 
 
 def test_a_run_of_another_task_is_named(tmp_path):
-    with pytest.raises(UserError, match="holds a translation run, not a causal_lm one; take another folder"):
+    with pytest.raises(
+        UserError, match="holds a translation run, not a causal_lm one; take another folder"
+    ):
         workdir.train(build_gpt(tmp_path / "gpt"), RELEASED[0])
 
 

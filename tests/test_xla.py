@@ -1,4 +1,5 @@
 """Numbers on a CPU are right under what the package sets, which is no more than they need."""
+
 import json
 import os
 import pathlib
@@ -15,15 +16,23 @@ from packaging.specifiers import SpecifierSet
 from transformer_jax.configuration import xla_guard
 
 TESTS = pathlib.Path(__file__).parent
-USERS = {name: value for name, value in os.environ.items()
-         if name not in ("XLA_FLAGS", xla_guard.ADDED) and not name.startswith("JAX_")}
+USERS = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("XLA_FLAGS", xla_guard.ADDED) and not name.startswith("JAX_")
+}
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 
 def run_python(code, *arguments, **environment):
     """Runs code as a user would: with no variable of this suite in the environment."""
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True,
-                          cwd=TESTS.parent, env=USERS | {"JAX_PLATFORMS": "cpu"} | environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=TESTS.parent,
+        env=USERS | {"JAX_PLATFORMS": "cpu"} | environment,
+    )
     return done
 
 
@@ -101,7 +110,7 @@ def test_a_backend_that_is_open_gives_one_warning(monkeypatch):
 
 
 def test_import_of_the_package_sets_the_flag_and_imports_no_jax():
-    code = f"""
+    code = """
 import importlib.metadata, os, sys
 importlib.metadata.version = lambda name: sys.argv[1]
 import transformer_jax

@@ -6,6 +6,7 @@ Needs jax and NumPy alone, so that it runs with any release. Prints a line of JS
 its name, its relative error and the limit. `--crashing` adds programs with which some releases
 end the process.
 """
+
 import json
 import sys
 
@@ -16,8 +17,10 @@ import numpy as np
 CALLS = 200  # of one compiled program: two threads disagree in one call of a hundred
 LIMITS = {"float32": 2e-5, "float64": 1e-12}
 # each on both sides of the 128 KiB from which XLA divides a reduction among threads
-SHAPES = {"float32": ((64, 512), (65, 512), (40_000, 3)),
-          "float64": ((32, 512), (33, 512), (20_000, 3))}
+SHAPES = {
+    "float32": ((64, 512), (65, 512), (40_000, 3)),
+    "float64": ((32, 512), (33, 512), (20_000, 3)),
+}
 
 
 def matrix_vector(dtype: str):
@@ -97,8 +100,10 @@ def softmax(dtype: str):
 def many_axes(dtype: str):
     """Sums of products over an axis of an array of seven or eight axes."""
     numbers = np.random.default_rng(0)
-    for left, right, axis in (((3, 1, 2, 2, 8, 8, 8), (3, 1, 2, 2, 8, 8, 8), 3),
-                              ((10, 4, 6, 1, 1, 1, 1, 1), (10, 4, 6, 9, 9, 9, 9, 9), 2)):
+    for left, right, axis in (
+        ((3, 1, 2, 2, 8, 8, 8), (3, 1, 2, 2, 8, 8, 8), 3),
+        ((10, 4, 6, 1, 1, 1, 1, 1), (10, 4, 6, 9, 9, 9, 9, 9), 2),
+    ):
         x, y = numbers.uniform(size=left).astype(dtype), numbers.uniform(size=right).astype(dtype)
         program = jax.jit(lambda x, y, axis=axis: jnp.sum(x * y, axis=axis))
         yield f"{right}", program, (x, y), np.sum(x.astype("float64") * y, axis=axis)
@@ -112,8 +117,10 @@ def error(program, arguments: tuple, expected) -> float:
         again = [np.asarray(leaf) for leaf in jax.tree.leaves(program(*arguments))]
         if any(one.tobytes() != other.tobytes() for one, other in zip(leaves, again, strict=True)):
             return float("inf")
-    errors = [np.max(np.abs(leaf - right)) / np.max(np.abs(right))
-              for leaf, right in zip(leaves, jax.tree.leaves(expected), strict=True)]
+    errors = [
+        np.max(np.abs(leaf - right)) / np.max(np.abs(right))
+        for leaf, right in zip(leaves, jax.tree.leaves(expected), strict=True)
+    ]
     return float(max(errors, key=lambda value: (np.isnan(value), value)))
 
 

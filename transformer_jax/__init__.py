@@ -37,10 +37,11 @@ names it; long="skip" leaves its result empty, long="refuse" raises UserError.
     tokenizer.decode(ids)               # the text of a list of ids; of a list of lists a list
                                         # (a translation: tokenizer.source, tokenizer.target)
 
-Tokens are int32, logits float32. What is wrong with a config, a file or a text raises config.UserError, in one line.
-So do rows longer than a model's positions, and ids beyond its vocabulary. Within jax.jit the values
-of ids are not known, and such an id makes its row NaN.
+Tokens are int32, logits float32. What is wrong with a config, a file or a text raises
+config.UserError, in one line. So do rows longer than a model's positions, and ids beyond its
+vocabulary. Within jax.jit the values of ids are not known, and such an id makes its row NaN.
 """
+
 import os
 import time
 
@@ -53,7 +54,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name):
-    if name in ("train", "open_run", "load"):  # imported when asked for: the command line must be able to set up JAX first
+    # imported when asked for: the command line must be able to set up JAX first
+    if name in ("train", "open_run", "load"):
         from transformer_jax.runs import workdir
 
         return getattr(workdir, name)

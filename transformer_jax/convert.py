@@ -1,11 +1,14 @@
-"""Converts published checkpoints to workdirs, and runs to what Hugging Face's transformers load; a folder appears whole or not at all.
+"""Converts published checkpoints to workdirs, and runs to what Hugging Face's transformers load; a
+folder appears whole or not at all.
 
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT, GPT-2 or BERT)
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
 
-Fine-tuned heads, too. What config.json does not say of their task is set beside --from_hf: --config.task.pair=2 --config.task.label=3 (there are two texts),
+Fine-tuned heads, too. What config.json does not say of their task is set beside --from_hf:
+--config.task.pair=2 --config.task.label=3 (there are two texts),
 --config.task.choices='("2", "3", "4", "5")' --config.task.label=6 (four choices).
 """
+
 import contextlib
 import json
 import os
@@ -22,8 +25,9 @@ from transformer_jax.pictures.progress import say
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_string("from_hf", None,
-                        "Folder of a Hugging Face checkpoint; --workdir is made from it.")
+    flags.DEFINE_string(
+        "from_hf", None, "Folder of a Hugging Face checkpoint; --workdir is made from it."
+    )
     flags.DEFINE_string("to_hf", None, "Folder to make, with the checkpoint of --workdir.")
 
 
@@ -34,19 +38,27 @@ def main() -> None:
     if options.from_hf and options["step"].present:
         raise UserError("--step goes with --to_hf")
     if options.from_hf:
-        from_hf(options.from_hf, options.workdir, cli.overrides(allowed=("model.vocab_multiple", "task.")))
+        from_hf(
+            options.from_hf,
+            options.workdir,
+            cli.overrides(allowed=("model.vocab_multiple", "task.")),
+        )
     else:
-        to_hf(options.workdir, options.to_hf, options.step, cli.overrides(allowed=("decode.average",)))
+        to_hf(
+            options.workdir, options.to_hf, options.step, cli.overrides(allowed=("decode.average",))
+        )
 
 
 def from_hf(folder, target, overrides=()) -> None:
-    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0. `overrides` may set config.model.vocab_multiple and config.task's keys."""
+    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0. `overrides` may set
+    config.model.vocab_multiple and config.task's keys.
+    """
     import jax
     import numpy as np
 
-    from transformer_jax.storage import buckets
-    from transformer_jax.runs import workdir
     from transformer_jax.huggingface import heads, tensors
+    from transformer_jax.runs import workdir
+    from transformer_jax.storage import buckets
     from transformer_jax.training import state
 
     folder = buckets.path(folder)
@@ -54,10 +66,16 @@ def from_hf(folder, target, overrides=()) -> None:
     families = {family.architecture: family for family in _families()}
     named = theirs.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in families:
-        raise UserError(f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read")
+        raise UserError(
+            f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read"
+        )
     family, there = families[named[0]], tensors.stored(folder).keys()
     for fuller in families.values():  # published BERTs name themselves after one of their two heads
-        if fuller.task == family.task and fuller.table.keys() > family.table.keys() and fuller.table.keys() - family.table.keys() <= there:
+        if (
+            fuller.task == family.task
+            and fuller.table.keys() > family.table.keys()
+            and fuller.table.keys() - family.table.keys() <= there
+        ):
             family = fuller
     with _appearing(target) as half:
         config = family.to_ours(theirs, folder)
@@ -65,15 +83,27 @@ def from_hf(folder, target, overrides=()) -> None:
             configs.set_key(config, key, value)
         configs.validate(config)
         if not family.holds(config):
-            raise UserError(f"{folder}: with these overrides of config.task it is no {family.architecture}")
+            raise UserError(
+                f"{folder}: with these overrides of config.task it is no {family.architecture}"
+            )
         heads.check(config.task)
         task = workdir.make_task(config)
-        if task.tokenizer.vocab_size > theirs["vocab_size"]:  # ids added for fine-tuning are no text's
-            raise UserError(f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: more than vocab_size={theirs['vocab_size']:,} of config.json")
-        params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))  # what the checkpoint lacks begins as it would anew
-        vectors = params["token_embed"]["embedding"][: theirs["vocab_size"]]  # a view: zeros that fill up the vocabulary, and tokens it has grown by, stay
+        # ids added for fine-tuning are no text's
+        if task.tokenizer.vocab_size > theirs["vocab_size"]:
+            raise UserError(
+                f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: more than vocab_size={theirs['vocab_size']:,} of config.json"
+            )
+        # what the checkpoint lacks begins as it would anew
+        params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
+        # a view: zeros that fill up the vocabulary, and tokens it has grown by, stay
+        vectors = params["token_embed"]["embedding"][: theirs["vocab_size"]]
         filled = {**params, "token_embed": {"embedding": vectors}}
-        tensors.read(folder, tensors.views(filled, family.table, task.model.num_layers), family.prefix, family.ignored)
+        tensors.read(
+            folder,
+            tensors.views(filled, family.table, task.model.num_layers),
+            family.prefix,
+            family.ignored,
+        )
         workdir.create(half, task, params)
 
 
@@ -81,19 +111,22 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     """Makes the Hugging Face folder `target` of a run's checkpoint."""
     import jax
 
-    from transformer_jax.runs import workdir
     from transformer_jax.huggingface import gpt, tensors
+    from transformer_jax.runs import workdir
 
     if "://" in str(target):
         raise UserError(f"--to_hf={target}: must be a folder on a disk")
     task, params = workdir.open_run(run, step, overrides)
     family = next((family for family in _families() if family.holds(task.config)), None)
     if family is None:
-        raise UserError(f"--workdir={run}: config.model.name={task.config.model.name!r} with config.task.name={task.config.task.name!r}: "
-                        f"only {', '.join(family.architecture for family in _families())} can be written")
+        raise UserError(
+            f"--workdir={run}: config.model.name={task.config.model.name!r} with config.task.name={task.config.task.name!r}: "
+            f"only {', '.join(family.architecture for family in _families())} can be written"
+        )
     content = family.to_theirs(task.config, task.tokenizer.eos_id)
     params = jax.device_get(params)
-    params["token_embed"]["embedding"] = params["token_embed"]["embedding"][: task.model.vocab_size]  # without config.model.vocab_multiple's rows
+    # without config.model.vocab_multiple's rows
+    params["token_embed"]["embedding"] = params["token_embed"]["embedding"][: task.model.vocab_size]
     with _appearing(target) as half:
         (half / "config.json").write_text(json.dumps(content, indent=2) + "\n")
         tensors.write(half, tensors.views(params, family.table, task.model.num_layers))
@@ -103,7 +136,9 @@ def to_hf(run, target, step="best", overrides=()) -> None:
         for name, data in files.items():
             (half / name).write_bytes(data)
     if not files:
-        say(f"{target}: no tokenizer written, for transformers has none like {type(task.tokenizer).__name__}; {run}/tokenizer holds it")
+        say(
+            f"{target}: no tokenizer written, for transformers has none like {type(task.tokenizer).__name__}; {run}/tokenizer holds it"
+        )
 
 
 def _families() -> list:
@@ -114,7 +149,9 @@ def _families() -> list:
 
 @contextlib.contextmanager
 def _appearing(folder):
-    """A folder to fill, which is `folder` once the context is left without an error. Raises UserError where there is something already."""
+    """A folder to fill, which is `folder` once the context is left without an error. Raises
+    UserError where there is something already.
+    """
     from transformer_jax.storage import buckets
 
     if "://" in str(folder):
@@ -139,7 +176,9 @@ def _appearing(folder):
 
 @contextlib.contextmanager
 def _appearing_in_bucket(folder):
-    """`_appearing` where nothing can be renamed: a run is there once its config.json is, which is written last."""
+    """`_appearing` where nothing can be renamed: a run is there once its config.json is, which is
+    written last.
+    """
     if folder.exists():
         raise UserError(f"{folder}: there is something already; name a new folder")
     try:

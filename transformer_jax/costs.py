@@ -1,9 +1,14 @@
-"""What a training costs: python -m transformer_jax.costs --config=configs/gpt/gpt2.py:124m --device=h100 --mfu=0.4 --price=2.50
+"""What a training costs: python -m transformer_jax.costs --config=configs/gpt/gpt2.py:124m
+--device=h100 --mfu=0.4 --price=2.50
 
-FLOPs by the formulas of dry_run and of the progress line's MFU, device hours at the share of the peak (MFU) that is expected, money at a price per device hour.
-A fine-tuning config takes its model from --config.init_from; its rows are counted whole, which shorter batches are not. Without --config: the published tables, computed anew from this package's layers and
-configs (FLOPs of attention, recurrence and convolution; parameters of every named model; training costs), each figure beside the printed one. Tables go to stderr, one JSON object to stdout.
+FLOPs by the formulas of dry_run and of the progress line's MFU, device hours at the share of the
+peak (MFU) that is expected, money at a price per device hour. A fine-tuning config takes its model
+from --config.init_from; its rows are counted whole, which shorter batches are not. Without
+--config: the published tables, computed anew from this package's layers and configs (FLOPs of
+attention, recurrence and convolution; parameters of every named model; training costs), each figure
+beside the printed one. Tables go to stderr, one JSON object to stdout.
 """
+
 import json
 import math
 
@@ -15,12 +20,17 @@ from transformer_jax.config import UserError
 
 def define_flags() -> None:
     cli.define_config(required=False)
-    flags.DEFINE_string("device", None,
-                        "Chip of the table in hardware.py: v4, v5e, v5p, v6e, a100-40, a100-80, "
-                        "h100, h200.")
-    flags.DEFINE_float("mfu", 0.4,
-                       "Share of the chip's peak rate that the model's own operations reach; what"
-                       " is expected, not known.")
+    flags.DEFINE_string(
+        "device",
+        None,
+        "Chip of the table in hardware.py: v4, v5e, v5p, v6e, a100-40, a100-80, h100, h200.",
+    )
+    flags.DEFINE_float(
+        "mfu",
+        0.4,
+        "Share of the chip's peak rate that the model's own operations reach; what"
+        " is expected, not known.",
+    )
     flags.DEFINE_float("price", None, "Of an hour of one device, in any currency.", lower_bound=0)
 
 
@@ -29,33 +39,61 @@ def main() -> None:
         return _of_config()
     if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
         raise UserError(f"--{given[0]} needs --config: the training that it is asked of")
-    from transformer_jax.planning import published
     from transformer_jax.pictures.progress import say
+    from transformer_jax.planning import published
 
-    found = {"layers": published.layers(), "parameters": list(published.models()), "training": list(published.trainings())}
-    titles = {"layers": "FLOPs of a layer at length and width 1000", "parameters": "parameters", "training": "FLOPs of a training"}
+    found = {
+        "layers": published.layers(),
+        "parameters": list(published.models()),
+        "training": list(published.trainings()),
+    }
+    titles = {
+        "layers": "FLOPs of a layer at length and width 1000",
+        "parameters": "parameters",
+        "training": "FLOPs of a training",
+    }
     for key, rows in found.items():
         say("\n".join([titles[key], *map(_line, rows)]))
-    print(json.dumps({key: [{"name": row.name, "value": row.value, "published": row.printed, "agrees": row.agrees, "formula": row.formula, "note": row.note} for row in rows]
-                      for key, rows in found.items()}))
+    print(
+        json.dumps(
+            {
+                key: [
+                    {
+                        "name": row.name,
+                        "value": row.value,
+                        "published": row.printed,
+                        "agrees": row.agrees,
+                        "formula": row.formula,
+                        "note": row.note,
+                    }
+                    for row in rows
+                ]
+                for key, rows in found.items()
+            }
+        )
+    )
 
 
 def _line(row) -> str:
     sign = {True: "=", False: "not", None: ""}[row.agrees]
     value = f"{row.value:,.0f}" if row.value < 1e12 else f"{row.value:.4g}"
-    return f"  {row.name:<30} {value:>18} {sign:>3} {row.printed or '':<8} {row.formula}" + (f"; {row.note}" if row.note else "")
+    return f"  {row.name:<30} {value:>18} {sign:>3} {row.printed or '':<8} {row.formula}" + (
+        f"; {row.note}" if row.note else ""
+    )
 
 
 def _of_config() -> None:
     from transformer_jax import hardware
-    from transformer_jax.runs import workdir
     from transformer_jax.config import choice
-    from transformer_jax.planning import counts
     from transformer_jax.pictures.progress import say
+    from transformer_jax.planning import counts
+    from transformer_jax.runs import workdir
 
     options = cli.FLAGS
     if not 0 < options.mfu <= 1:
-        raise UserError(f"--mfu={options.mfu}: a share of the peak is asked for, above 0 and at most 1")
+        raise UserError(
+            f"--mfu={options.mfu}: a share of the peak is asked for, above 0 and at most 1"
+        )
     if options.price is not None and not options.device:
         raise UserError("--price needs --device: hours follow from its rate")
     if options.price is not None and not math.isfinite(options.price):
@@ -67,11 +105,26 @@ def _of_config() -> None:
     config = cli.load_settled()
     task = workdir.make_task(config)
     flops, positions = counts.training(task)
-    found = {**counts.parameters(task), "num_steps": config.train.num_steps, "positions": positions, "flops": flops, "six_nd": 6 * counts.parameters(task)["params"] * positions}
-    said = [f"{config.train.num_steps:,} updates, {positions:.4g} target positions, {found['params']:,} parameters", f"{flops:.4g} FLOPs (6ND: {found['six_nd']:.4g})"]
+    found = {
+        **counts.parameters(task),
+        "num_steps": config.train.num_steps,
+        "positions": positions,
+        "flops": flops,
+        "six_nd": 6 * counts.parameters(task)["params"] * positions,
+    }
+    said = [
+        f"{config.train.num_steps:,} updates, {positions:.4g} target positions, {found['params']:,} parameters",
+        f"{flops:.4g} FLOPs (6ND: {found['six_nd']:.4g})",
+    ]
     if chip:
-        found |= {"device": chip.name, "mfu": options.mfu, "device_hours": flops / (chip.flops * options.mfu) / 3600}
-        said.append(f"{found['device_hours']:,.1f} hours of one {chip.name} at {options.mfu:.0%} of its {chip.flops / 1e12:.4g} TFLOP/s")
+        found |= {
+            "device": chip.name,
+            "mfu": options.mfu,
+            "device_hours": flops / (chip.flops * options.mfu) / 3600,
+        }
+        said.append(
+            f"{found['device_hours']:,.1f} hours of one {chip.name} at {options.mfu:.0%} of its {chip.flops / 1e12:.4g} TFLOP/s"
+        )
     if options.price is not None:
         found["money"] = found["device_hours"] * options.price
         said.append(f"{found['money']:,.2f} at {options.price:g} an hour")

@@ -1,8 +1,10 @@
-"""Hidden states of texts, one a line of stdin, as arrays: python -m transformer_jax.features --workdir=DIR --output=FILE.npz < texts
+"""Hidden states of texts, one a line of stdin, as arrays: python -m transformer_jax.features
+--workdir=DIR --output=FILE.npz < texts
 
 --output=FILE.safetensors writes that format. Text n (from 0) is the array text_n (layers, tokens, d_model), [CLS] and [SEP] among its tokens, which
 stdout gives: one JSON array a text. An empty line has [CLS] and [SEP] alone.
 """
+
 import json
 import os
 import pathlib
@@ -17,10 +19,15 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string("output", None, "File to write, *.npz or *.safetensors.")
-    flags.DEFINE_enum("long", "truncate", ["truncate", "skip", "refuse"],
-                      "A text too long for the model: cut it, give it no tokens, or refuse it.")
-    flags.DEFINE_list("layers", ["-1"],
-                      "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's.")
+    flags.DEFINE_enum(
+        "long",
+        "truncate",
+        ["truncate", "skip", "refuse"],
+        "A text too long for the model: cut it, give it no tokens, or refuse it.",
+    )
+    flags.DEFINE_list(
+        "layers", ["-1"], "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's."
+    )
 
 
 def main() -> None:
@@ -28,8 +35,8 @@ def main() -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    from transformer_jax.runs import workdir
     from transformer_jax.data.sources.pairs import text_lines
+    from transformer_jax.runs import workdir
 
     options = cli.FLAGS
     path = pathlib.Path(options.output or "")
@@ -42,9 +49,13 @@ def main() -> None:
         raise UserError(f"--layers={','.join(options.layers)}: must be whole numbers") from None
     if not layers:
         raise UserError("--layers=: numbers of layers are asked for, as in --layers=0,-1")
-    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
+    task, params = workdir.open_run(
+        options.workdir, options.step, cli.overrides(allowed=("decode.",))
+    )
     if not callable(getattr(task, "features", None)):
-        raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features")
+        raise UserError(
+            f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features"
+        )
     found = {}
     features = task.features(params, text_lines("-"), layers, long=options.long)
     for number, (pieces, states) in enumerate(features):

@@ -1,4 +1,5 @@
 """What chips can do: peak rates, memory and links, in one table with its sources."""
+
 import dataclasses
 import functools
 import math
@@ -16,20 +17,24 @@ class Chip:
     flops: float  # peak bfloat16 FLOP/s, dense
     memory: float  # bytes a program may use
     memory_bandwidth: float  # bytes/s
-    link_bandwidth: float  # bytes/s that leave the chip over all its links to others of its kind together, one way
+    # bytes/s that leave the chip over all its links to others of its kind together, one way
+    link_bandwidth: float
 
 
 _GB, _GIB, _TERA = 1e9, 2**30, 1e12
 
-# TPUs: "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e. Links: half of "bidirectional ICI bandwidth per chip" (v4, whose page gives
-# none: 6 links of 50 GB/s, Jouppi et al. 2023, table 4). Memory: not the nominal 32, 16, 95 and 32 GB but what the compiler (libtpu 0.0.42) lets a program use.
+# TPUs: "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e. Links: half of
+# "bidirectional ICI bandwidth per chip" (v4, whose page gives none: 6 links of 50 GB/s, Jouppi et
+# al. 2023, table 4). Memory: not the nominal 32, 16, 95 and 32 GB but what the compiler (libtpu
+# 0.0.42) lets a program use.
 V4 = Chip("TPU v4", 275 * _TERA, 30.75 * _GIB, 1200 * _GB, 300 * _GB)
 V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB)
 V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB)
 V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 
-# GPUs: NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU", "H200 Tensor Core GPU", rates without sparsity.
-# Links: half of NVLink's bidirectional 600 (A100) and 900 GB/s (H100, H200): within a node.
+# GPUs: NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU", "H200 Tensor Core GPU",
+# rates without sparsity. Links: half of NVLink's bidirectional 600 (A100) and 900 GB/s (H100,
+# H200): within a node.
 A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB)
 A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB)
 H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB)
@@ -37,20 +42,46 @@ H100_PCIE = Chip("H100 PCIe", 756 * _TERA, 80 * _GB, 2000 * _GB, 300 * _GB)
 H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB)
 
 # device_kind as JAX gives it
-_BY_KIND = {"TPU v4": V4, "TPU v5 lite": V5E, "TPU v5e": V5E, "TPU v5": V5P, "TPU v5p": V5P, "TPU v6 lite": V6E, "TPU v6e": V6E,
-            "NVIDIA A100-SXM4-40GB": A100_40, "NVIDIA A100-PCIE-40GB": A100_40, "NVIDIA A100-SXM4-80GB": A100_80, "NVIDIA A100 80GB PCIe": A100_80,
-            "NVIDIA H100 80GB HBM3": H100, "NVIDIA H100 PCIe": H100_PCIE, "NVIDIA H200": H200}
+_BY_KIND = {
+    "TPU v4": V4,
+    "TPU v5 lite": V5E,
+    "TPU v5e": V5E,
+    "TPU v5": V5P,
+    "TPU v5p": V5P,
+    "TPU v6 lite": V6E,
+    "TPU v6e": V6E,
+    "NVIDIA A100-SXM4-40GB": A100_40,
+    "NVIDIA A100-PCIE-40GB": A100_40,
+    "NVIDIA A100-SXM4-80GB": A100_80,
+    "NVIDIA A100 80GB PCIe": A100_80,
+    "NVIDIA H100 80GB HBM3": H100,
+    "NVIDIA H100 PCIe": H100_PCIE,
+    "NVIDIA H200": H200,
+}
 
-NAMES = {"v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "a100-40": A100_40, "a100-80": A100_80, "h100": H100, "h200": H200}  # what people call them
+# what people call them
+NAMES = {
+    "v4": V4,
+    "v5e": V5E,
+    "v5p": V5P,
+    "v6e": V6E,
+    "a100-40": A100_40,
+    "a100-80": A100_80,
+    "h100": H100,
+    "h200": H200,
+}
 
 
 def of(device_kind: str) -> Chip | None:
-    """The chip that `jax.Device.device_kind` names; None where the table does not know it (a CPU, above all)."""
+    """The chip that `jax.Device.device_kind` names; None where the table does not know it (a CPU,
+    above all).
+    """
     return _BY_KIND.get(device_kind)
 
 
 def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
-    """(bfloat16 FLOP/s of all its devices together, where the figure is from): by the table, else what a matrix product reaches here.
+    """(bfloat16 FLOP/s of all its devices together, where the figure is from): by the table, else
+    what a matrix product reaches here.
 
     The virtual devices of a CPU share its cores: together they are one.
     """
@@ -58,14 +89,19 @@ def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
     if chip := of(device.device_kind):
         return mesh.size * chip.flops, f"the peak of {mesh.size} x {chip.name}"
     count = len(hosts) if device.platform == "cpu" else mesh.size
-    return count * measured(device.platform), f"{count} x the rate of a matrix product as measured here, for no table knows {device.device_kind!r}"
+    return (
+        count * measured(device.platform),
+        f"{count} x the rate of a matrix product as measured here, for no table knows {device.device_kind!r}",
+    )
 
 
 @functools.lru_cache
 def measured(platform: str) -> float:
-    """FLOP/s of products of two random matrices on this process's first device, in the dtype models compute in there; the best of five.
+    """FLOP/s of products of two random matrices on this process's first device, in the dtype models
+    compute in there; the best of five.
 
-    On a CPU one product of 1024 x 1024; on others, which take longer to be asked than to multiply, 30 of 4096 x 4096 in a row.
+    On a CPU one product of 1024 x 1024; on others, which take longer to be asked than to multiply,
+    30 of 4096 x 4096 in a row.
     """
     size, times, dtype = (1024, 1, jnp.float32) if platform == "cpu" else (4096, 30, jnp.bfloat16)
     matrix = jax.random.normal(jax.random.key(0), (size, size), dtype) / math.sqrt(size)

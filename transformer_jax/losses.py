@@ -1,4 +1,5 @@
 """Cross-entropy of the next token, fused with the output projection."""
+
 import functools
 import math
 from typing import NamedTuple
@@ -9,10 +10,12 @@ from jax.custom_derivatives import SymbolicZero
 
 from transformer_jax.distributed import sharding
 
-# float32 logits a device holds at a time: what stays in a CPU's cache (8 MB); on accelerators 256 MB, for fewer sums of the table's gradient
+# float32 logits a device holds at a time: what stays in a CPU's cache (8 MB); on accelerators 256
+# MB, for fewer sums of the table's gradient
 CHUNK_LOGITS = {"cpu": 2**21}
 CHUNK_LOGITS_DEFAULT = 2**26
-CHUNK_TOKENS = 256  # but no fewer positions than this: each chunk adds to the table's whole gradient
+# but no fewer positions than this: each chunk adds to the table's whole gradient
+CHUNK_TOKENS = 256
 
 
 NO_TOKEN = -1e9  # bias of the rows that only fill up a vocabulary: they stand for no token
@@ -28,14 +31,21 @@ class _Result(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def cross_entropy(hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array,
-                  weights: jax.Array, label_smoothing: float = 0.0):
+def cross_entropy(
+    hidden: jax.Array,
+    table: jax.Array,
+    bias: jax.Array | None,
+    labels: jax.Array,
+    weights: jax.Array,
+    label_smoothing: float = 0.0,
+):
     """Sums over positions of the cross-entropy of softmax(hidden table^T + bias).
 
-    hidden (B, L, M); table (V, M) and bias (V,) float32; labels (B, L) int32; weights (B, L) float32, 0 where nothing is to be
-    predicted. Returns float32 scalars `(loss, nll, correct)`: with label smoothing (mass epsilon spread evenly over
-    the vocabulary, Szegedy et al. 2016, section 7), without it, and the number of right argmaxes.
-    Rows whose bias is NO_TOKEN are no part of the vocabulary.
+    hidden (B, L, M); table (V, M) and bias (V,) float32; labels (B, L) int32; weights (B, L)
+    float32, 0 where nothing is to be predicted. Returns float32 scalars `(loss, nll, correct)`:
+    with label smoothing (mass epsilon spread evenly over the vocabulary, Szegedy et al. 2016,
+    section 7), without it, and the number of right argmaxes. Rows whose bias is NO_TOKEN are no
+    part of the vocabulary.
 
     All three have exact gradients; `correct` is constant in everything but the weights.
     The logits exist in chunks of the length alone, and the gradient of the loss is formed beside
@@ -67,8 +77,11 @@ def _backward(label_smoothing, residuals, cotangents):
 
 def _combined(cotangents, gradients):
     """The sum of trees, each times its cotangent; None where there is no cotangent."""
-    scaled = [jax.tree.map(lambda x: (x * cotangent).astype(x.dtype), gradient)
-              for cotangent, gradient in zip(cotangents, gradients) if cotangent is not None]
+    scaled = [
+        jax.tree.map(lambda x: (x * cotangent).astype(x.dtype), gradient)
+        for cotangent, gradient in zip(cotangents, gradients)
+        if cotangent is not None
+    ]
     return functools.reduce(functools.partial(jax.tree.map, jnp.add), scaled) if scaled else None
 
 
@@ -79,7 +92,10 @@ cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 def num_chunks(batch: int, length: int, vocab_size: int) -> int:
     """The fewest parts of the length whose logits stay within the limit on a device."""
     here = batch * length * vocab_size / sharding.parts("batch") / sharding.parts("vocab")
-    limit = max(CHUNK_LOGITS.get(sharding.platform(), CHUNK_LOGITS_DEFAULT), CHUNK_TOKENS * vocab_size / sharding.parts("vocab"))
+    limit = max(
+        CHUNK_LOGITS.get(sharding.platform(), CHUNK_LOGITS_DEFAULT),
+        CHUNK_TOKENS * vocab_size / sharding.parts("vocab"),
+    )
     return min(math.ceil(here / limit), length)
 
 
@@ -92,7 +108,8 @@ def _scan_chunks(inputs, smoothing, want_grads=False, want_each=False) -> _Resul
         return one((hidden, labels, weights))
     size = -(-length // chunks)
 
-    def split(x):  # (B, L, ...) -> (chunks, B, size, ...); what fills up the last chunk has no weight
+    # (B, L, ...) -> (chunks, B, size, ...); what fills up the last chunk has no weight
+    def split(x):
         x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *[(0, 0)] * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
@@ -129,7 +146,9 @@ def _chunk(output, smoothing, want_grads, want_each, chunk) -> _Result:
     if not want_grads:
         return _Result(sums, None, None, each)
     target = (1 - smoothing) * is_label + spread
-    d_logits = ((jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]).astype(hidden.dtype)
+    d_logits = ((jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]).astype(
+        hidden.dtype
+    )
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)
     d_table = jnp.einsum("blv,blm->vm", d_logits, hidden, preferred_element_type=jnp.float32)
     d_bias = None if bias is None else d_logits.sum((0, 1), dtype=jnp.float32)
@@ -147,14 +166,24 @@ def _evenly(logits, bias, smoothing):
 
 def label_nll(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """-log softmax(logits)[label] where classes are few: (..., C) float32, (...) int32 -> (...)."""
-    return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return (
+        jax.nn.logsumexp(logits, axis=-1)
+        - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    )
 
 
-def token_log_probs(hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """log softmax(hidden table^T + bias)[label], float32 (B, L), and whether the label is the likeliest, bool (B, L); row by row."""
+def token_log_probs(
+    hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """log softmax(hidden table^T + bias)[label], float32 (B, L), and whether the label is the
+    likeliest, bool (B, L); row by row.
+    """
+
     def row(inputs):
         hidden, labels = inputs
-        logits = jnp.einsum("lm,vm->lv", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        logits = jnp.einsum(
+            "lm,vm->lv", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32
+        )
         logits = logits if bias is None else logits + bias
         picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
         return picked - jax.nn.logsumexp(logits, axis=-1), picked >= logits.max(axis=-1)

@@ -1,7 +1,9 @@
 """Streaming metrics: pairs of sums that add over positions, microbatches, updates and devices.
 
-Metrics are a dict {name: (total, count)} of scalars; the mean is total / count. Counts that must stay exact are int32.
+Metrics are a dict {name: (total, count)} of scalars; the mean is total / count. Counts that must
+stay exact are int32.
 """
+
 import math
 import operator
 
@@ -22,4 +24,7 @@ def zeros_like(metrics: Metrics) -> Metrics:
 
 def means(metrics: Metrics) -> dict[str, float]:
     """Plain floats, of metrics fetched to the host; nan where nothing was counted."""
-    return {name: float(total) / float(count) if count else math.nan for name, (total, count) in metrics.items()}
+    return {
+        name: float(total) / float(count) if count else math.nan
+        for name, (total, count) in metrics.items()
+    }

@@ -1,7 +1,10 @@
-"""Tokenises a config's data ahead of time: python -m transformer_jax.prepare --config=FILE [--config.data.cache=gs://BUCKET/PREFIX]
+"""Tokenises a config's data ahead of time: python -m transformer_jax.prepare --config=FILE
+[--config.data.cache=gs://BUCKET/PREFIX]
 
-Killed, it goes on where it was when the same command is given again. A training with the same config then finds its data there.
+Killed, it goes on where it was when the same command is given again. A training with the same
+config then finds its data there.
 """
+
 from transformer_jax.cli import process as cli
 from transformer_jax.config import UserError
 
@@ -12,11 +15,13 @@ def define_flags() -> None:
 
 def main() -> None:
     config = cli.load_config()
-    from transformer_jax.runs import workdir
     from transformer_jax.pictures.progress import say
+    from transformer_jax.runs import workdir
 
     if workdir.fine_tunes(config):
-        raise UserError(f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; there is nothing to prepare")
+        raise UserError(
+            f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; there is nothing to prepare"
+        )
     workdir.make_task(config).rows()
     say(f"ready in {config.data.cache}")
 

@@ -3,6 +3,7 @@
 Pre-training and fine-tuning alike; --seeds is for the latter. With --help_config it prints every
 key of the config with its type, default and meaning instead, and needs no --workdir.
 """
+
 import sys
 import types
 
@@ -18,8 +19,10 @@ def main() -> None:
     if workdir.fine_tunes(config):
         return finetune.main()
     if cli.FLAGS.seeds:
-        raise UserError(f"--seeds={cli.FLAGS.seeds}: for fine-tuning alone; "
-                        f"config.task.name={config.task.name!r} is none")
+        raise UserError(
+            f"--seeds={cli.FLAGS.seeds}: for fine-tuning alone; "
+            f"config.task.name={config.task.name!r} is none"
+        )
     cli.train()
 
 

@@ -1,4 +1,7 @@
-"""Pre-trains a bidirectional encoder: python -m transformer_jax.train_bert --config=configs/bert/quickstart.py --workdir=DIR"""
+"""Pre-trains a bidirectional encoder: python -m transformer_jax.train_bert
+--config=configs/bert/quickstart.py --workdir=DIR
+"""
+
 from transformer_jax.cli import process as cli
 
 

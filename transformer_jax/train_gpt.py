@@ -1,4 +1,7 @@
-"""Trains a causal language model: python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=DIR"""
+"""Trains a causal language model: python -m transformer_jax.train_gpt
+--config=configs/gpt/quickstart.py --workdir=DIR
+"""
+
 from transformer_jax.cli import process as cli
 
 

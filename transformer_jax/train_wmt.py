@@ -1,4 +1,7 @@
-"""Trains a translation model: python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=DIR"""
+"""Trains a translation model: python -m transformer_jax.train_wmt
+--config=configs/wmt/quickstart.py --workdir=DIR
+"""
+
 from transformer_jax.cli import process as cli
 
 

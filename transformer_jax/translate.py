@@ -1,7 +1,9 @@
-"""Translates stdin to stdout, one line in, one line out: python -m transformer_jax.translate --workdir=DIR < in.txt > out.txt
+"""Translates stdin to stdout, one line in, one line out: python -m transformer_jax.translate
+--workdir=DIR < in.txt > out.txt
 
 --config.decode.beam=1 and the like change how, for this call.
 """
+
 import os
 import stat
 import sys
@@ -15,17 +17,27 @@ from transformer_jax.config import UserError
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_integer("n_best", 1,
-                         "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| "
-                         "SCORE where more than one.", lower_bound=1)
-    flags.DEFINE_enum("long", "split", ["split", "truncate", "skip", "refuse"],
-                      "A line too long for the model: split it at sentence ends, cut it, skip it, "
-                      "or refuse it.")
-    flags.DEFINE_bool("scores", False,
-                      "Write SCORE<tab>TEXT: the log-probability over the length penalty.")
-    flags.DEFINE_string("attention", None,
-                        "Draw the attention of the first line's translation to its words into "
-                        "this PNG file.")
+    flags.DEFINE_integer(
+        "n_best",
+        1,
+        "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| "
+        "SCORE where more than one.",
+        lower_bound=1,
+    )
+    flags.DEFINE_enum(
+        "long",
+        "split",
+        ["split", "truncate", "skip", "refuse"],
+        "A line too long for the model: split it at sentence ends, cut it, skip it, or refuse it.",
+    )
+    flags.DEFINE_bool(
+        "scores", False, "Write SCORE<tab>TEXT: the log-probability over the length penalty."
+    )
+    flags.DEFINE_string(
+        "attention",
+        None,
+        "Draw the attention of the first line's translation to its words into this PNG file.",
+    )
 
 
 def main() -> None:
@@ -34,9 +46,13 @@ def main() -> None:
 
     options = cli.FLAGS
     cli.check_output("attention")
-    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
+    task, params = workdir.open_run(
+        options.workdir, options.step, cli.overrides(allowed=("decode.",))
+    )
     if not hasattr(task, "translate"):
-        raise UserError(f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates")
+        raise UserError(
+            f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates"
+        )
     first, best = [], []  # the first line and its translation
     translated = task.translate(params, _lines(first), options.n_best, long=options.long)
     for number, found in enumerate(translated):
@@ -58,7 +74,9 @@ def _lines(first: list[str]):
     from transformer_jax.pictures.progress import Bar
 
     status = os.fstat(sys.stdin.fileno())
-    with Bar("translating (bytes)", status.st_size if stat.S_ISREG(status.st_mode) else None) as bar:
+    with Bar(
+        "translating (bytes)", status.st_size if stat.S_ISREG(status.st_mode) else None
+    ) as bar:
         for line in text_lines("-"):
             if not first:
                 first.append(line)

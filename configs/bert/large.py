@@ -1,10 +1,13 @@
-"""BERT large (Devlin et al. 2018): 24 layers of 1024; 335,141,888 parameters without the heads of pre-training.
+"""BERT large (Devlin et al. 2018): 24 layers of 1024; 335,141,888 parameters without the heads of
+pre-training.
 
 python -m transformer_jax.train_bert --config=configs/bert/large.py --workdir=DIR \\
     --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt --config.train.accumulation=32
 
-As base.py in all else. Not yet trained here. For batches of thousands of rows: --config.optimizer.name=lamb (You et al. 2020).
+As base.py in all else. Not yet trained here. For batches of thousands of rows:
+--config.optimizer.name=lamb (You et al. 2020).
 """
+
 import pathlib
 
 from transformer_jax.config import load_module, set_key

@@ -1,9 +1,12 @@
-"""Transformer big, WMT 2014 English-German (default) or English-French (Vaswani et al. 2017, table 3 and section 5).
+"""Transformer big, WMT 2014 English-German (default) or English-French (Vaswani et al. 2017, table
+3 and section 5).
 
 python -m transformer_jax.train_wmt --config=configs/wmt/big.py:en-fr --workdir=DIR --config.data.tfds_dir=TFDS_DIR
 
-The paper reports BLEU 28.4 (en-de) and 41.8 (en-fr), averaging the last 20 checkpoints; 3.5 days on 8 P100.
+The paper reports BLEU 28.4 (en-de) and 41.8 (en-fr), averaging the last 20 checkpoints; 3.5 days on
+8 P100.
 """
+
 import pathlib
 
 from transformer_jax.config import load_module
@@ -12,4 +15,12 @@ base = load_module(pathlib.Path(__file__).with_name("base.py"))
 
 
 def get_config(pair="en-de"):
-    return base.get_config(pair, d_model=1024, d_ff=4096, num_heads=16, dropout=0.1 if pair == "en-fr" else 0.3, num_steps=300_000, keep=20)
+    return base.get_config(
+        pair,
+        d_model=1024,
+        d_ff=4096,
+        num_heads=16,
+        dropout=0.1 if pair == "en-fr" else 0.3,
+        num_steps=300_000,
+        keep=20,
+    )

@@ -2,19 +2,45 @@
 
 python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=runs/quickstart
 
-Test sacreBLEU 92.4, chrF 96.6 (beam 4, 1,000 held-out sentences); 1,200 updates take two and a half minutes on 2 CPU cores.
+Test sacreBLEU 92.4, chrF 96.6 (beam 4, 1,000 held-out sentences); 1,200 updates take two and a half
+minutes on 2 CPU cores.
 """
+
 from transformer_jax.config import experiment
 
 
 def get_config():
     return experiment(
-        model=dict(name="encoder_decoder", vocab_size=2000, d_model=128, d_ff=256, num_heads=4, num_encoder_layers=2, num_decoder_layers=2,
-                   norm_position="pre", dropout=0.0, max_length=128, unroll=2),
-        task=dict(name="translation", source_length=64, target_length=64, label_smoothing=0.1, bleu_lines=50),
+        model=dict(
+            name="encoder_decoder",
+            vocab_size=2000,
+            d_model=128,
+            d_ff=256,
+            num_heads=4,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            norm_position="pre",
+            dropout=0.0,
+            max_length=128,
+            unroll=2,
+        ),
+        task=dict(
+            name="translation",
+            source_length=64,
+            target_length=64,
+            label_smoothing=0.1,
+            bleu_lines=50,
+        ),
         data=dict(corpus="grammar", corpus_size=60_000, tokenizer="unigram"),
         train=dict(num_steps=1200, batch=32, log_every=50, eval_every=1 / 2),
-        optimizer=dict(name="adam", learning_rate=4e-3, schedule="cosine", warmup_steps=1 / 12,
-                       b2=0.98, eps=1e-9, clip_norm=1.0),
+        optimizer=dict(
+            name="adam",
+            learning_rate=4e-3,
+            schedule="cosine",
+            warmup_steps=1 / 12,
+            b2=0.98,
+            eps=1e-9,
+            clip_norm=1.0,
+        ),
         checkpoint=dict(every=1 / 2, keep=1),
     )

@@ -1,4 +1,5 @@
 """Running text from files, JSON lines and the standard library."""
+
 import json
 
 import pytest
@@ -14,35 +15,81 @@ def data(**keys):
 TEXT = "one\ntwo\n\n\n three  \n \t\nfour\r\nfive"
 
 
-@pytest.mark.parametrize("split_on, expected", [("blank_line", ["one\ntwo", " three  ", "four\nfive"]), ("line", ["one", "two", " three  ", "four", "five"]),
-                                                ("file", [TEXT])])
+@pytest.mark.parametrize(
+    "split_on, expected",
+    [
+        ("blank_line", ["one\ntwo", " three  ", "four\nfive"]),
+        ("line", ["one", "two", " three  ", "four", "five"]),
+        ("file", [TEXT]),
+    ],
+)
 def test_what_ends_a_document(tmp_path, split_on, expected):
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
-    assert list(documents.documents(data(train_files=str(tmp_path / "a.txt"), split_on=split_on), "train")) == expected
+    assert (
+        list(
+            documents.documents(
+                data(train_files=str(tmp_path / "a.txt"), split_on=split_on), "train"
+            )
+        )
+        == expected
+    )
 
 
 def test_paths_and_patterns_and_json_lines(tmp_path):
     for name in ("b1.txt", "b2.txt", "a.txt"):
         (tmp_path / name).write_text(name)
-    (tmp_path / "c.jsonl").write_text(json.dumps({"body": "six\n\nseven"}) + "\n\n" + json.dumps({"body": ""}) + "\n" + json.dumps({"body": "eight"}) + "\n")
-    named = data(train_files=f"{tmp_path}/b*.txt,{tmp_path}/a.txt, {tmp_path}/c.jsonl", text_field="body")
-    assert list(documents.documents(named, "train")) == ["b1.txt", "b2.txt", "a.txt", "six\n\nseven", "eight"]
+    (tmp_path / "c.jsonl").write_text(
+        json.dumps({"body": "six\n\nseven"})
+        + "\n\n"
+        + json.dumps({"body": ""})
+        + "\n"
+        + json.dumps({"body": "eight"})
+        + "\n"
+    )
+    named = data(
+        train_files=f"{tmp_path}/b*.txt,{tmp_path}/a.txt, {tmp_path}/c.jsonl", text_field="body"
+    )
+    assert list(documents.documents(named, "train")) == [
+        "b1.txt",
+        "b2.txt",
+        "a.txt",
+        "six\n\nseven",
+        "eight",
+    ]
     assert documents.documents(named, "valid") is None
 
 
-@pytest.mark.parametrize("line, message", [
-    ("{", "not JSON"), ('{"text": "\\ud83d"}', "half a character"), *((line, "config.data.text_field") for line in ('{"other": "x"}', '{"text": 3}', '["text"]', "3"))])
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "not JSON"),
+        ('{"text": "\\ud83d"}', "half a character"),
+        *(
+            (line, "config.data.text_field")
+            for line in ('{"other": "x"}', '{"text": 3}', '["text"]', "3")
+        ),
+    ],
+)
 def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(UserError, match=rf"c.jsonl:2: .*{message}"):
         list(documents.documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
 
 
-@pytest.mark.parametrize("keys, message", [
-    (dict(), "name one source of text"), (dict(corpus="python", train_files="x"), "now: corpus, train_files"), (dict(corpus="grammar"), "no running text; there is: python, pydoc"),
-    (dict(train_files="a.txt", train_source="a", train_target="b"), "config.data.train_source names sentence pairs"),
-    (dict(train_files="nowhere.txt"), "config.data.train_files=nowhere.txt: no such file"), (dict(train_files="nowhere*"), "no such file"),
-])
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        (dict(), "name one source of text"),
+        (dict(corpus="python", train_files="x"), "now: corpus, train_files"),
+        (dict(corpus="grammar"), "no running text; there is: python, pydoc"),
+        (
+            dict(train_files="a.txt", train_source="a", train_target="b"),
+            "config.data.train_source names sentence pairs",
+        ),
+        (dict(train_files="nowhere.txt"), "config.data.train_files=nowhere.txt: no such file"),
+        (dict(train_files="nowhere*"), "no such file"),
+    ],
+)
 def test_bad_sources_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
         documents.documents(data(**keys), "train")
@@ -69,14 +116,31 @@ def test_the_standard_library_is_split_by_file():
 
 
 def test_the_documentation_of_the_standard_library_is_split_by_file():
-    splits = {split: documents.documents(data(corpus="pydoc"), split) for split in ("train", "valid", "test")}
+    splits = {
+        split: documents.documents(data(corpus="pydoc"), split)
+        for split in ("train", "valid", "test")
+    }
     texts = {split: list(source) for split, source in splits.items()}
     words = {split: sum(len(text.split()) for text in found) for split, found in texts.items()}
     assert words["train"] > 250_000 and words["valid"] > 5_000 and words["test"] > 5_000
-    assert all(text.count("\n") >= 1 and all(map(str.strip, text.split("\n"))) for found in texts.values() for text in found)
+    assert all(
+        text.count("\n") >= 1 and all(map(str.strip, text.split("\n")))
+        for found in texts.values()
+        for text in found
+    )
     assert not set(texts["train"]) & {*texts["valid"], *texts["test"]}
-    assert any("Everything in Python is an object." in text or "Python’s abstraction for data." in text for text in texts["train"])  # help("objects")
-    assert len({json.dumps(source.fingerprint()) for source in splits.values()} | {json.dumps(documents.PythonSources("valid").fingerprint())}) == 4
+    # help("objects")
+    assert any(
+        "Everything in Python is an object." in text or "Python’s abstraction for data." in text
+        for text in texts["train"]
+    )
+    assert (
+        len(
+            {json.dumps(source.fingerprint()) for source in splits.values()}
+            | {json.dumps(documents.PythonSources("valid").fingerprint())}
+        )
+        == 4
+    )
 
 
 MODULE = '''#!/usr/bin/python
@@ -114,8 +178,13 @@ class A:
 
 
 def test_documentation_is_running_text(tmp_path, monkeypatch):
-    files = {**{f"module{i}.py": MODULE for i in range(100)}, "broken.py": "# A comment. Two.\n(", "one.py": '"""One sentence."""', "pydoc_data/topics.py":
-             "topics = {'a': 'Title\\n***\\n\\nOf a.  More.\\n\\n   code()\\n', 'b': 'Of b. More.', 'c': 'Short.'}", "test/module.py": MODULE}
+    files = {
+        **{f"module{i}.py": MODULE for i in range(100)},
+        "broken.py": "# A comment. Two.\n(",
+        "one.py": '"""One sentence."""',
+        "pydoc_data/topics.py": "topics = {'a': 'Title\\n***\\n\\nOf a.  More.\\n\\n   code()\\n', 'b': 'Of b. More.', 'c': 'Short.'}",
+        "test/module.py": MODULE,
+    }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -123,8 +192,16 @@ def test_documentation_is_running_text(tmp_path, monkeypatch):
     documents._documentation.cache_clear()
     found = {split: list(documents.PythonDocstrings(split)) for split in ("train", "valid", "test")}
     documents._documentation.cache_clear()
-    module = ["A comment of two lines.", "And more.", "First line.", "A paragraph that goes on over lines.", "The first of them.", "Between docstrings.",
-              "Deep (inside)?", "Last!"]
+    module = [
+        "A comment of two lines.",
+        "And more.",
+        "First line.",
+        "A paragraph that goes on over lines.",
+        "The first of them.",
+        "Between docstrings.",
+        "Deep (inside)?",
+        "Last!",
+    ]
     assert found["valid"] and found["test"] and sum(map(len, found.values())) == 102
     assert set().union(*found.values()) == {"\n".join(module), "Of a.\nMore.", "Of b.\nMore."}
 

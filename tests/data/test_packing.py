@@ -8,7 +8,7 @@ def lengths(count, seed=0):
     """Lengths of both sides much as Multi30k's in pieces: log-normal, mean 16, the two sides alike."""
     draw = np.random.default_rng(seed)
     source = draw.lognormal(np.log(16) - 0.35**2 / 2, 0.35, count)
-    target = source * draw.lognormal(-0.15**2 / 2, 0.15, count)
+    target = source * draw.lognormal(-(0.15**2) / 2, 0.15, count)
     return [np.clip(np.rint(side), 2, 60).astype(np.int64) for side in (source, target)]
 
 
@@ -30,7 +30,11 @@ def test_more_rows_open_than_may_be(monkeypatch):
 
 
 def test_a_pair_that_fills_a_row_stands_alone():
-    assert sorted(packing.plan(np.array([8, 1, 7]), np.array([1, 8, 7]), 8, 8, seed=0)) == [[0], [1], [2]]
+    assert sorted(packing.plan(np.array([8, 1, 7]), np.array([1, 8, 7]), 8, 8, seed=0)) == [
+        [0],
+        [1],
+        [2],
+    ]
 
 
 def test_the_seed_decides():

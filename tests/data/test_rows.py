@@ -19,12 +19,17 @@ class Numbered:
         return self.size
 
     def rows(self, numbers):
-        return [{"number": np.array(number), "epoch": np.array(epoch), "one": np.ones(2)} for number, epoch in numbers]
+        return [
+            {"number": np.array(number), "epoch": np.array(epoch), "one": np.ones(2)}
+            for number, epoch in numbers
+        ]
 
 
 def numbers(train, steps, batch):
     """(row number, epoch) of whole batches, in order."""
-    return [(number, epoch) for step in steps for _, number, epoch in train.numbers(step, range(batch))]
+    return [
+        (number, epoch) for step in steps for _, number, epoch in train.numbers(step, range(batch))
+    ]
 
 
 # the order of training rows
@@ -36,12 +41,19 @@ def test_every_epoch_is_a_permutation_and_batches_straddle_epochs(size, batch):
     asked = numbers(train, range(4 * size // batch + 1), batch)
     assert [epoch for _, epoch in asked] == [place // size for place in range(len(asked))]
     for epoch in range(4):
-        assert sorted(number for number, _ in asked[epoch * size:(epoch + 1) * size]) == list(range(size))
+        assert sorted(number for number, _ in asked[epoch * size : (epoch + 1) * size]) == list(
+            range(size)
+        )
 
 
 def test_epochs_and_seeds_differ():
-    order = lambda seed: [number for number, _ in numbers(rows.TrainRows([rows.Phase([Numbered(100)], 100)], seed), range(3), 100)]
-    first, second, third = (order(0)[100 * epoch:100 * (epoch + 1)] for epoch in range(3))
+    order = lambda seed: [
+        number
+        for number, _ in numbers(
+            rows.TrainRows([rows.Phase([Numbered(100)], 100)], seed), range(3), 100
+        )
+    ]
+    first, second, third = (order(0)[100 * epoch : 100 * (epoch + 1)] for epoch in range(3))
     assert first != second != third != first
     assert first != list(range(100))
     assert order(0) == order(0) != order(1)
@@ -61,8 +73,16 @@ def test_a_batch_does_not_depend_on_what_was_asked_before_nor_on_how_its_places_
 
 
 def test_phases_follow_each_other_and_begin_anew():
-    train = rows.TrainRows([rows.Phase([Numbered(6)], 4, num_steps=3), rows.Phase([Numbered(9)], 3)], seed=0)
-    assert [train.phase(step) for step in (0, 2, 3, 4, 100)] == [(0, 0), (0, 2), (1, 0), (1, 1), (1, 97)]
+    train = rows.TrainRows(
+        [rows.Phase([Numbered(6)], 4, num_steps=3), rows.Phase([Numbered(9)], 3)], seed=0
+    )
+    assert [train.phase(step) for step in (0, 2, 3, 4, 100)] == [
+        (0, 0),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 97),
+    ]
     first, second = numbers(train, range(3), 4), numbers(train, range(3, 9), 3)
     assert [epoch for _, epoch in first] == [0] * 6 + [1] * 6
     assert [epoch for _, epoch in second] == [0] * 9 + [1] * 9
@@ -70,18 +90,24 @@ def test_phases_follow_each_other_and_begin_anew():
         for epoch in (0, 1):
             assert sorted(number for number, at in asked if at == epoch) == list(range(size))
     assert [train.until(step) for step in (0, 2, 3, 100)] == [3, 3, math.inf, math.inf]
-    same_rows = rows.TrainRows([rows.Phase([Numbered(9)], 3, num_steps=6), rows.Phase([Numbered(9)], 3)], seed=0)
+    same_rows = rows.TrainRows(
+        [rows.Phase([Numbered(9)], 3, num_steps=6), rows.Phase([Numbered(9)], 3)], seed=0
+    )
     assert numbers(same_rows, range(6), 3) != numbers(same_rows, range(6, 12), 3)
 
 
 def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_component_its_epochs():
     weights, sizes = (60, 22, 8, 8, 3), (50, 7, 9, 200, 4)  # the weights of GPT-3's table 2.2
-    train = rows.TrainRows([rows.Phase([Numbered(size) for size in sizes], 13, weights=weights)], seed=1)
+    train = rows.TrainRows(
+        [rows.Phase([Numbered(size) for size in sizes], 13, weights=weights)], seed=1
+    )
     asked = [found for step in range(202) for found in train.numbers(step, range(13))]
     for turn in range(26):
-        components = [component for component, _, _ in asked[101 * turn:101 * (turn + 1)]]
+        components = [component for component, _, _ in asked[101 * turn : 101 * (turn + 1)]]
         assert [components.count(k) for k in range(5)] == list(weights)
-    assert [components[:51].count(k) for k in range(5)] == pytest.approx([w * 51 / 101 for w in weights], abs=1)
+    assert [components[:51].count(k) for k in range(5)] == pytest.approx(
+        [w * 51 / 101 for w in weights], abs=1
+    )
     for component, size in enumerate(sizes):
         own = [(number, epoch) for k, number, epoch in asked if k == component]
         assert [epoch for _, epoch in own] == [place // size for place in range(len(own))]
@@ -94,12 +120,22 @@ def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_compone
 def test_a_growing_batch_counts_its_rows_in_closed_form():
     phase = rows.Phase([Numbered(10)], 50, first_batch=4, ramp_steps=20)
     sizes = [phase.size(step) for step in range(30)]
-    assert sizes[0] == 4 and sizes[20:] == [50] * 10 and sizes == sorted(sizes) and 5 < len(set(sizes)) <= 9
+    assert (
+        sizes[0] == 4
+        and sizes[20:] == [50] * 10
+        and sizes == sorted(sizes)
+        and 5 < len(set(sizes)) <= 9
+    )
     assert all(size % 4 == 0 for size in sizes[:20])
     assert [phase.before(step) for step in range(31)] == [sum(sizes[:step]) for step in range(31)]
     train = rows.TrainRows([phase], seed=0)
-    assert all(sizes[step] == sizes[s] for step in range(20) for s in range(step, train.until(step))) and train.until(20) == math.inf
-    positions = [found for step in range(30) for found in train.numbers(step, range(train.size(step)))]
+    assert (
+        all(sizes[step] == sizes[s] for step in range(20) for s in range(step, train.until(step)))
+        and train.until(20) == math.inf
+    )
+    positions = [
+        found for step in range(30) for found in train.numbers(step, range(train.size(step)))
+    ]
     assert [epoch for _, _, epoch in positions] == [place // 10 for place in range(len(positions))]
 
 
@@ -157,15 +193,27 @@ class Listed(list):
 
 
 def packed(folder, pairs, source_length=16, target_length=12, **keys):
-    config = experiment(model={"name": "encoder_decoder"}, task={"name": "translation"}, data={"cache": str(folder / "cache"), **keys})
-    return rows.packed_pairs(Listed(pairs), config.data, Both(), source_length, target_length, "train")
+    config = experiment(
+        model={"name": "encoder_decoder"},
+        task={"name": "translation"},
+        data={"cache": str(folder / "cache"), **keys},
+    )
+    return rows.packed_pairs(
+        Listed(pairs), config.data, Both(), source_length, target_length, "train"
+    )
 
 
 def made_up(count, longest_source=15, longest_target=11):
     """Pairs of random words, no two alike."""
     draw = np.random.default_rng(0)
     words = lambda longest: draw.integers(4, 100, draw.integers(1, longest + 1)).tolist()
-    return [(" ".join(map(str, [4 + i % 96, 4 + i // 96, *words(longest_source - 2)])), " ".join(map(str, words(longest_target)))) for i in range(count)]
+    return [
+        (
+            " ".join(map(str, [4 + i % 96, 4 + i // 96, *words(longest_source - 2)])),
+            " ".join(map(str, words(longest_target))),
+        )
+        for i in range(count)
+    ]
 
 
 def segments(row, name):
@@ -186,7 +234,9 @@ def test_every_pair_comes_back_from_the_rows_exactly_once(some):
     pairs, found, read = some
     decoded = []
     for row in read:
-        for source, target, labels in zip(segments(row, "source"), segments(row, "target"), segments(row, "labels"), strict=True):
+        for source, target, labels in zip(
+            segments(row, "source"), segments(row, "target"), segments(row, "labels"), strict=True
+        ):
             assert source[-1] == labels[-1] == Words.eos_id
             assert target == [Words.bos_id, *labels[:-1]]
             decoded.append((" ".join(map(str, source[:-1])), " ".join(map(str, labels[:-1]))))
@@ -198,10 +248,17 @@ def test_every_pair_comes_back_from_the_rows_exactly_once(some):
 def test_positions_segments_and_padding(some):
     _, found, read = some
     for row, (side, size) in itertools.product(read, (("source", 16), ("target", 12))):
-        tokens, positions, ids = (row[side + ending] for ending in ("", "_positions", "_segment_ids"))
-        assert all(values.dtype == np.int32 and values.shape == (size,) for values in (tokens, positions, ids))
+        tokens, positions, ids = (
+            row[side + ending] for ending in ("", "_positions", "_segment_ids")
+        )
+        assert all(
+            values.dtype == np.int32 and values.shape == (size,)
+            for values in (tokens, positions, ids)
+        )
         filled = np.count_nonzero(ids)
-        assert ids[:filled].all() and set(np.diff(ids[:filled], prepend=0)) <= {0, 1} and ids[0] == 1
+        assert (
+            ids[:filled].all() and set(np.diff(ids[:filled], prepend=0)) <= {0, 1} and ids[0] == 1
+        )
         starts = np.flatnonzero(np.diff(ids[:filled], prepend=0))
         expected = np.concatenate([np.arange(size) for size in np.diff([*starts, filled])])
         np.testing.assert_array_equal(positions[:filled], expected)
@@ -214,20 +271,38 @@ def test_positions_segments_and_padding(some):
 def test_rows_are_pure(some):
     _, found, read = some
     for number in (5, 0, len(found) - 1):
-        row, = found.rows([(number, 7)])
+        (row,) = found.rows([(number, 7)])
         for name, values in read[number].items():
             np.testing.assert_array_equal(row[name], values)
 
 
 def test_over_long_and_empty_pairs_are_dropped_counted_and_said(tmp_path, capsys):
     words = lambda count: " ".join(["9"] * count)
-    fits = [(words(15), words(11)), (words(1), words(1))]  # with the end token just as long as a row
-    found = packed(tmp_path, [*fits, (words(16), words(1)), (words(1), words(12)), ("", words(2)), (words(2), ""), ("", words(99))])
+    # with the end token just as long as a row
+    fits = [(words(15), words(11)), (words(1), words(1))]
+    found = packed(
+        tmp_path,
+        [
+            *fits,
+            (words(16), words(1)),
+            (words(1), words(12)),
+            ("", words(2)),
+            (words(2), ""),
+            ("", words(99)),
+        ],
+    )
     assert found.meta["pairs"] == 2 and found.meta["skipped"] == {"long": 2, "empty": 3}
-    lengths = sorted((len(s), len(t)) for row in found.rows([(n, 0) for n in range(len(found))]) for s, t in zip(segments(row, "source"), segments(row, "labels")))
+    lengths = sorted(
+        (len(s), len(t))
+        for row in found.rows([(n, 0) for n in range(len(found))])
+        for s, t in zip(segments(row, "source"), segments(row, "labels"))
+    )
     assert lengths == [(2, 2), (16, 12)]
     said = " ".join(capsys.readouterr().err.split())
-    assert "train: 2 pairs in 2 rows" in said and said.count("dropped 2 over-long, dropped 3 empty") == 1
+    assert (
+        "train: 2 pairs in 2 rows" in said
+        and said.count("dropped 2 over-long, dropped 3 empty") == 1
+    )
 
 
 def test_nothing_left_is_refused_and_leaves_no_store(tmp_path):
@@ -251,7 +326,12 @@ def test_the_store_depends_on_text_lengths_and_seed_and_is_found_again(tmp_path)
     path = packed(tmp_path, pairs).store.path
     built = path.stat().st_mtime_ns
     assert packed(tmp_path, pairs).store.path == path and path.stat().st_mtime_ns == built
-    others = [packed(tmp_path, pairs[1:]), packed(tmp_path, pairs, source_length=20), packed(tmp_path, pairs, target_length=20), packed(tmp_path, pairs, seed=1)]
+    others = [
+        packed(tmp_path, pairs[1:]),
+        packed(tmp_path, pairs, source_length=20),
+        packed(tmp_path, pairs, target_length=20),
+        packed(tmp_path, pairs, seed=1),
+    ]
     assert len({path, *(other.store.path for other in others)}) == 5
     packed(tmp_path, pairs, rebuild=True)
     assert path.stat().st_mtime_ns > built

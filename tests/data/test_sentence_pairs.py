@@ -1,4 +1,5 @@
 """BERT's rows: what is drawn, and how often (Devlin et al. 2018, section 3.1 and appendix A)."""
+
 import types
 
 import numpy as np
@@ -18,14 +19,20 @@ def mask(most=20, **options):
 
 
 def fake():
-    """A store of documents whose tokens tell the document: number d has tokens 10 d + 5 ... 10 d + 14."""
+    """A store of documents whose tokens tell the document: number d has tokens 10 d + 5 ... 10 d +
+    14.
+    """
     random = np.random.default_rng(0)
     counts = random.integers(1, 20, DOCUMENTS)
     lengths = random.integers(1, 40, counts.sum())
     owner = np.repeat(np.repeat(np.arange(DOCUMENTS), counts), lengths)
     tokens = (10 * owner + 5 + random.integers(10, size=len(owner))).astype(np.uint16)
     arrays = {"sentences": lengths, "documents": counts}
-    return types.SimpleNamespace(meta={"cls_id": CLS, "sep_id": SEP}, array=arrays.get, read=lambda spans: [tokens[a:b] for a, b in spans])
+    return types.SimpleNamespace(
+        meta={"cls_id": CLS, "sep_id": SEP},
+        array=arrays.get,
+        read=lambda spans: [tokens[a:b] for a, b in spans],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,9 @@ def drawn():
     """100,000 rows of 128, as arrays."""
     source = sentence_pairs.SentencePairs(fake(), 128, mask(), (0, 0, 0))
     epochs = 100_000 // len(source) + 1
-    numbers = [(number, epoch) for epoch in range(epochs) for number in range(len(source))][:100_000]
+    numbers = [(number, epoch) for epoch in range(epochs) for number in range(len(source))][
+        :100_000
+    ]
     rows = source.rows(numbers)
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -41,7 +50,9 @@ def drawn():
 def restored(rows):
     """The tokens as they were before they were masked."""
     tokens = rows["tokens"].copy()
-    for row, (places, labels, weights) in enumerate(zip(rows["masked_positions"], rows["masked_labels"], rows["masked_weights"])):
+    for row, (places, labels, weights) in enumerate(
+        zip(rows["masked_positions"], rows["masked_labels"], rows["masked_weights"])
+    ):
         tokens[row, places[weights > 0]] = labels[weights > 0]
     return tokens
 
@@ -52,7 +63,11 @@ def test_masks_come_in_the_published_shares(drawn):
     labels = drawn["masked_labels"][asked]
     assert asked.sum() / filled.sum() == pytest.approx(0.15, abs=0.002)
     masks, same = (seen == MASK).mean(), (seen == labels).mean()
-    assert masks == pytest.approx(0.8, abs=0.003) and same == pytest.approx(0.1, abs=0.003) and 1 - masks - same == pytest.approx(0.1, abs=0.003)
+    assert (
+        masks == pytest.approx(0.8, abs=0.003)
+        and same == pytest.approx(0.1, abs=0.003)
+        and 1 - masks - same == pytest.approx(0.1, abs=0.003)
+    )
     assert not SPECIAL[labels].any() and not SPECIAL[seen[seen != MASK]].any()
     assert asked.sum(axis=1).max() == 19 and asked.sum(axis=1).min() >= 1
     for places, weights in zip(drawn["masked_positions"][:1000], drawn["masked_weights"][:1000]):
@@ -72,7 +87,9 @@ def test_half_of_the_second_texts_follow_and_the_others_are_from_another_documen
     np.testing.assert_array_equal(first == second, drawn["follows"] == 1)
     assert (tokens[:, 0] == CLS).all() and ((tokens == SEP).sum(axis=1) == 2).all()
     ends = filled.sum(axis=1)
-    assert (tokens[np.arange(len(tokens)), ends - 1] == SEP).all() and (tokens[~filled] == PAD).all()
+    assert (tokens[np.arange(len(tokens)), ends - 1] == SEP).all() and (
+        tokens[~filled] == PAD
+    ).all()
 
 
 def test_rows_are_full_but_for_one_in_ten(drawn):
@@ -101,7 +118,9 @@ def test_spans_tile_every_document_of_two_sentences_or_more():
             assert not own
             continue
         assert own[0][0] == bounds[document] and own[-1][1] == bounds[document + 1]
-        assert all(a[1] == b[0] for a, b in zip(own, own[1:])) and all(span[1] - span[0] >= 2 for span in own)
+        assert all(a[1] == b[0] for a, b in zip(own, own[1:])) and all(
+            span[1] - span[0] >= 2 for span in own
+        )
 
 
 def test_what_is_cut_leaves_the_longer_text_no_shorter_than_the_other():
@@ -131,6 +150,8 @@ def test_whole_words_are_masked_whole():
 
 
 def test_too_little_text_is_refused():
-    stored = types.SimpleNamespace(meta={}, array={"sentences": np.array([5, 5]), "documents": np.array([2])}.get)
+    stored = types.SimpleNamespace(
+        meta={}, array={"sentences": np.array([5, 5]), "documents": np.array([2])}.get
+    )
     with pytest.raises(UserError, match="two documents"):
         sentence_pairs.SentencePairs(stored, 64, mask(), (0, 0, 0))

@@ -2,14 +2,16 @@ import re
 
 import pytest
 
-from transformer_jax.storage import buckets
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import store
 from transformer_jax.data.sources import pairs as sources
+from transformer_jax.storage import buckets
 
 
 def data(**keys):
-    return experiment(model={"name": "encoder_decoder"}, task={"name": "translation"}, data=keys).data
+    return experiment(
+        model={"name": "encoder_decoder"}, task={"name": "translation"}, data=keys
+    ).data
 
 
 def write(path, content):
@@ -20,17 +22,32 @@ def write(path, content):
 @pytest.fixture
 def pairs(tmp_path):
     """pairs(source, target) -> the training pairs of two files with this content."""
-    return lambda source, target: sources.pairs(data(train_source=write(tmp_path / "a.en", source), train_target=write(tmp_path / "a.de", target)), "train")
+    return lambda source, target: sources.pairs(
+        data(
+            train_source=write(tmp_path / "a.en", source),
+            train_target=write(tmp_path / "a.de", target),
+        ),
+        "train",
+    )
 
 
-@pytest.mark.parametrize("source, target, expected", [
-    ("one\ntwo\n", "eins\nzwei\n", [("one", "eins"), ("two", "zwei")]),
-    ("one\ntwo", "eins\nzwei\n", [("one", "eins"), ("two", "zwei")]),  # no newline at the end
-    ("one \r\ntwo\r\r\n", "eins\r\n zwei", [("one ", "eins"), ("two\r", " zwei")]),
-    ("\ufeffone\n\ufefftwo\n", "\ufeffeins\nzwei\n", [("one", "eins"), ("\ufefftwo", "zwei")]),  # a mark is one on the first line alone
-    ("a\u2028b\x85c\x0bd\re\n\0two\n", "eins\nzwei\n", [("a\u2028b\x85c\x0bd\re", "eins"), ("\0two", "zwei")]),
-    ("one\n\ntwo\n", "eins\n\nzwei\n", [("one", "eins"), ("", ""), ("two", "zwei")]),
-], ids=["plain", "no last newline", "CRLF", "byte-order mark", "other line ends", "empty line"])
+@pytest.mark.parametrize(
+    "source, target, expected",
+    [
+        ("one\ntwo\n", "eins\nzwei\n", [("one", "eins"), ("two", "zwei")]),
+        ("one\ntwo", "eins\nzwei\n", [("one", "eins"), ("two", "zwei")]),  # no newline at the end
+        ("one \r\ntwo\r\r\n", "eins\r\n zwei", [("one ", "eins"), ("two\r", " zwei")]),
+        # a mark is one on the first line alone
+        ("\ufeffone\n\ufefftwo\n", "\ufeffeins\nzwei\n", [("one", "eins"), ("\ufefftwo", "zwei")]),
+        (
+            "a\u2028b\x85c\x0bd\re\n\0two\n",
+            "eins\nzwei\n",
+            [("a\u2028b\x85c\x0bd\re", "eins"), ("\0two", "zwei")],
+        ),
+        ("one\n\ntwo\n", "eins\n\nzwei\n", [("one", "eins"), ("", ""), ("two", "zwei")]),
+    ],
+    ids=["plain", "no last newline", "CRLF", "byte-order mark", "other line ends", "empty line"],
+)
 def test_lines(pairs, source, target, expected):
     found = pairs(source, target)
     assert list(found) == expected
@@ -38,27 +55,39 @@ def test_lines(pairs, source, target, expected):
 
 
 def test_bad_utf8_is_named_by_file_and_line(pairs, tmp_path):
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path}/a.de:3: not UTF-8 (invalid start byte at byte 4 of the line)")):
+    with pytest.raises(
+        UserError,
+        match=re.escape(f"{tmp_path}/a.de:3: not UTF-8 (invalid start byte at byte 4 of the line)"),
+    ):
         list(pairs("1\n2\n3\n4\n", "eins\nzwölf\n".encode() + b"gr\xc3\xb6\xff\xdfe\nvier\n"))
 
 
-@pytest.mark.parametrize("source, target, short, count", [("1\n2\n3\n", "1\n2\n", "de", 2), ("1\n", "1\n\n\n", "en", 1)])
+@pytest.mark.parametrize(
+    "source, target, short, count", [("1\n2\n3\n", "1\n2\n", "de", 2), ("1\n", "1\n\n\n", "en", 1)]
+)
 def test_unequal_line_counts_are_named(pairs, tmp_path, source, target, short, count):
     with pytest.raises(UserError, match=re.escape(f"{tmp_path}/a.{short} has {count} lines, ")):
         list(pairs(source, target))
 
 
 def test_an_empty_file_is_named(pairs, tmp_path):
-    with pytest.raises(UserError, match=re.escape(f"config.data.train_target={tmp_path}/a.de: the file is empty")):
+    with pytest.raises(
+        UserError, match=re.escape(f"config.data.train_target={tmp_path}/a.de: the file is empty")
+    ):
         pairs("one\n", "")
 
 
 def test_a_missing_file_is_named(tmp_path):
     there = write(tmp_path / "a.en", "one\n")
-    with pytest.raises(UserError, match=re.escape(f"config.data.train_target={tmp_path}/no.de: no such file")):
+    with pytest.raises(
+        UserError, match=re.escape(f"config.data.train_target={tmp_path}/no.de: no such file")
+    ):
         sources.pairs(data(train_source=there, train_target=str(tmp_path / "no.de")), "train")
-    with pytest.raises(UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: no such file"):
-        sources.pairs(data(train_source=str(tmp_path), train_target=there), "train")  # a folder is no file
+    with pytest.raises(
+        UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: no such file"
+    ):
+        # a folder is no file
+        sources.pairs(data(train_source=str(tmp_path), train_target=there), "train")
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -70,9 +99,16 @@ def test_one_file_of_a_pair_is_not_enough(tmp_path, split, side, other):
         sources.pairs(data(**keys, **{f"{split}_{side}": file}), split)
 
 
-@pytest.mark.parametrize("keys, named", [
-    ({}, "none"), ({"train_source": "a", "corpus": "grammar"}, "corpus, train_source"), ({"train_target": "a", "tfds_name": "x"}, "tfds_name, train_target"),
-    ({"tfds_name": "x", "corpus": "grammar"}, "corpus, tfds_name"), ({"valid_source": "a", "valid_target": "a"}, "none")])
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        ({}, "none"),
+        ({"train_source": "a", "corpus": "grammar"}, "corpus, train_source"),
+        ({"train_target": "a", "tfds_name": "x"}, "tfds_name, train_target"),
+        ({"tfds_name": "x", "corpus": "grammar"}, "corpus, tfds_name"),
+        ({"valid_source": "a", "valid_target": "a"}, "none"),
+    ],
+)
 def test_exactly_one_source_must_be_named(keys, named):
     with pytest.raises(UserError, match=f"name one source of text.*now: {named}$"):
         sources.pairs(data(**keys), "train")
@@ -80,12 +116,18 @@ def test_exactly_one_source_must_be_named(keys, named):
 
 @pytest.mark.parametrize("key", ["train_files", "valid_files"])
 def test_running_text_is_not_silently_left_out(key):
-    with pytest.raises(UserError, match=f"config.data.{key} names running text; sentence pairs are named by config.data.valid_source and valid_target"):
+    with pytest.raises(
+        UserError,
+        match=f"config.data.{key} names running text; sentence pairs are named by config.data.valid_source and valid_target",
+    ):
         sources.pairs(data(corpus="grammar", **{key: "a"}), "valid")
 
 
 def test_a_home_that_is_not_there_is_named():
-    for read in (lambda: buckets.path("~nobody-of-this-name/x"), lambda: store._Folder("~nobody-of-this-name/x")):
+    for read in (
+        lambda: buckets.path("~nobody-of-this-name/x"),
+        lambda: store._Folder("~nobody-of-this-name/x"),
+    ):
         with pytest.raises(UserError, match="~nobody-of-this-name/x: no such user's home"):
             read()
 
@@ -97,12 +139,18 @@ def test_a_split_without_files_is_none(tmp_path):
 
 def test_fingerprint_is_of_the_content_and_not_of_the_place(pairs, tmp_path):
     first = pairs("one\n", "eins\n").fingerprint()
-    moved = data(train_source=write(tmp_path / "b.en", "one\n"), train_target=write(tmp_path / "b.de", "eins\n"))
+    moved = data(
+        train_source=write(tmp_path / "b.en", "one\n"),
+        train_target=write(tmp_path / "b.de", "eins\n"),
+    )
     assert sources.pairs(moved, "train").fingerprint() == first
     assert pairs("one\n", "eine\n").fingerprint() != first
 
 
 def test_built_in_grammar_gives_the_asked_number_and_other_sentences_for_validation():
-    train, valid = (list(sources.pairs(data(corpus="grammar", corpus_size=50), split)) for split in ("train", "valid"))
+    train, valid = (
+        list(sources.pairs(data(corpus="grammar", corpus_size=50), split))
+        for split in ("train", "valid")
+    )
     assert len(train) == 50 and all(source and target for source, target in train)
     assert len(valid) == 1000 and not set(train) & set(valid)

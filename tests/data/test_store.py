@@ -55,9 +55,13 @@ def visible(cache):
 def folder_of(name, cache, gcs):
     """The one folder of that name in the cache."""
     if "://" not in cache:
-        found, = pathlib.Path(cache).glob(f"{name}-*")
+        (found,) = pathlib.Path(cache).glob(f"{name}-*")
     else:
-        found, = {"gs://bucket/" + re.match(f".*/{name}-[0-9a-f]*", file)[0] for file in gcs.objects if f"/{name}-" in file}
+        (found,) = {
+            "gs://bucket/" + re.match(f".*/{name}-[0-9a-f]*", file)[0]
+            for file in gcs.objects
+            if f"/{name}-" in file
+        }
     return found
 
 
@@ -74,17 +78,33 @@ def start(cache, code):
         store._SHARD, store._CHUNK = 128, 32
         TOKENS, cache = np.array({TOKENS.tolist()}), {str(cache)!r}
         """
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(setup) + textwrap.dedent(code)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(setup) + textwrap.dedent(code)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 # a store
 
 
-@pytest.mark.parametrize("where", ["{}", "file://{}", "{}/with space/größer", "memory://{}", "gs://bucket", "gs://bucket/some/prefix/"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "{}",
+        "file://{}",
+        "{}/with space/größer",
+        "memory://{}",
+        "gs://bucket",
+        "gs://bucket/some/prefix/",
+    ],
+)
 def test_round_trip_over_several_shards(tmp_path, gcs, where):
     stored = build(where.format(tmp_path))
     if isinstance(stored.path, pathlib.Path):
-        assert len(list((stored.path / "tokens" / "c").iterdir())) == 3  # 150 tokens in shards of 64
+        # 150 tokens in shards of 64
+        assert len(list((stored.path / "tokens" / "c").iterdir())) == 3
     for opened in (stored, store.Store(stored.path)):
         assert opened.meta == {"note": "größer"}
         np.testing.assert_array_equal(opened.array("offsets"), OFFSETS)
@@ -102,7 +122,9 @@ def test_sizes_about_the_edges_of_a_shard(tmp_path, size):
 @pytest.mark.parametrize("vocab_size, dtype", [(2**16, np.uint16), (2**16 + 1, np.uint32)])
 def test_tokens_are_as_narrow_as_the_vocabulary_allows(tmp_path, vocab_size, dtype):
     last = np.array([0, vocab_size - 1])
-    read, = build(tmp_path, vocab_size=vocab_size, fill=lambda writer: writer.append(last) or {}).read([(0, 2)])
+    (read,) = build(
+        tmp_path, vocab_size=vocab_size, fill=lambda writer: writer.append(last) or {}
+    ).read([(0, 2)])
     assert read.dtype == dtype
     np.testing.assert_array_equal(read, last)
 
@@ -122,7 +144,7 @@ def test_a_failed_build_leaves_no_store_and_is_cleared_by_the_next(tmp_path):
     reference = build(tmp_path / "whole").path
     with pytest.raises(UserError, match="no text"):
         build(tmp_path, fill=fail)
-    half, = tmp_path.glob("pairs-*")
+    (half,) = tmp_path.glob("pairs-*")
     assert contents(half) and not (half / "store.json").exists()
     with pytest.raises(store.DamagedStore):
         store.Store(half)
@@ -155,6 +177,7 @@ def test_two_processes_that_want_the_same_store_build_it_once(tmp_path):
 
 def marking(blocks, done):
     """A `fill` of blocks of 10 tokens, a mark after each; notes in `done` which it does."""
+
     def fill(writer):
         for block in range(writer.restart["next"] if writer.restart else 0, blocks):
             done.append(block)
@@ -163,6 +186,7 @@ def marking(blocks, done):
             writer.mark({"next": block + 1})
         writer.array("blocks", range(blocks))
         return {"blocks": blocks}
+
     return fill
 
 
@@ -182,11 +206,16 @@ def test_a_build_stopped_at_any_write_goes_on_from_its_last_mark(gcs, monkeypatc
             break
         gcs.writes = float("inf")
         stored = build("gs://bucket/part", fill=marking(30, then))
-        assert {name.removeprefix("part"): content for name, content in gcs.objects.items()} == whole
-        assert sorted({*first, *then}) == list(range(30)) and len(first) + len(then) <= 31  # the block at hand may be done again
+        assert {
+            name.removeprefix("part"): content for name, content in gcs.objects.items()
+        } == whole
+        # the block at hand may be done again
+        assert sorted({*first, *then}) == list(range(30)) and len(first) + len(then) <= 31
     assert writes > 40
     np.testing.assert_array_equal(stored.array("ends"), np.arange(10, 310, 10))
-    np.testing.assert_array_equal(stored.read([(0, 300)])[0].reshape(30, 10), TOKENS[:10] + np.arange(30)[:, None])
+    np.testing.assert_array_equal(
+        stored.read([(0, 300)])[0].reshape(30, 10), TOKENS[:10] + np.arange(30)[:, None]
+    )
 
 
 def test_a_build_killed_at_any_moment_goes_on_from_its_last_mark(tmp_path):
@@ -205,7 +234,8 @@ def test_a_build_killed_at_any_moment_goes_on_from_its_last_mark(tmp_path):
     for blocks in (5, 40, None):
         process = start(tmp_path / "part", code)
         done = [int(process.stdout.readline())]
-        assert done[0] in (last, last + 1)  # the block whose mark was on its way is done again, or not
+        # the block whose mark was on its way is done again, or not
+        assert done[0] in (last, last + 1)
         if blocks:
             done += [int(process.stdout.readline()) for _ in range(blocks)]
             time.sleep(draw.random() * 0.005)
@@ -226,7 +256,8 @@ def test_a_build_killed_at_any_moment_goes_on_from_its_last_mark(tmp_path):
 def test_marks_are_seldom_and_no_shard_is_written_twice(gcs):
     build("gs://bucket", fill=marking(30, []))
     written = [name.split("/", 1)[1] for name in gcs.uploads]
-    assert written.count("restart") == 5  # one that begins, one for each of 4 whole shards of 300 tokens
+    # one that begins, one for each of 4 whole shards of 300 tokens
+    assert written.count("restart") == 5
     others = [name for name in written if name != "restart"]
     assert len(others) == len(set(others)) and others[-1] == "store.json"
 
@@ -235,7 +266,8 @@ def test_a_write_that_was_killed_does_not_spoil_the_next(tmp_path):
     reference = build(tmp_path / "whole").path
     half = tmp_path / reference.name
     half.mkdir()
-    (half / "store.json.__lock").write_bytes(b"x" * 10_000)  # what TensorStore writes to before it renames
+    # what TensorStore writes to before it renames
+    (half / "store.json.__lock").write_bytes(b"x" * 10_000)
     assert contents(build(tmp_path).path) == contents(reference)
 
 
@@ -248,7 +280,9 @@ def test_a_damaged_restart_is_noticed_and_rebuild_begins_anew(cache, gcs, monkey
     with pytest.raises(UserError, match="no text"):
         build(cache, fill=fail)
     change(folder_of("pairs", cache, gcs), "restart", flip(200), gcs)
-    with pytest.raises(store.DamagedStore, match="restart: checksum mismatch.*--config.data.rebuild=true"):
+    with pytest.raises(
+        store.DamagedStore, match="restart: checksum mismatch.*--config.data.rebuild=true"
+    ):
         build(cache, fill=refuse)
     done = []
     build(cache, fill=marking(10, done), rebuild=True)
@@ -259,7 +293,11 @@ def test_a_damaged_restart_is_noticed_and_rebuild_begins_anew(cache, gcs, monkey
 
 
 def flip(place):
-    return lambda content: content[:place] + bytes([content[place] ^ 1]) + content[place + 1:] if place >= 0 else flip(len(content) + place)(content)
+    return lambda content: (
+        content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        if place >= 0
+        else flip(len(content) + place)(content)
+    )
 
 
 DAMAGES = {
@@ -268,7 +306,10 @@ DAMAGES = {
     "flipped offset": ("offsets/c/0", flip(9)),
     "flipped store.json": ("store.json", flip(100)),
     "flipped checksum of store.json": ("store.json", flip(5)),
-    "other shape": ("offsets/zarr.json", lambda content: content.replace(b'"shape":[5]', b'"shape":[4]')),
+    "other shape": (
+        "offsets/zarr.json",
+        lambda content: content.replace(b'"shape":[5]', b'"shape":[4]'),
+    ),
     "truncated shard": ("tokens/c/0", lambda content: content[:30]),
     "shard truncated behind a chunk": ("tokens/c/0", lambda content: content[:-72]),
     "empty shard": ("tokens/c/2", lambda content: b""),
@@ -298,7 +339,11 @@ def test_damage_is_noticed_and_named_and_rebuild_mends_it(cache, gcs, damage):
     change(path, *DAMAGES[damage], gcs)
     with pytest.raises(store.DamagedStore) as caught:
         read_all(build(cache))
-    assert str(caught.value).startswith(f"{path} is damaged") and "--config.data.rebuild=true" in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        str(caught.value).startswith(f"{path} is damaged")
+        and "--config.data.rebuild=true" in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
     for stored in (build(cache, rebuild=True), build(cache, fill=refuse)):
         tokens, offsets = read_all(stored)
@@ -341,7 +386,9 @@ def test_a_damaged_kept_file_is_noticed_and_rebuild_mends_it(cache, gcs, damage)
     keep = lambda **flags: store.kept(cache, "tokenizer", {}, lambda: {"a.model": b"abc"}, **flags)
     keep()
     change(folder_of("tokenizer", cache, gcs), "a.model", damage, gcs)
-    with pytest.raises(UserError, match="tokenizer-.* is damaged .*a.model.*--config.data.rebuild=true"):
+    with pytest.raises(
+        UserError, match="tokenizer-.* is damaged .*a.model.*--config.data.rebuild=true"
+    ):
         keep()
     assert keep(rebuild=True) == keep() == {"a.model": b"abc"}
 
@@ -351,7 +398,9 @@ def test_a_damaged_kept_file_is_noticed_and_rebuild_mends_it(cache, gcs, damage)
 
 def test_a_forbidden_bucket_costs_one_line(gcs):
     gcs.forbidden = True
-    with pytest.raises(UserError, match="^gs://bucket/cache/pairs-[0-9a-f]*: PERMISSION_DENIED: no access$"):
+    with pytest.raises(
+        UserError, match="^gs://bucket/cache/pairs-[0-9a-f]*: PERMISSION_DENIED: no access$"
+    ):
         build("gs://bucket/cache", fill=refuse)
 
 

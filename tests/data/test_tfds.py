@@ -11,8 +11,19 @@ from transformer_jax.config import UserError, experiment
 from transformer_jax.data.sources import pairs as sources
 
 ROOT = pathlib.Path(__file__).parents[2]
-SPLITS = {"train": [("one", "eins"), ("two\nlines", "zwei\u2028Zeilen"), ("grün", "größer"), ("", "leer")], "validation": [("four", "vier"), ("five", "fünf")]}
-READ = {"train": [("one", "eins"), ("two lines", "zwei Zeilen"), ("grün", "größer"), ("", "leer")], "validation": SPLITS["validation"]}
+SPLITS = {
+    "train": [
+        ("one", "eins"),
+        ("two\nlines", "zwei\u2028Zeilen"),
+        ("grün", "größer"),
+        ("", "leer"),
+    ],
+    "validation": [("four", "vier"), ("five", "fünf")],
+}
+READ = {
+    "train": [("one", "eins"), ("two lines", "zwei Zeilen"), ("grün", "größer"), ("", "leer")],
+    "validation": SPLITS["validation"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +33,16 @@ def builders():
 
     class Plain(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
-        code_path = None  # looking for it TFDS imports importlib_resources, which it does not install
+        # looking for it TFDS imports importlib_resources, which it does not install
+        code_path = None
 
         def _info(self):
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"en": tfds.features.Text(), "de": tfds.features.Text()}))
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=tfds.features.FeaturesDict(
+                    {"en": tfds.features.Text(), "de": tfds.features.Text()}
+                ),
+            )
 
         def _split_generators(self, download):
             return {split: self._generate_examples(split) for split in SPLITS}
@@ -35,10 +52,15 @@ def builders():
                 yield number, {"en": en, "de": de}
 
     class Configured(Plain):
-        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en"), tfds.core.BuilderConfig(name="fr-en")]
+        BUILDER_CONFIGS = [
+            tfds.core.BuilderConfig(name="de-en"),
+            tfds.core.BuilderConfig(name="fr-en"),
+        ]
 
         def _info(self):
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(languages=("en", "de")))
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.Translation(languages=("en", "de"))
+            )
 
     return Plain, Configured
 
@@ -46,17 +68,25 @@ def builders():
 @pytest.fixture
 def prepare(builders, tmp_path):
     def prepare(index, **keys):
-        builders[index](data_dir=str(tmp_path), file_format="array_record", **keys).download_and_prepare()
+        builders[index](
+            data_dir=str(tmp_path), file_format="array_record", **keys
+        ).download_and_prepare()
 
     return prepare
 
 
 def pairs(folder, name, split, **keys):
-    config = experiment(model={"name": "encoder_decoder"}, task={"name": "translation"}, data={"tfds_name": name, "tfds_dir": str(folder), **keys})
+    config = experiment(
+        model={"name": "encoder_decoder"},
+        task={"name": "translation"},
+        data={"tfds_name": name, "tfds_dir": str(folder), **keys},
+    )
     return sources.pairs(config.data, split)
 
 
-@pytest.mark.parametrize("index, name, keys", [(0, "plain", {}), (1, "configured/de-en", {"config": "de-en"})])
+@pytest.mark.parametrize(
+    "index, name, keys", [(0, "plain", {}), (1, "configured/de-en", {"config": "de-en"})]
+)
 def test_splits_of_a_prepared_set(prepare, tmp_path, index, name, keys):
     prepare(index, **keys)
     for split, prepared in (("train", "train"), ("valid", "validation")):
@@ -90,12 +120,16 @@ def test_of_several_sets_one_must_be_named(prepare, tmp_path):
 
 def test_a_language_that_is_not_there_is_named_with_those_that_are(prepare, tmp_path):
     prepare(0)
-    with pytest.raises(UserError, match="no feature 'fr', only (en, de|de, en); set config.data.source_language"):
+    with pytest.raises(
+        UserError, match="no feature 'fr', only (en, de|de, en); set config.data.source_language"
+    ):
         list(pairs(tmp_path, "plain", "train", target_language="fr"))
 
 
 def test_a_set_that_is_not_prepared_says_how_to_prepare_it(tmp_path):
-    with pytest.raises(UserError, match=re.escape(f"launch/prepare_tfds.sh wmt14_translate/de-en {tmp_path}")):
+    with pytest.raises(
+        UserError, match=re.escape(f"launch/prepare_tfds.sh wmt14_translate/de-en {tmp_path}")
+    ):
         pairs(tmp_path, "wmt14_translate/de-en", "train")
     with pytest.raises(UserError, match="config.data.tfds_name needs config.data.tfds_dir"):
         pairs(tmp_path, "wmt14_translate/de-en", "train", tfds_dir=None)
@@ -105,11 +139,16 @@ def test_a_set_in_another_format_is_refused(prepare, tmp_path):
     prepare(0)
     info = tmp_path / "plain" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text().replace("array_record", "tfrecord"))
-    with pytest.raises(UserError, match="prepared as tfrecord; prepare it with --file_format=array_record"):
+    with pytest.raises(
+        UserError, match="prepared as tfrecord; prepare it with --file_format=array_record"
+    ):
         pairs(tmp_path, "plain", "train")
 
 
-@pytest.mark.skipif(bool(importlib.util.find_spec("tensorflow")), reason="TensorFlow is installed, and TFDS uses what there is")
+@pytest.mark.skipif(
+    bool(importlib.util.find_spec("tensorflow")),
+    reason="TensorFlow is installed, and TFDS uses what there is",
+)
 def test_reading_needs_no_tensorflow(prepare, tmp_path):
     prepare(0)
     code = f"""
@@ -123,9 +162,13 @@ assert "tensorflow_datasets" in sys.modules and "tensorflow" not in sys.modules
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("arguments", [[], ["wmt14_translate/de-en"], ["--help", "x"], ["a", "b", "c"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["wmt14_translate/de-en"], ["--help", "x"], ["a", "b", "c"]]
+)
 def test_the_script_says_how_it_is_used(arguments):
-    done = subprocess.run(["bash", ROOT / "launch" / "prepare_tfds.sh", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", ROOT / "launch" / "prepare_tfds.sh", *arguments], capture_output=True, text=True
+    )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("usage: ") and done.stderr.count("\n") == 1
 
@@ -134,8 +177,14 @@ def test_running_text_of_a_prepared_set(prepare, tmp_path):
     from transformer_jax.data.sources import documents
 
     prepare(0)
-    config = experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"})
-    assert sorted(documents.documents(config.data, "train")) == sorted(german for _, german in SPLITS["train"])
+    config = experiment(
+        model={"name": "gpt"},
+        task={"name": "causal_lm"},
+        data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"},
+    )
+    assert sorted(documents.documents(config.data, "train")) == sorted(
+        german for _, german in SPLITS["train"]
+    )
     assert documents.documents(config.data, "test") is None
     config.data.text_field = "text"
     with pytest.raises(UserError, match="no feature 'text', only .*config.data.text_field"):

@@ -13,12 +13,24 @@ import tokenizers as huggingface
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.data.sources import pairs as sources
-from transformer_jax.data.tokenizers.kinds import ByteBPE, GPT1BPE
+from transformer_jax.data.tokenizers.kinds import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.tasks.translation import Translation
 
-ENGLISH = ["The dog runs.", "A cat sleeps in the house.", "We see two women.", "The child reads a book to the cat.", "How are you, my friend?"]
-GERMAN = ["Der Hund läuft.", "Eine Katze schläft im Haus.", "Wir sehen zwei Frauen.", "Das Kind liest der Katze ein Buch vor.", "Wie geht es dir, größer Freund?"]
+ENGLISH = [
+    "The dog runs.",
+    "A cat sleeps in the house.",
+    "We see two women.",
+    "The child reads a book to the cat.",
+    "How are you, my friend?",
+]
+GERMAN = [
+    "Der Hund läuft.",
+    "Eine Katze schläft im Haus.",
+    "Wir sehen zwei Frauen.",
+    "Das Kind liest der Katze ein Buch vor.",
+    "Wie geht es dir, größer Freund?",
+]
 
 
 @pytest.fixture
@@ -29,9 +41,15 @@ def data(tmp_path):
         named = {"train_source": train_source, "train_target": train_target, **keys}
         for key, lines in named.items():
             if isinstance(lines, list):
-                (tmp_path / key).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+                (tmp_path / key).write_text(
+                    "".join(f"{line}\n" for line in lines), encoding="utf-8"
+                )
                 named[key] = str(tmp_path / key)
-        return experiment(model={"name": "encoder_decoder"}, task={"name": "translation"}, data={"cache": str(tmp_path / "cache"), **named}).data
+        return experiment(
+            model={"name": "encoder_decoder"},
+            task={"name": "translation"},
+            data={"cache": str(tmp_path / "cache"), **named},
+        ).data
 
     return data
 
@@ -54,7 +72,7 @@ def test_ordinary_text_comes_back(data, kind):
 
 def test_special_ids_are_no_text(data):
     tokenizer = train(data()).source
-    ids, = tokenizer.encode(["the cat"])
+    (ids,) = tokenizer.encode(["the cat"])
     special = [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id]
     assert tokenizer.decode([[*special, *ids, *special]]) == ["the cat"]
     assert tokenizer.pieces([0, 1, 2, 3]) == ["<pad>", "<unk>", "<s>", "</s>"]
@@ -62,9 +80,13 @@ def test_special_ids_are_no_text(data):
 
 
 def test_ids_beyond_the_vocabulary_decode_as_unknown(data):
-    """A small text gives fewer pieces than config.model.vocab_size; an untrained model may choose any id."""
+    """A small text gives fewer pieces than config.model.vocab_size; an untrained model may choose
+    any id.
+    """
     tokenizer = train(data()).source
-    assert tokenizer.decode([[tokenizer.vocab_size, 10**6]]) == tokenizer.decode([[tokenizer.unk_id] * 2])
+    assert tokenizer.decode([[tokenizer.vocab_size, 10**6]]) == tokenizer.decode(
+        [[tokenizer.unk_id] * 2]
+    )
 
 
 def test_shared_and_separate_vocabularies(data):
@@ -83,7 +105,9 @@ def test_saved_and_loaded_is_the_same(data, tmp_path, sizes):
     loaded = tokenizers.Pair.load(tmp_path / "run" / "tokenizer")
     assert loaded.fingerprint() == pair.fingerprint()
     assert (loaded.source is loaded.target) == (sizes[0] is None)
-    assert loaded.source.encode(ENGLISH) == pair.source.encode(ENGLISH) and loaded.target.encode(GERMAN) == pair.target.encode(GERMAN)
+    assert loaded.source.encode(ENGLISH) == pair.source.encode(ENGLISH) and loaded.target.encode(
+        GERMAN
+    ) == pair.target.encode(GERMAN)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model at all"])
@@ -96,12 +120,18 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path, content):
 
 def test_trained_once_on_the_training_side_only(data, tmp_path, monkeypatch):
     def fingerprint(cache, **keys):
-        config = experiment(model={"name": "encoder_decoder", "vocab_size": 80}, task={"name": "translation"},
-                            data={**data(**keys).to_dict(), "cache": str(tmp_path / cache)})
+        config = experiment(
+            model={"name": "encoder_decoder", "vocab_size": 80},
+            task={"name": "translation"},
+            data={**data(**keys).to_dict(), "cache": str(tmp_path / cache)},
+        )
         return Translation(config, None).tokenizer.fingerprint()
 
     first = fingerprint("a", valid_source=["The dog runs."], valid_target=["Der Hund läuft."])
-    assert fingerprint("b", valid_source=["Zebras yawn."] * 50, valid_target=["Zebras gähnen."] * 50) == first
+    assert (
+        fingerprint("b", valid_source=["Zebras yawn."] * 50, valid_target=["Zebras gähnen."] * 50)
+        == first
+    )
     assert fingerprint("c", train_source=["Zebras yawn.", *ENGLISH[1:]]) != first
 
     def refuse(*_):
@@ -111,7 +141,9 @@ def test_trained_once_on_the_training_side_only(data, tmp_path, monkeypatch):
     assert fingerprint("a") == first
     with pytest.raises(AssertionError, match="trained twice"):
         fingerprint("a", train_source=ENGLISH[::-1])
-    assert sorted(p.name[:9] for p in (tmp_path / "a").iterdir() if not p.name.startswith(".")) == ["tokenizer"]
+    assert sorted(p.name[:9] for p in (tmp_path / "a").iterdir() if not p.name.startswith(".")) == [
+        "tokenizer"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
@@ -121,7 +153,11 @@ def test_a_text_too_small_for_the_vocabulary_gives_fewer_pieces(data, kind):
     assert tokenizer.decode(tokenizer.encode(GERMAN)) == GERMAN
 
 
-@pytest.mark.parametrize("keys, size", [({}, 10), ({"train_source": [""] * 3, "train_target": [""] * 3}, 50)], ids=["fewer pieces than letters", "no words"])
+@pytest.mark.parametrize(
+    "keys, size",
+    [({}, 10), ({"train_source": [""] * 3, "train_target": [""] * 3}, 50)],
+    ids=["fewer pieces than letters", "no words"],
+)
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_what_can_not_be_trained_is_refused_and_leaves_nothing(data, tmp_path, kind, keys, size):
     with pytest.raises(UserError, match=f"can't be trained with {size} pieces"):
@@ -141,7 +177,12 @@ def test_a_fault_in_the_text_is_named_by_file_and_line(data, tmp_path):
 # documents
 
 KINDS = ["unigram", "bpe", "byte_bpe", "characters"]
-TEXTS = ["def f(x):\n    return  x\n\n\n# the end\n", " We don't  see\nthe cat in the house. ", *ENGLISH, *GERMAN] * 3
+TEXTS = [
+    "def f(x):\n    return  x\n\n\n# the end\n",
+    " We don't  see\nthe cat in the house. ",
+    *ENGLISH,
+    *GERMAN,
+] * 3
 GPT1_MERGES = ["l o", "lo w</w>", "e r</w>", "lo w", "low er</w>"]
 
 
@@ -153,7 +194,12 @@ class Documents(list):
 def gpt1_vocab():
     letters = sorted({*"lowern!'i"})
     made = [merge.replace(" ", "") for merge in GPT1_MERGES]
-    return {piece: i for i, piece in enumerate(["<unk>", *letters, *(f"{letter}</w>" for letter in letters), *made, "\n</w>"])}
+    return {
+        piece: i
+        for i, piece in enumerate(
+            ["<unk>", *letters, *(f"{letter}</w>" for letter in letters), *made, "\n</w>"]
+        )
+    }
 
 
 def write(folder, **files):
@@ -166,14 +212,29 @@ def write(folder, **files):
 
 
 def gpt1(folder, merges=GPT1_MERGES):
-    return write(folder, vocab__json=gpt1_vocab(), merges__txt="\n".join(["#version: 0.2", *merges, ""]))
+    return write(
+        folder, vocab__json=gpt1_vocab(), merges__txt="\n".join(["#version: 0.2", *merges, ""])
+    )
 
 
 def test_byte_bpe_gives_back_any_text():
     draw = random.Random(0)
-    point = lambda: draw.choice([draw.randrange(128), draw.randrange(0x3000), draw.randrange(0xE000, 0x110000)])
+    point = lambda: draw.choice(
+        [draw.randrange(128), draw.randrange(0x3000), draw.randrange(0xE000, 0x110000)]
+    )
     texts = ["".join(chr(point()) for _ in range(draw.randrange(40))) for _ in range(500)]
-    texts += ["", "\0", " ", "  a  ", "\r\n", "a\r\n\tb\x1b", "😀👩‍👩‍👧", "\ufeffa\u2028b", "<|endoftext|>", "naïve don't"]
+    texts += [
+        "",
+        "\0",
+        " ",
+        "  a  ",
+        "\r\n",
+        "a\r\n\tb\x1b",
+        "😀👩‍👩‍👧",
+        "\ufeffa\u2028b",
+        "<|endoftext|>",
+        "naïve don't",
+    ]
     tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
     assert tokenizer.decode(tokenizer.encode(texts)) == texts
     assert tokenizer.encode([""]) == [[]]
@@ -186,15 +247,21 @@ def test_documents_come_back(kind):
     assert tokenizer.decode(ids) == TEXTS
     assert all(tokenizer.eos_id != i < tokenizer.vocab_size for each in ids for i in each)
     assert tokenizer.decode([[*ids[0], tokenizer.eos_id]]) == TEXTS[:1]
-    assert len(tokenizer.pieces(ids[0])) == len(ids[0]) and not re.search(r"\s", "".join(tokenizer.pieces(ids[0])))
-    assert len(tokenizer.pieces([tokenizer.eos_id, 10**6])) == len(tokenizer.decode([[tokenizer.vocab_size], [10**6]])) == 2
+    assert len(tokenizer.pieces(ids[0])) == len(ids[0]) and not re.search(
+        r"\s", "".join(tokenizer.pieces(ids[0]))
+    )
+    assert (
+        len(tokenizer.pieces([tokenizer.eos_id, 10**6]))
+        == len(tokenizer.decode([[tokenizer.vocab_size], [10**6]]))
+        == 2
+    )
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
 def test_a_special_piece_in_the_text_is_text(kind):
     tokenizer = tokenizers.train([*TEXTS, "<>/|_[]"], kind, 300)
     for special in ("<|endoftext|>", "</s>", "<s>", "<unk>", "<pad>", "<end>", "[SEP]"):
-        ids, = tokenizer.encode([special])
+        (ids,) = tokenizer.encode([special])
         assert tokenizer.eos_id not in ids and len(ids) > 1
 
 
@@ -204,19 +271,32 @@ def test_a_kind_is_told_by_its_file(tmp_path, kind):
     tokenizer.save(tmp_path / "run" / "tokenizer")
     loaded = tokenizers.load(tmp_path / "run" / "tokenizer")
     assert type(loaded) is type(tokenizer) and loaded.files() == tokenizer.files()
-    assert (loaded.vocab_size, loaded.eos_id, loaded.fingerprint()) == (tokenizer.vocab_size, tokenizer.eos_id, tokenizer.fingerprint())
+    assert (loaded.vocab_size, loaded.eos_id, loaded.fingerprint()) == (
+        tokenizer.vocab_size,
+        tokenizer.eos_id,
+        tokenizer.fingerprint(),
+    )
     assert loaded.encode(TEXTS) == tokenizer.encode(TEXTS)
-    assert tokenizers.train(TEXTS, kind, 300).fingerprint() == tokenizer.fingerprint() != tokenizers.train(TEXTS[:3], kind, 300).fingerprint()
+    assert (
+        tokenizers.train(TEXTS, kind, 300).fingerprint()
+        == tokenizer.fingerprint()
+        != tokenizers.train(TEXTS[:3], kind, 300).fingerprint()
+    )
 
 
 def test_byte_bpe_is_laid_out_as_gpt2s():
     tokenizer = tokenizers.train(["the the"] * 2, "byte_bpe", 300)
-    assert tokenizer.encode(["!", "~", "the", " the"]) == [[0], [93], [257], [258]]  # bytes in GPT-2's order, then merges
+    # bytes in GPT-2's order, then merges
+    assert tokenizer.encode(["!", "~", "the", " the"]) == [[0], [93], [257], [258]]
     assert tokenizer.eos_id == tokenizer.vocab_size - 1
     assert tokenizer.pieces([257, 258, tokenizer.eos_id]) == ["the", "▁the", "<|endoftext|>"]
 
 
-@pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")], ids=["hugging face", "openai"])
+@pytest.mark.parametrize(
+    "names",
+    [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")],
+    ids=["hugging face", "openai"],
+)
 def test_byte_bpe_is_read_from_gpt2s_files(tmp_path, names):
     tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
     for name, content in zip(names, tokenizer.hf_files().values()):
@@ -228,13 +308,26 @@ def test_byte_bpe_is_read_from_gpt2s_files(tmp_path, names):
 
 def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
     library = huggingface.Tokenizer(huggingface.models.BPE())
-    library.pre_tokenizer, library.decoder = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False), huggingface.decoders.ByteLevel()
+    library.pre_tokenizer, library.decoder = (
+        huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        huggingface.decoders.ByteLevel(),
+    )
     alphabet = huggingface.pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator(TEXTS, huggingface.trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False))
+    library.train_from_iterator(
+        TEXTS,
+        huggingface.trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=alphabet,
+            special_tokens=["<|endoftext|>"],
+            show_progress=False,
+        ),
+    )
     library.save(str(tmp_path / "tokenizer.json"))
     found = tokenizers.read(tmp_path)
-    assert found.encode(TEXTS) == [each.ids for each in library.encode_batch(TEXTS)] and found.eos_id == 0
+    assert (
+        found.encode(TEXTS) == [each.ids for each in library.encode_batch(TEXTS)]
+        and found.eos_id == 0
+    )
     library.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=True)
     library.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="tokenizer.json is neither"):
@@ -243,9 +336,26 @@ def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_wordpiece_is_read_from_the_librarys_file(cased, tmp_path):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "film", "##s", "e", "é", "!"]
-    library = huggingface.Tokenizer(huggingface.models.WordPiece(dict(zip(pieces, range(99))), unk_token="[UNK]"))
-    library.normalizer = huggingface.normalizers.BertNormalizer(lowercase=not cased, strip_accents=None if cased else True)
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "The",
+        "film",
+        "##s",
+        "e",
+        "é",
+        "!",
+    ]
+    library = huggingface.Tokenizer(
+        huggingface.models.WordPiece(dict(zip(pieces, range(99))), unk_token="[UNK]")
+    )
+    library.normalizer = huggingface.normalizers.BertNormalizer(
+        lowercase=not cased, strip_accents=None if cased else True
+    )
     library.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
     library.add_special_tokens(pieces[:5])
     library.save(str(tmp_path / "tokenizer.json"))
@@ -261,7 +371,7 @@ def test_wordpiece_is_read_from_the_librarys_file(cased, tmp_path):
 def test_gpt1_lowers_splits_and_closes_words(tmp_path):
     tokenizer = tokenizers.read(gpt1(tmp_path))
     assert type(tokenizer) is GPT1BPE and tokenizer.eos_id == tokenizer.vocab_size - 1
-    ids, = tokenizer.encode(["Low  LOWER,\nl\u00f6w!"])
+    (ids,) = tokenizer.encode(["Low  LOWER,\nl\u00f6w!"])
     assert tokenizer.pieces(ids) == ["low</w>", "lower</w>", "<unk>", "low</w>", "!</w>"]
     assert tokenizer.decode([[ids[0], ids[1], ids[4], tokenizer.eos_id]]) == ["low lower !"]
     assert tokenizer.pieces([tokenizer.eos_id, 10**6]) == ["↵</w>", "<unk>"]
@@ -283,23 +393,52 @@ def test_characters():
     assert tokenizer.pieces([0, 1, 2, 3, 4]) == ["<end>", "<unk>", "↵", "▁", "a"]
 
 
-BERT = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "!", "[", "]", "mask", "un", "##aff", "##able", "##a", "cafe", "café", "Un", "中", "文", "i", "##i"]
+BERT = [
+    "[PAD]",
+    "[unused0]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "!",
+    "[",
+    "]",
+    "mask",
+    "un",
+    "##aff",
+    "##able",
+    "##a",
+    "cafe",
+    "café",
+    "Un",
+    "中",
+    "文",
+    "i",
+    "##i",
+]
 
 
 def bert(folder, pieces=BERT, **config):
-    return write(folder, vocab__txt="".join(f"{piece}\n" for piece in pieces), **{"tokenizer_config__json": config} if config else {})
+    return write(
+        folder,
+        vocab__txt="".join(f"{piece}\n" for piece in pieces),
+        **{"tokenizer_config__json": config} if config else {},
+    )
 
 
-@pytest.mark.parametrize("lowers, text, pieces", [
-    (True, "unaffable UNAFFABLE!", ["un", "##aff", "##able"] * 2 + ["!"]),
-    (True, "Caf\u00e9 cafe\u0301", ["cafe", "cafe"]),
-    (True, "un中文un", ["un", "中", "文", "un"]),
-    (True, "u\0n\u200b\ufffda\tun\u00a0\u2028i", ["un", "##a", "un", "i"]),
-    (True, "\u0130i", ["i", "##i"]),
-    (True, "unable unaffablex " + "ii" * 51, ["un", "##able", "[UNK]", "[UNK]"]),
-    (True, "[MASK] [unused0]", ["[", "mask", "]", "[", "[UNK]", "]"]),
-    (False, "Unaffable un CAFE café", ["Un", "##aff", "##able", "un", "[UNK]", "café"]),
-])
+@pytest.mark.parametrize(
+    "lowers, text, pieces",
+    [
+        (True, "unaffable UNAFFABLE!", ["un", "##aff", "##able"] * 2 + ["!"]),
+        (True, "Caf\u00e9 cafe\u0301", ["cafe", "cafe"]),
+        (True, "un中文un", ["un", "中", "文", "un"]),
+        (True, "u\0n\u200b\ufffda\tun\u00a0\u2028i", ["un", "##a", "un", "i"]),
+        (True, "\u0130i", ["i", "##i"]),
+        (True, "unable unaffablex " + "ii" * 51, ["un", "##able", "[UNK]", "[UNK]"]),
+        (True, "[MASK] [unused0]", ["[", "mask", "]", "[", "[UNK]", "]"]),
+        (False, "Unaffable un CAFE café", ["Un", "##aff", "##able", "un", "[UNK]", "café"]),
+    ],
+)
 def test_wordpiece_splits_as_bert_does(tmp_path, lowers, text, pieces):
     tokenizer = tokenizers.read(bert(tmp_path, do_lower_case=lowers))
     assert type(tokenizer) is WordPiece and tokenizer.cased is not lowers
@@ -309,14 +448,32 @@ def test_wordpiece_splits_as_bert_does(tmp_path, lowers, text, pieces):
 
 def test_wordpiece_has_berts_special_pieces(tmp_path):
     tokenizer = tokenizers.read(bert(tmp_path, do_lower_case=True))
-    assert [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.eos_id] == [0, 2, 3, 4, 5, 4]
+    assert [
+        tokenizer.pad_id,
+        tokenizer.unk_id,
+        tokenizer.cls_id,
+        tokenizer.sep_id,
+        tokenizer.mask_id,
+        tokenizer.eos_id,
+    ] == [0, 2, 3, 4, 5, 4]
     assert np.flatnonzero(tokenizer.special).tolist() == [0, 1, 2, 3, 4, 5]
-    assert [BERT[i] for i in np.flatnonzero(tokenizer.continues)] == ["##aff", "##able", "##a", "##i"]
+    assert [BERT[i] for i in np.flatnonzero(tokenizer.continues)] == [
+        "##aff",
+        "##able",
+        "##a",
+        "##i",
+    ]
     ids = tokenizer.encode(["unaffable mask!"])[0]
-    assert tokenizer.decode([[3, *ids, 4, 0, 0], [99]]) == ["unaffable mask!", ""] and tokenizer.pieces([99]) == ["[UNK]"]
+    assert tokenizer.decode([[3, *ids, 4, 0, 0], [99]]) == [
+        "unaffable mask!",
+        "",
+    ] and tokenizer.pieces([99]) == ["[UNK]"]
     un, mask = BERT.index("un"), tokenizer.mask_id
     assert tokenizer.encode_masked("un [MASK] UN[MASK][MASK]un") == [un, mask, un, mask, mask, un]
-    assert tokenizer.encode_masked("") == [] and tokenizer.encode_masked("[mask]") == tokenizer.encode(["[mask]"])[0]
+    assert (
+        tokenizer.encode_masked("") == []
+        and tokenizer.encode_masked("[mask]") == tokenizer.encode(["[mask]"])[0]
+    )
 
 
 def test_wordpiece_is_cased_where_its_vocabulary_is(tmp_path):
@@ -328,8 +485,16 @@ def test_wordpiece_is_cased_where_its_vocabulary_is(tmp_path):
 def test_wordpiece_is_trained(tmp_path, cased):
     tokenizer = tokenizers.train(TEXTS, "wordpiece", 120, cased)
     assert tokenizer.vocab_size == 120 and tokenizer.cased is cased
-    assert [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id] == [0, 1, 2, 3, 4]
-    assert tokenizer.decode(tokenizer.encode(["The Hund läuft."])) == (["The Hund läuft."] if cased else ["the hund lauft."])
+    assert [
+        tokenizer.pad_id,
+        tokenizer.unk_id,
+        tokenizer.cls_id,
+        tokenizer.sep_id,
+        tokenizer.mask_id,
+    ] == [0, 1, 2, 3, 4]
+    assert tokenizer.decode(tokenizer.encode(["The Hund läuft."])) == (
+        ["The Hund läuft."] if cased else ["the hund lauft."]
+    )
     assert not any(tokenizer.special[i] for ids in tokenizer.encode(TEXTS) for i in ids)
     for name, content in tokenizer.hf_files().items():
         (tmp_path / name).write_bytes(content)
@@ -339,62 +504,138 @@ def test_wordpiece_is_trained(tmp_path, cased):
 
 def test_wordpiece_is_trained_alike_in_every_process():
     code = f"from transformer_jax.data import tokenizers; print(tokenizers.train({TEXTS!r}, 'wordpiece', 200).fingerprint())"
-    prints = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=os.environ).stdout for _ in range(3)}
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, check=True, env=os.environ
+        ).stdout
+        for _ in range(3)
+    }
     assert prints == {f"{tokenizers.train(TEXTS, 'wordpiece', 200).fingerprint()}\n".encode()}
 
 
 def test_rare_characters_are_unknown_to_wordpiece():
     common, rare = "".join(map(chr, range(0xAC00, 0xAC00 + 1000))), "\ud7a3"
     tokenizer = tokenizers.train([common, common, rare], "wordpiece", 2005, cased=True)
-    assert tokenizer.vocab_size == 2005 and tokenizer.encode([common[7], rare]) == [[12], [tokenizer.unk_id]]
+    assert tokenizer.vocab_size == 2005 and tokenizer.encode([common[7], rare]) == [
+        [12],
+        [tokenizer.unk_id],
+    ]
 
 
-@pytest.mark.parametrize("kind, texts, size, message", [
-    *[(kind, ["", ""], 300, "no training text, or all of it is empty") for kind in [*KINDS, "wordpiece"]],
-    ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
-    ("characters", ["abc"], 4, "has 3 characters, .* 5: more than config.model.vocab_size=4"),
-    ("wordpiece", ["abC"], 10, "config.model.vocab_size=10: .* at least 11 for the 3 characters"),
-])
+@pytest.mark.parametrize(
+    "kind, texts, size, message",
+    [
+        *[
+            (kind, ["", ""], 300, "no training text, or all of it is empty")
+            for kind in [*KINDS, "wordpiece"]
+        ],
+        ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
+        ("characters", ["abc"], 4, "has 3 characters, .* 5: more than config.model.vocab_size=4"),
+        (
+            "wordpiece",
+            ["abC"],
+            10,
+            "config.model.vocab_size=10: .* at least 11 for the 3 characters",
+        ),
+    ],
+)
 def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, message):
     with pytest.raises(UserError, match=message):
         tokenizers.train(texts, kind, size)
 
 
-@pytest.mark.parametrize("files, message", [
-    ({}, "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, characters.json, wordpiece.json; it holds none"),
-    ({"byte_bpe__json": "", "characters__json": ""}, "it holds byte_bpe.json and characters.json"),
-    ({"sentencepiece__model": "no model"}, ""),
-    ({"byte_bpe__json": '{"pieces": ["a"'}, ""),
-    ({"byte_bpe__json": {"pieces": ["a"], "merges": []}}, r"no piece '<\|endoftext\|>'"),
-    ({"characters__json": {"characters": "ba"}}, "not in order"),
-    ({"characters__json": {}}, ""),
-    ({"wordpiece__json": {"pieces": ["a"], "cased": False}}, r"no piece '\[PAD\]'"),
-    ({"wordpiece__json": {"pieces": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]}}, "cased"),
-], ids=lambda value: " ".join(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        (
+            {},
+            "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, characters.json, wordpiece.json; it holds none",
+        ),
+        (
+            {"byte_bpe__json": "", "characters__json": ""},
+            "it holds byte_bpe.json and characters.json",
+        ),
+        ({"sentencepiece__model": "no model"}, ""),
+        ({"byte_bpe__json": '{"pieces": ["a"'}, ""),
+        ({"byte_bpe__json": {"pieces": ["a"], "merges": []}}, r"no piece '<\|endoftext\|>'"),
+        ({"characters__json": {"characters": "ba"}}, "not in order"),
+        ({"characters__json": {}}, ""),
+        ({"wordpiece__json": {"pieces": ["a"], "cased": False}}, r"no piece '\[PAD\]'"),
+        ({"wordpiece__json": {"pieces": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]}}, "cased"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
 def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
-    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$"):
+    with pytest.raises(
+        UserError,
+        match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$",
+    ):
         tokenizers.load(write(tmp_path, **files))
 
 
-@pytest.mark.parametrize("files, message", [
-    ({"vocab__json": {}}, "should hold vocab.txt .BERT., vocab.json and merges.txt, "),
-    ({"vocab__txt": "[PAD]\n[UNK]\n"}, r"no piece '\[CLS\]'"),
-    ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n"}, "1 pieces of the vocabulary are there twice"),
-    ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "tokenizer_config__json": {"strip_accents": False}}, "accents are kept"),
-    ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "tokenizer_config__json": {"tokenize_chinese_chars": False}}, "Chinese characters joined"),
-    ({"vocab__json": {"a": 0}, "merges__txt": ""}, "no piece"),
-    ({"vocab__json": {"<unk>": 0, "a</w>": 2}, "merges__txt": ""}, "ids of the 2 pieces are not 0 to 1"),
-    ({"vocab__json": gpt1_vocab(), "merges__txt": "l o\nlo w\n"}, "3 pieces that no merge makes, 'low</w>' the first"),
-    ({"vocab__json": gpt1_vocab(), "merges__txt": "\n".join([*GPT1_MERGES, "q w"])}, "out of vocabulary"),
-    ({"tokenizer__json": "{}"}, ""),
-], ids=["one of two files", "no special pieces", "twice", "accents", "chinese", "no end", "a gap", "merges cut short", "merges of another vocabulary", "no model"])
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"vocab__json": {}}, "should hold vocab.txt .BERT., vocab.json and merges.txt, "),
+        ({"vocab__txt": "[PAD]\n[UNK]\n"}, r"no piece '\[CLS\]'"),
+        (
+            {"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n"},
+            "1 pieces of the vocabulary are there twice",
+        ),
+        (
+            {
+                "vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n",
+                "tokenizer_config__json": {"strip_accents": False},
+            },
+            "accents are kept",
+        ),
+        (
+            {
+                "vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n",
+                "tokenizer_config__json": {"tokenize_chinese_chars": False},
+            },
+            "Chinese characters joined",
+        ),
+        ({"vocab__json": {"a": 0}, "merges__txt": ""}, "no piece"),
+        (
+            {"vocab__json": {"<unk>": 0, "a</w>": 2}, "merges__txt": ""},
+            "ids of the 2 pieces are not 0 to 1",
+        ),
+        (
+            {"vocab__json": gpt1_vocab(), "merges__txt": "l o\nlo w\n"},
+            "3 pieces that no merge makes, 'low</w>' the first",
+        ),
+        (
+            {"vocab__json": gpt1_vocab(), "merges__txt": "\n".join([*GPT1_MERGES, "q w"])},
+            "out of vocabulary",
+        ),
+        ({"tokenizer__json": "{}"}, ""),
+    ],
+    ids=[
+        "one of two files",
+        "no special pieces",
+        "twice",
+        "accents",
+        "chinese",
+        "no end",
+        "a gap",
+        "merges cut short",
+        "merges of another vocabulary",
+        "no model",
+    ],
+)
 def test_foreign_files_that_do_not_fit_are_refused(tmp_path, files, message):
-    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$"):
+    with pytest.raises(
+        UserError,
+        match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$",
+    ):
         tokenizers.read(write(tmp_path, **files))
 
 
 def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
-    data = types.SimpleNamespace(cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe", cased=False)
+    data = types.SimpleNamespace(
+        cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe", cased=False
+    )
     first = tokenizers.trained(Documents(TEXTS), data, 300)
     with monkeypatch.context() as patch:
         patch.setattr(ByteBPE, "train", None)
@@ -413,14 +654,27 @@ def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
 def test_spans_are_where_the_pieces_stand(kind):
     texts = ["the cat sat on the mat, twice", "caf\u00e9  and\ttea"] * 20
     tokenizer = tokenizers.train(texts, kind, 300)
-    for text, (ids, spans), same in zip(texts[:2], tokenizer.encode_spans(texts[:2]), tokenizer.encode(texts[:2])):
-        assert ids == same and len(spans) == len(ids) and [a for a, _ in spans] == sorted(a for a, _ in spans)
+    for text, (ids, spans), same in zip(
+        texts[:2], tokenizer.encode_spans(texts[:2]), tokenizer.encode(texts[:2])
+    ):
+        assert (
+            ids == same
+            and len(spans) == len(ids)
+            and [a for a, _ in spans] == sorted(a for a, _ in spans)
+        )
         covered = set().union(*(range(a, b) for a, b in spans))
-        assert all(place in covered for place, character in enumerate(text) if not character.isspace())
+        assert all(
+            place in covered for place, character in enumerate(text) if not character.isspace()
+        )
         if kind != "byte_bpe":  # whose pieces may be parts of a character
             words = [text[a:b].strip().lower() for a, b in spans]
-            shown = [piece.replace("\u2581", "").removeprefix("##").strip("\u21b5\u21e5") for piece in tokenizer.pieces(ids)]
-            assert [word.replace("\u00e9", "e").strip() for word in words] == [piece.replace("\u00e9", "e") for piece in shown]
+            shown = [
+                piece.replace("\u2581", "").removeprefix("##").strip("\u21b5\u21e5")
+                for piece in tokenizer.pieces(ids)
+            ]
+            assert [word.replace("\u00e9", "e").strip() for word in words] == [
+                piece.replace("\u00e9", "e") for piece in shown
+            ]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "byte_bpe", "characters", "wordpiece", "gpt1"])

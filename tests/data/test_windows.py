@@ -1,4 +1,5 @@
 """Language-model rows: every token once an epoch, every token predicted once in an evaluation."""
+
 import types
 
 import numpy as np
@@ -13,8 +14,12 @@ from transformer_jax.runs.workdir import make_task
 def fake(size, eos_every=7):
     """A store of tokens 1, 2, ... with eos (0) in between."""
     tokens = np.arange(1, size + 1, dtype=np.uint16)
-    tokens[eos_every - 1::eos_every] = 0
-    return types.SimpleNamespace(meta={"tokens": size, "eos_id": 0}, read=lambda spans: [tokens[a:b] for a, b in spans], tokens=tokens)
+    tokens[eos_every - 1 :: eos_every] = 0
+    return types.SimpleNamespace(
+        meta={"tokens": size, "eos_id": 0},
+        read=lambda spans: [tokens[a:b] for a, b in spans],
+        tokens=tokens,
+    )
 
 
 @pytest.mark.parametrize("size, length", [(103, 10), (40, 10), (20, 10), (19, 10), (11, 10)])
@@ -24,15 +29,33 @@ def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
     for epoch in range(30):
         rows = source.rows([(number, epoch) for number in range(len(source))])
         tokens = np.concatenate([row["tokens"] for row in rows])
-        start = int(np.flatnonzero((np.lib.stride_tricks.sliding_window_view(stored.tokens, len(tokens)) == tokens).all(axis=1))[0])
+        start = int(
+            np.flatnonzero(
+                (
+                    np.lib.stride_tricks.sliding_window_view(stored.tokens, len(tokens)) == tokens
+                ).all(axis=1)
+            )[0]
+        )
         starts.add(start)
         for row in rows:
             np.testing.assert_array_equal(row["labels"][:-1], row["tokens"][1:])
-            assert row["weights"].all() and set(row) == {"tokens", "labels", "weights"} and row["labels"].dtype == np.int32
+            assert (
+                row["weights"].all()
+                and set(row) == {"tokens", "labels", "weights"}
+                and row["labels"].dtype == np.int32
+            )
         assert rows[-1]["labels"][-1] == stored.tokens[start + len(tokens)]
-    assert starts == set(range(min(length, size - length))) or (len(starts) > 5 and max(starts) < length)
+    assert starts == set(range(min(length, size - length))) or (
+        len(starts) > 5 and max(starts) < length
+    )
     again = windows.Windows(stored, length, False, (0, 0, 1))
-    assert any(again.rows([(0, e)])[0]["tokens"][0] != source.rows([(0, e)])[0]["tokens"][0] for e in range(10)) or size == 11
+    assert (
+        any(
+            again.rows([(0, e)])[0]["tokens"][0] != source.rows([(0, e)])[0]["tokens"][0]
+            for e in range(10)
+        )
+        or size == 11
+    )
 
 
 def test_a_text_shorter_than_a_row_is_refused():
@@ -81,14 +104,16 @@ class Text:
 
 
 def data(tmp_path):
-    return experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, data=dict(cache=str(tmp_path))).data
+    return experiment(
+        model={"name": "gpt"}, task={"name": "causal_lm"}, data=dict(cache=str(tmp_path))
+    ).data
 
 
 def test_a_text_is_its_documents_each_ended_and_counted(tmp_path):
     text = Text(["déjà", "vu", "x"])
     tokenizer = tokenizers.train(text, "characters", 20)
     stored = windows.tokenised(text, data(tmp_path), tokenizer, "train")
-    found, = stored.read([(0, stored.meta["tokens"])])
+    (found,) = stored.read([(0, stored.meta["tokens"])])
     ended = [[*ids, 0] for ids in tokenizer.encode(text.texts)]
     assert found.tolist() == sum(ended, [])
     assert stored.meta == {"tokens": 10, "documents": 3, "bytes": 9, "characters": 7, "eos_id": 0}
@@ -133,8 +158,12 @@ def test_an_empty_text_is_refused(tmp_path):
 def test_prepared_in_a_bucket_it_is_found_there_again(gcs, tmp_path, monkeypatch):
     config = build_gpt(tmp_path, data__cache="gs://bucket/prepared")
     rows = make_task(config).rows()
-    assert any("tokenizer-" in name for name in gcs.objects) and any("text-train-" in name for name in gcs.objects)
+    assert any("tokenizer-" in name for name in gcs.objects) and any(
+        "text-train-" in name for name in gcs.objects
+    )
     monkeypatch.setattr(tokenizers, "train", None)
     monkeypatch.setattr(windows, "blocks", None)  # neither is done again
     again = make_task(config).rows()
-    np.testing.assert_array_equal(rows.train.batch(3, [0, 5])["tokens"], again.train.batch(3, [0, 5])["tokens"])
+    np.testing.assert_array_equal(
+        rows.train.batch(3, [0, 5])["tokens"], again.train.batch(3, [0, 5])["tokens"]
+    )

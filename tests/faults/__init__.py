@@ -3,6 +3,7 @@
 The import sets JAX up as for all tests, so that this process computes what the commands compute.
 Outside of pytest (`python -m tests.faults`) both compile as users do.
 """
+
 import os
 import sys
 

@@ -6,6 +6,7 @@ python -m tests.faults [--seed=0] [--kills=100] [--starts=50] [--only=kills|othe
 starts two processes of two devices beside four busy ones, again and again: about a minute each on
 two cores of their own.
 """
+
 import argparse
 import collections
 import itertools
@@ -26,14 +27,27 @@ from tests.faults.runs import FAMILIES, Run
 
 SIGNALS = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
 
-AIMS = ["any moment"] * 5 + ["a step", "a save", "a save", "finalising a save", "finalising a save", "deleting an old one", "deleting an old one"]
+AIMS = ["any moment"] * 5 + [
+    "a step",
+    "a save",
+    "a save",
+    "finalising a save",
+    "finalising a save",
+    "deleting an old one",
+    "deleting an old one",
+]
 
 
 class Table:
     """How often each fault was tried, and how often the run kept what is promised."""
 
     def __init__(self):
-        self.tried, self.kept, self.skipped, self.began = collections.Counter(), collections.Counter(), set(), time.monotonic()
+        self.tried, self.kept, self.skipped, self.began = (
+            collections.Counter(),
+            collections.Counter(),
+            set(),
+            time.monotonic(),
+        )
 
     def case(self, fault: str, call, *arguments) -> None:
         try:
@@ -49,7 +63,11 @@ class Table:
     def add(self, fault: str, kept: bool) -> None:
         self.tried[fault] += 1
         self.kept[fault] += kept
-        print(f"{time.monotonic() - self.began:6.0f} s  {fault}: {'kept' if kept else 'BROKEN'}", file=sys.stderr, flush=True)
+        print(
+            f"{time.monotonic() - self.began:6.0f} s  {fault}: {'kept' if kept else 'BROKEN'}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def show(self) -> None:
         width = max(map(len, [*self.tried, *self.skipped]))
@@ -58,11 +76,15 @@ class Table:
             print(f"{fault:{width}}  {count:5}  {self.kept[fault]:11}")
         for fault in self.skipped - set(self.tried):
             print(f"{fault:{width}}  skipped: not allowed here")
-        print(f"{'all':{width}}  {self.tried.total():5}  {self.kept.total():11}  ({time.monotonic() - self.began:.0f} s)")
+        print(
+            f"{'all':{width}}  {self.tried.total():5}  {self.kept.total():11}  ({time.monotonic() - self.began:.0f} s)"
+        )
 
 
 def kill_all(table: Table, runs: list[Run], count: int, draw: random.Random) -> None:
-    """Kills `count` times, run after run, the families in turn. A kill is right where its run still comes to the uninterrupted one's end."""
+    """Kills `count` times, run after run, the families in turn. A kill is right where its run still
+    comes to the uninterrupted one's end.
+    """
     left = count
     for number, run in zip(itertools.count(), itertools.cycle(runs)):
         if not left:
@@ -72,7 +94,11 @@ def kill_all(table: Table, runs: list[Run], count: int, draw: random.Random) -> 
         try:
             for aim, where in kills(run, run.folder / f"killed-{number}", aims, draw):
                 fell.append(where)
-                print(f"       {run.family}: aimed at {aim}, fell in {where}", file=sys.stderr, flush=True)
+                print(
+                    f"       {run.family}: aimed at {aim}, fell in {where}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         except Exception:
             traceback.print_exc()
             right = False
@@ -93,7 +119,15 @@ def the_others(table: Table, folder: pathlib.Path, draw: random.Random) -> None:
     run = Run("gpt", folder / "short", 12)
     for name in cases.files(run):
         for how in (cases.TRUNCATED, cases.FLIPPED, cases.FLIPPED, cases.MISSING):
-            table.case(f"newest checkpoint: a file {how}", cases.damaged_file, run, fresh(), name, how, draw)
+            table.case(
+                f"newest checkpoint: a file {how}",
+                cases.damaged_file,
+                run,
+                fresh(),
+                name,
+                how,
+                draw,
+            )
     for _ in range(3):
         table.case("every checkpoint damaged", cases.all_damaged, run, fresh(), draw)
     table.case("disk full", cases.disk_full, run, fresh())
@@ -111,11 +145,16 @@ def the_starts(table: Table, folder: pathlib.Path, count: int, draw: random.Rand
     folder.mkdir()
     with stops.busy(4):
         for number in range(count):
-            table.case("two processes beside four busy ones", stops.two_processes,
-                       folder / str(number))
+            table.case(
+                "two processes beside four busy ones", stops.two_processes, folder / str(number)
+            )
             if number % 10 == 9:
-                table.case("SIGTERM to them at a random moment", stops.two_processes,
-                           folder / f"stopped-{number}", draw)
+                table.case(
+                    "SIGTERM to them at a random moment",
+                    stops.two_processes,
+                    folder / f"stopped-{number}",
+                    draw,
+                )
 
 
 def main() -> int:
@@ -134,8 +173,14 @@ def main() -> int:
             the_others(table, pathlib.Path(folder), draw)
         if arguments.only in (None, "stops"):
             for family, (name, number) in itertools.product(FAMILIES, SIGNALS.items()):
-                table.case(f"{name} in updates of 1 s: a save within {stops.MOST} s",
-                           stops.latency, family, pathlib.Path(folder) / "stops", number, draw)
+                table.case(
+                    f"{name} in updates of 1 s: a save within {stops.MOST} s",
+                    stops.latency,
+                    family,
+                    pathlib.Path(folder) / "stops",
+                    number,
+                    draw,
+                )
         if arguments.only in (None, "starts"):
             the_starts(table, pathlib.Path(folder) / "starts", arguments.starts, draw)
     table.show()

@@ -1,4 +1,5 @@
 """Faults but for kill -9: each case does harm to a run of its own and asserts what was promised."""
+
 import contextlib
 import io
 import json
@@ -6,7 +7,6 @@ import os
 import pathlib
 import random
 import shutil
-import signal
 import subprocess
 import time
 
@@ -24,7 +24,8 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.stop import CODES
 
 TRUNCATED, FLIPPED, MISSING = "truncated", "bit flipped", "missing"
-NOTHING_COMES_FROM = {"_CHECKPOINT_METADATA", "commit_success.txt"}  # files of Orbax's that a restore does without
+# files of Orbax's that a restore does without
+NOTHING_COMES_FROM = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
 ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]  # needs root
@@ -57,7 +58,9 @@ def two_runs(run: Run, workdir) -> None:
 
 
 def moved(run: Run, workdir, before=()) -> None:
-    """Stopped, moved to another folder, every time of its files and of its checkpoints in the future or long ago; `before`: what changes the host's name."""
+    """Stopped, moved to another folder, every time of its files and of its checkpoints in the
+    future or long ago; `before`: what changes the host's name.
+    """
     stopped_at(run, workdir, run.num_steps - 4)
     there = workdir.with_name(f"{workdir.name}-moved")
     workdir.rename(there)
@@ -65,7 +68,10 @@ def moved(run: Run, workdir, before=()) -> None:
         when = 4_000_000_000 if number % 2 else 100_000_000
         os.utime(path, (when, when))
         if path.name == "_CHECKPOINT_METADATA":
-            stamps = {key: value * 2 if key.endswith("_nsecs") and value else value for key, value in json.loads(path.read_text()).items()}
+            stamps = {
+                key: value * 2 if key.endswith("_nsecs") and value else value
+                for key, value in json.loads(path.read_text()).items()
+            }
             path.write_text(json.dumps(stamps))
     run.finish(there, before=before)
 
@@ -97,25 +103,34 @@ def hurt(path: pathlib.Path, how: str, draw: random.Random) -> None:
 
 
 def damaged_file(run: Run, workdir, name: str, how: str, draw: random.Random) -> None:
-    """In the newest checkpoint: said, the one before it is taken, and the run comes to the same end."""
+    """In the newest checkpoint: said, the one before it is taken, and the run comes to the same
+    end.
+    """
     stopped_at(run, workdir, run.num_steps)
     hurt(workdir / "checkpoints" / str(run.num_steps) / name, how, draw)
     with contextlib.redirect_stderr(io.StringIO()) as said:
         loop.run(run.config, run.task, workdir, run.program)
     if name not in NOTHING_COMES_FROM:
-        named = "" if name == "digests.json" else f"{name}: "  # a changed digest speaks of the file it is of
-        assert f"checkpoints/{run.num_steps} can't be read ({named}" in said.getvalue(), said.getvalue()
+        # a changed digest speaks of the file it is of
+        named = "" if name == "digests.json" else f"{name}: "
+        assert f"checkpoints/{run.num_steps} can't be read ({named}" in said.getvalue(), (
+            said.getvalue()
+        )
         assert f"resuming from step {run.num_steps - 2}" in said.getvalue()
         assert list((workdir / "checkpoints").glob(f"damaged-{run.num_steps}-*"))
     run.ended(workdir)
 
 
 def noticed(run: Run, folder: pathlib.Path, draw: random.Random) -> int:
-    """Of the files of a checkpoint, whichever is hurt, however: nothing is restored from it, but for those from which nothing comes. Returns how many."""
+    """Of the files of a checkpoint, whichever is hurt, however: nothing is restored from it, but
+    for those from which nothing comes. Returns how many.
+    """
     count = 0
     for name in files(run):
         for how in (TRUNCATED, FLIPPED, MISSING):
-            shutil.copytree(run.reference / "checkpoints" / str(run.num_steps), folder / str(run.num_steps))
+            shutil.copytree(
+                run.reference / "checkpoints" / str(run.num_steps), folder / str(run.num_steps)
+            )
             hurt(folder / str(run.num_steps) / name, how, draw)
             checkpoints = Checkpoints(folder, run.config.checkpoint, read_only=True)
             if name in NOTHING_COMES_FROM:
@@ -132,7 +147,17 @@ def all_damaged(run: Run, workdir, draw: random.Random) -> None:
     """Exit code 1 and one line; nothing is removed, and nothing begins anew."""
     stopped_at(run, workdir, run.num_steps)
     for step in run.steps(workdir):
-        hurt(draw.choice(sorted(path for path in (workdir / "checkpoints" / str(step) / "params").rglob("*") if path.is_file())), TRUNCATED, draw)
+        hurt(
+            draw.choice(
+                sorted(
+                    path
+                    for path in (workdir / "checkpoints" / str(step) / "params").rglob("*")
+                    if path.is_file()
+                )
+            ),
+            TRUNCATED,
+            draw,
+        )
     kept = run.steps(workdir)
     refused(run.call(workdir), 1, "no checkpoint can be read")
     assert run.steps(workdir) == kept
@@ -143,18 +168,26 @@ def all_damaged(run: Run, workdir, draw: random.Random) -> None:
 
 @contextlib.contextmanager
 def disk(folder: pathlib.Path, megabytes: int):
-    """A file system of this size in memory, and how to change it: it yields a call of `mount -o remount,OPTION`. Skips where mounting is not allowed."""
+    """A file system of this size in memory, and how to change it: it yields a call of `mount -o
+    remount,OPTION`. Skips where mounting is not allowed.
+    """
     folder.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("mounting a small disk needs root")
     try:
-        yield lambda option: subprocess.run(["mount", "-o", f"remount,{option}", folder], check=True)
+        yield lambda option: subprocess.run(
+            ["mount", "-o", f"remount,{option}", folder], check=True
+        )
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
 def disk_full(run: Run, workdir) -> None:
-    """In the middle of a run: exit 1 and one line; every older checkpoint is whole; with more space the same command goes on."""
+    """In the middle of a run: exit 1 and one line; every older checkpoint is whole; with more space
+    the same command goes on.
+    """
     with disk(workdir, 2) as remount:
         failed = run.call(workdir / "run", "--config.checkpoint.keep=1000")
         refused(failed, 1, "o space left")
@@ -187,20 +220,26 @@ class Poisoned(CausalLM):
     def loss(self, params, batch, rng, *, train):
         sums, measured = super().loss(params, batch, rng, train=train)
         if train:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.config.train.seed), self.at), 0)
+            key = jax.random.fold_in(
+                jax.random.fold_in(jax.random.key(self.config.train.seed), self.at), 0
+            )
             hit = (jax.random.key_data(rng) == jax.random.key_data(key)).all()
             sums = {term: total * jnp.where(hit, jnp.nan, 1.0) for term, total in sums.items()}
         return sums, measured
 
 
 def not_a_number(run: Run, workdir) -> None:
-    """At one update: the run stops there, again and again, and keeps what was saved before; told to skip it, it goes on as if it always had."""
+    """At one update: the run stops there, again and again, and keeps what was saved before; told to
+    skip it, it goes on as if it always had.
+    """
     assert run.family == "gpt"
     config, straight = run.config.copy_and_resolve_references(), workdir / "skipping"
     task = Poisoned(config, run.reference / "tokenizer", **configs.options(config.task))
     program = loop.Program.of(config, task, jax.devices()[:1])
     for _ in range(2):
-        with pytest.raises(RunError, match=f"not finite at update {Poisoned.at}; nothing was saved after it"):
+        with pytest.raises(
+            RunError, match=f"not finite at update {Poisoned.at}; nothing was saved after it"
+        ):
             loop.run(config, task, workdir / "run", program)
         assert run.steps(workdir / "run") == [2, 4]
     config.train.nonfinite = "skip"
@@ -216,7 +255,9 @@ def not_a_number(run: Run, workdir) -> None:
 
 
 def damaged_store(run: Run, workdir, how: str, draw: random.Random) -> None:
-    """The token store: named, with how to mend it; rebuilt on request, and the run goes on to the same end."""
+    """The token store: named, with how to mend it; rebuilt on request, and the run goes on to the
+    same end.
+    """
     stopped_at(run, workdir, run.num_steps - 4)
     cache = workdir.with_name(f"{workdir.name}-cache")
     shutil.copytree(run.config.data.cache, cache)

@@ -1,4 +1,7 @@
-"""kill -9 at any moment: the same command, started again and again, comes to what it would have come to undisturbed."""
+"""kill -9 at any moment: the same command, started again and again, comes to what it would have
+come to undisturbed.
+"""
+
 import itertools
 import pathlib
 import random
@@ -8,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from tests.faults.runs import Process, Run
 
 TEMPORARY = ".orbax-checkpoint-tmp"
-WHOLE = 6  # entries of a checkpoint's folder at least: params, rest, meta, digests.json, two of Orbax's
+# entries of a checkpoint's folder at least: params, rest, meta, digests.json, two of Orbax's
+WHOLE = 6
 
 
 def look(checkpoints: pathlib.Path) -> dict[str, tuple[int, set[str]]]:
@@ -23,22 +27,39 @@ def look(checkpoints: pathlib.Path) -> dict[str, tuple[int, set[str]]]:
 
 
 def phase(before: dict, now: dict) -> str:
-    """In what the run was: told by the folders that are neither whole nor were there when it started."""
-    new = {name: entries for name, (inode, entries) in now.items() if before.get(name, (None, None))[0] != inode}
+    """In what the run was: told by the folders that are neither whole nor were there when it
+    started.
+    """
+    new = {
+        name: entries
+        for name, (inode, entries) in now.items()
+        if before.get(name, (None, None))[0] != inode
+    }
     for name, entries in new.items():
         if TEMPORARY in name:
-            return "finalising a save" if {"params", "rest", "meta", "digests.json"} & entries else "a save"
+            return (
+                "finalising a save"
+                if {"params", "rest", "meta", "digests.json"} & entries
+                else "a save"
+            )
     was_whole = lambda name: name not in before or len(before[name][1]) >= WHOLE
-    if any(name.isdigit() and len(entries) < WHOLE and was_whole(name) for name, (_, entries) in now.items()):
+    if any(
+        name.isdigit() and len(entries) < WHOLE and was_whole(name)
+        for name, (_, entries) in now.items()
+    ):
         return "deleting an old one"
     return "a step"
 
 
-def kills(run: Run, workdir: pathlib.Path, aims: Iterable[str], draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Starts the command, kills it once it trains, and so on until it ends by itself or the aims are used up; then lets it end.
+def kills(
+    run: Run, workdir: pathlib.Path, aims: Iterable[str], draw: random.Random
+) -> Iterator[tuple[str, str]]:
+    """Starts the command, kills it once it trains, and so on until it ends by itself or the aims
+    are used up; then lets it end.
 
-    An aim is the phase to kill in, or "any moment". Yields what was aimed at and where it fell. Asserts after each kill that the newest
-    checkpoint is the uninterrupted run's and that none was lost, and at the end that all is as if nothing had happened.
+    An aim is the phase to kill in, or "any moment". Yields what was aimed at and where it fell.
+    Asserts after each kill that the newest checkpoint is the uninterrupted run's and that none was
+    lost, and at the end that all is as if nothing had happened.
     """
     checkpoints, newest = workdir / "checkpoints", 0
     for aim, number in zip(aims, itertools.count()):

@@ -1,4 +1,5 @@
 """Tiny runs of the three families as real commands, and what they must come to."""
+
 import dataclasses
 import functools
 import json
@@ -13,17 +14,23 @@ import numpy as np
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV, command
+from transformer_jax.runs.workdir import make_task
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program
-from transformer_jax.runs.workdir import make_task
 
-FAMILIES = {"gpt": ("train_gpt", build_gpt), "bert": ("train_bert", build_bert), "wmt": ("train_wmt", build_config)}
+FAMILIES = {
+    "gpt": ("train_gpt", build_gpt),
+    "bert": ("train_bert", build_bert),
+    "wmt": ("train_wmt", build_config),
+}
 EVERY = dict(train__log_every=3, train__eval_every=4, checkpoint__every=2, checkpoint__keep=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One experiment in `folder`: its data, its config file, and any number of workdirs of the same command."""
+    """One experiment in `folder`: its data, its config file, and any number of workdirs of the same
+    command.
+    """
 
     family: str
     folder: pathlib.Path
@@ -35,16 +42,29 @@ class Run:
         """With dropout, and with checkpoints so frequent that a fault meets a save."""
         changes = {**EVERY, "model__dropout": 0.1, **self.changes}
         config = FAMILIES[self.family][1](self.folder, train__num_steps=self.num_steps, **changes)
-        (self.folder / "config.py").write_text(f"from transformer_jax.config import experiment\n\n\ndef get_config():\n    return experiment(**{config.to_dict()!r})\n")
+        (self.folder / "config.py").write_text(
+            f"from transformer_jax.config import experiment\n\n\ndef get_config():\n    return experiment(**{config.to_dict()!r})\n"
+        )
         return config
 
     def command(self, workdir, *flags):
         assert self.config  # written
-        return command(FAMILIES[self.family][0], f"--config={self.folder}/config.py", f"--workdir={workdir}", *flags)
+        return command(
+            FAMILIES[self.family][0],
+            f"--config={self.folder}/config.py",
+            f"--workdir={workdir}",
+            *flags,
+        )
 
     def call(self, workdir, *flags, before=()):
         """The finished command; `before`: a program that starts it."""
-        return subprocess.run([*before, *self.command(workdir, *flags)], capture_output=True, encoding="utf-8", env=ENV, timeout=300)
+        return subprocess.run(
+            [*before, *self.command(workdir, *flags)],
+            capture_output=True,
+            encoding="utf-8",
+            env=ENV,
+            timeout=300,
+        )
 
     @functools.cached_property
     def reference(self) -> pathlib.Path:
@@ -65,14 +85,26 @@ class Run:
         return Checkpoints(workdir / "checkpoints", self.config.checkpoint, read_only=True).steps()
 
     def state(self, workdir, step):
-        return jax.device_get(Checkpoints(workdir / "checkpoints", self.config.checkpoint, read_only=True).restore(self.program.state, step))
+        return jax.device_get(
+            Checkpoints(workdir / "checkpoints", self.config.checkpoint, read_only=True).restore(
+                self.program.state, step
+            )
+        )
 
     def same(self, workdir, step) -> None:
-        """Asserts that a checkpoint equals the uninterrupted run's, bit for bit: parameters, optimizer, step, sums and totals."""
-        jax.tree.map(np.testing.assert_array_equal, self.state(workdir, step), self.state(self.reference, step))
+        """Asserts that a checkpoint equals the uninterrupted run's, bit for bit: parameters,
+        optimizer, step, sums and totals.
+        """
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            self.state(workdir, step),
+            self.state(self.reference, step),
+        )
 
     def ended(self, workdir) -> None:
-        """Asserts that the run in `workdir` is what the uninterrupted one is: its last state, and all it has written but for timings."""
+        """Asserts that the run in `workdir` is what the uninterrupted one is: its last state, and
+        all it has written but for timings.
+        """
         self.same(workdir, self.num_steps)
         assert lines(workdir) == lines(self.reference)
 
@@ -86,11 +118,20 @@ class Run:
 def lines(workdir):
     """What metrics.jsonl says, but for how long things took."""
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("seconds/") and k not in ("train/tokens_per_second", "train/mfu")} for line in found]
+    return [
+        {
+            k: v
+            for k, v in line.items()
+            if not k.startswith("seconds/") and k not in ("train/tokens_per_second", "train/mfu")
+        }
+        for line in found
+    ]
 
 
 class Process:
-    """A running command whose stderr goes to a file; used as a context, at whose end nothing is left running."""
+    """A running command whose stderr goes to a file; used as a context, at whose end nothing is
+    left running.
+    """
 
     def __init__(self, command, log: pathlib.Path):
         self.log = log
@@ -115,7 +156,9 @@ class Process:
 
     def begun(self) -> bool:
         """Until the first update is done."""
-        return self.wait_for(lambda: time.sleep(0.005) or "first step after" in self.log.read_text())
+        return self.wait_for(
+            lambda: time.sleep(0.005) or "first step after" in self.log.read_text()
+        )
 
     def end(self, how=signal.SIGKILL) -> int:
         """The exit status after a signal."""
@@ -126,5 +169,7 @@ class Process:
 def refused(done, code, *words) -> None:
     """Asserts one clear line without a traceback."""
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == code and last.startswith("error: ") and "Traceback" not in done.stderr, (done.returncode, done.stderr)
+    assert (
+        done.returncode == code and last.startswith("error: ") and "Traceback" not in done.stderr
+    ), (done.returncode, done.stderr)
     assert all(word in last for word in words), done.stderr

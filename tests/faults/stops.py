@@ -1,4 +1,5 @@
 """How long a stop takes, and that two processes beside busy ones neither hang nor fail."""
+
 import contextlib
 import json
 import os
@@ -31,8 +32,12 @@ def latency(family: str, folder: pathlib.Path, number: int, draw: random.Random)
         assert process.wait_for(lambda: _entries(workdir) > before), process.log.read_text()
         seconds = time.monotonic() - began
         assert process.running.wait(120) == CODES[number], process.log.read_text()
-    print(f"       {family}: the save began after {seconds:.1f} s, updates of "
-          f"{_seconds(run.reference):.2f} s", file=sys.stderr, flush=True)
+    print(
+        f"       {family}: the save began after {seconds:.1f} s, updates of "
+        f"{_seconds(run.reference):.2f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     assert seconds < MOST
     run.finish(workdir)
 
@@ -81,16 +86,25 @@ def two_processes(workdir: pathlib.Path, draw: random.Random | None = None) -> N
 
     With `draw`, SIGTERM comes at a random moment after their start.
     """
-    flags = [f"--workdir={workdir}", "--config=configs/gpt/quickstart.py",
-             "--config.train.num_steps=6", "--config.train.log_every=2",
-             "--config.train.eval_every=6", "--config.checkpoint.every=6"]
+    flags = [
+        f"--workdir={workdir}",
+        "--config=configs/gpt/quickstart.py",
+        "--config.train.num_steps=6",
+        "--config.train.log_every=2",
+        "--config.train.eval_every=6",
+        "--config.checkpoint.every=6",
+    ]
     env = {**ENV, "DEVICES": "2"}
     env.pop("XLA_FLAGS", None)
     log = workdir.with_suffix(".log")
     with log.open("w") as out:
         running = subprocess.Popen(
             ["launch/local_multihost.sh", "2", *command("train_gpt", *flags)],
-            stdout=out, stderr=out, env=env, start_new_session=True)
+            stdout=out,
+            stderr=out,
+            env=env,
+            start_new_session=True,
+        )
     try:
         if draw is None:
             assert running.wait(900) == 0, log.read_text()

@@ -1,4 +1,5 @@
 """Part of the fault-injection suite, on one small run; the whole: python -m tests.faults."""
+
 import random
 
 import pytest
@@ -14,13 +15,21 @@ def run(tmp_path_factory):
 
 
 def test_killed_in_a_save_and_in_deleting_it_ends_as_if_nothing_had_happened(run, tmp_path):
-    fell = [where for _, where in kills(run, tmp_path / "run", ["a save", "deleting an old one"], random.Random(0))]
+    fell = [
+        where
+        for _, where in kills(
+            run, tmp_path / "run", ["a save", "deleting an old one"], random.Random(0)
+        )
+    ]
     assert len(fell) == 2 and fell[0].endswith("a save")
 
 
 def test_two_processes_write_the_same_numbers(run, tmp_path):
     done = run.call(tmp_path / "run")
-    assert done.returncode == 0 and f"no checkpoint in {tmp_path}/run/checkpoints: beginning with step 0" in done.stderr, done.stderr
+    assert (
+        done.returncode == 0
+        and f"no checkpoint in {tmp_path}/run/checkpoints: beginning with step 0" in done.stderr
+    ), done.stderr
     run.ended(tmp_path / "run")
     assert "train/loss" in lines(tmp_path / "run")[0]
 
@@ -29,7 +38,14 @@ def test_whatever_is_hurt_in_a_checkpoint_is_noticed(run, tmp_path):
     assert cases.noticed(run, tmp_path, random.Random(0)) > 60
 
 
-@pytest.mark.parametrize("name, how", [("meta/metadata", cases.FLIPPED), ("params/manifest.ocdbt", cases.MISSING), ("digests.json", cases.TRUNCATED)])
+@pytest.mark.parametrize(
+    "name, how",
+    [
+        ("meta/metadata", cases.FLIPPED),
+        ("params/manifest.ocdbt", cases.MISSING),
+        ("digests.json", cases.TRUNCATED),
+    ],
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(run, tmp_path, name, how):
     cases.damaged_file(run, tmp_path / "run", name, how, random.Random(0))
 

@@ -1,4 +1,5 @@
 """Tiny pre-trained runs, and examples of every fine-tuning task that a tiny model can learn."""
+
 import json
 
 from tests.conftest import build_bert, build_gpt
@@ -25,22 +26,63 @@ def _sentence(i):
 
 
 def _tagged(i):
-    return "\n".join(f"{word}\t{'B-PET' if word in ANIMALS else 'O'}" for word in _sentence(i).split())
+    return "\n".join(
+        f"{word}\t{'B-PET' if word in ANIMALS else 'O'}" for word in _sentence(i).split()
+    )
 
 
 def _question(i):
     context = f"{_sentence(i)}. a {ANIMALS[(i + 1) % 2]} ran to it."
-    return {"context": context, "qas": [{"id": str(i), "question": "who ran to it?", "answers": [{"text": ANIMALS[(i + 1) % 2], "answer_start": context.rindex("a ") + 2}]}]}
+    return {
+        "context": context,
+        "qas": [
+            {
+                "id": str(i),
+                "question": "who ran to it?",
+                "answers": [
+                    {"text": ANIMALS[(i + 1) % 2], "answer_start": context.rindex("a ") + 2}
+                ],
+            }
+        ],
+    }
 
 
 FILES = {  # task: (its files' ending, what n examples of it look like, its keys)
-    "classification": ("tsv", lambda n: "".join(f"{ANIMALS[i % 2]}\t{_sentence(i)}\n" for i in range(n)), dict(text="2", label="1")),
-    "pairs": ("jsonl", lambda n: "".join(json.dumps({"a": _sentence(i), "b": _sentence(i + i // 4), "same": int(i // 4 % 4 == 0)}) + "\n" for i in range(n)),
-              dict(text="a", pair="b", label="same")),
-    "regression": ("csv", lambda n: "text,score\n" + "".join(f"{_sentence(i)},{i % 2}.5\n" for i in range(n)), dict(text="text", label="score", regression=True)),
+    "classification": (
+        "tsv",
+        lambda n: "".join(f"{ANIMALS[i % 2]}\t{_sentence(i)}\n" for i in range(n)),
+        dict(text="2", label="1"),
+    ),
+    "pairs": (
+        "jsonl",
+        lambda n: "".join(
+            json.dumps(
+                {"a": _sentence(i), "b": _sentence(i + i // 4), "same": int(i // 4 % 4 == 0)}
+            )
+            + "\n"
+            for i in range(n)
+        ),
+        dict(text="a", pair="b", label="same"),
+    ),
+    "regression": (
+        "csv",
+        lambda n: "text,score\n" + "".join(f"{_sentence(i)},{i % 2}.5\n" for i in range(n)),
+        dict(text="text", label="score", regression=True),
+    ),
     "tagging": ("conll", lambda n: "\n\n".join(map(_tagged, range(n))) + "\n", {}),
-    "span": ("json", lambda n: json.dumps({"data": [{"paragraphs": [_question(i) for i in range(n)]}]}), dict(stride=8, max_question=8, max_answer=4)),
-    "choice": ("tsv", lambda n: "".join(f"a man ran\tto the {ANIMALS[i % 2]}\tto the {ANIMALS[(i + 1) % 2]}\t{i % 2}\n" for i in range(n)), dict(choices=("2", "3"), label="4")),
+    "span": (
+        "json",
+        lambda n: json.dumps({"data": [{"paragraphs": [_question(i) for i in range(n)]}]}),
+        dict(stride=8, max_question=8, max_answer=4),
+    ),
+    "choice": (
+        "tsv",
+        lambda n: "".join(
+            f"a man ran\tto the {ANIMALS[i % 2]}\tto the {ANIMALS[(i + 1) % 2]}\t{i % 2}\n"
+            for i in range(n)
+        ),
+        dict(choices=("2", "3"), label="4"),
+    ),
 }
 NAMES = {"pairs": "classification", "regression": "classification"}
 
@@ -52,10 +94,15 @@ def build(folder, kind, workdir, **overrides):
     for name, count in (("train", 48), ("valid", 12)):
         (folder / f"{name}.{ending}").write_text(content(count))
     config = configs.experiment(
-        model=dict(name="bert"), task=dict(name=NAMES.get(kind, kind), length=32, head_dropout=0.0, **keys), init_from=str(workdir),
+        model=dict(name="bert"),
+        task=dict(name=NAMES.get(kind, kind), length=32, head_dropout=0.0, **keys),
+        init_from=str(workdir),
         data=dict(train_files=f"{folder}/train.{ending}", valid_files=f"{folder}/valid.{ending}"),
-        train=dict(num_steps=60, batch=8, log_every=30, eval_every=60), checkpoint=dict(every=60, keep=1, best_metric=""),
-        optimizer=dict(learning_rate=5e-3, schedule="linear", warmup_steps=6), decode=dict(batch=5))
+        train=dict(num_steps=60, batch=8, log_every=30, eval_every=60),
+        checkpoint=dict(every=60, keep=1, best_metric=""),
+        optimizer=dict(learning_rate=5e-3, schedule="linear", warmup_steps=6),
+        decode=dict(batch=5),
+    )
     for key, value in overrides.items():
         configs.set_key(config, key.replace("__", "."), value)
     configs.validate(config)
@@ -63,16 +110,31 @@ def build(folder, kind, workdir, **overrides):
 
 
 def written_for(config, folder):
-    """Files of train and valid examples in the form a fine-tuning config's columns and labels ask for; returns the overrides that name them."""
+    """Files of train and valid examples in the form a fine-tuning config's columns and labels ask
+    for; returns the overrides that name them.
+    """
     task = config.task
     kind = task.name
     if kind == "classification" or kind == "choice":
-        columns = [task.text, *([task.pair] if task.pair else [])] if kind == "classification" else [*task.context, task.beginning, *task.choices]
+        columns = (
+            [task.text, *([task.pair] if task.pair else [])]
+            if kind == "classification"
+            else [*task.context, task.beginning, *task.choices]
+        )
         labels = (task.labels or ("0.5", "3.0")) if kind == "classification" else ("0", "1")
-        rows = [[*(f"{_sentence(i)} {j}" for j in range(len(columns))), labels[i % len(labels)]] for i in range(16)]
+        rows = [
+            [*(f"{_sentence(i)} {j}" for j in range(len(columns))), labels[i % len(labels)]]
+            for i in range(16)
+        ]
         columns = [*columns, task.label]
         if columns[0].isdecimal():
-            order, header = [columns.index(str(n)) if str(n) in columns else 0 for n in range(1, 1 + max(map(int, columns)))], ""
+            order, header = (
+                [
+                    columns.index(str(n)) if str(n) in columns else 0
+                    for n in range(1, 1 + max(map(int, columns)))
+                ],
+                "",
+            )
         else:
             order, header = range(len(columns)), "\t".join(columns) + "\n"
         content = header + "".join("\t".join(row[place] for place in order) + "\n" for row in rows)

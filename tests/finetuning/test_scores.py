@@ -1,4 +1,7 @@
-"""The measures against scikit-learn, seqeval and the published script's rules, on 1,000 random cases each, and at the edges."""
+"""The measures against scikit-learn, seqeval and the published script's rules, on 1,000 random
+cases each, and at the edges.
+"""
+
 import collections
 import random
 import re
@@ -19,11 +22,23 @@ def test_classification():
     for case in range(1000):
         num_labels, size = (2, 3, 5)[case % 3], draw.integers(1, 30)
         labels = draw.integers(0, num_labels, size)
-        found = np.where(draw.random(size) < draw.random(), labels, draw.integers(0, num_labels, size))
-        assert scores.accuracy(labels, found) == pytest.approx(sklearn.metrics.accuracy_score(labels, found))
-        assert scores.matthews(labels, found) == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, found), abs=1e-12)
-        average = dict(average="binary") if num_labels == 2 else dict(average="macro", labels=range(num_labels))
-        macro = sklearn.metrics.f1_score(labels, found, zero_division=0, average="macro", labels=range(num_labels))
+        found = np.where(
+            draw.random(size) < draw.random(), labels, draw.integers(0, num_labels, size)
+        )
+        assert scores.accuracy(labels, found) == pytest.approx(
+            sklearn.metrics.accuracy_score(labels, found)
+        )
+        assert scores.matthews(labels, found) == pytest.approx(
+            sklearn.metrics.matthews_corrcoef(labels, found), abs=1e-12
+        )
+        average = (
+            dict(average="binary")
+            if num_labels == 2
+            else dict(average="macro", labels=range(num_labels))
+        )
+        macro = sklearn.metrics.f1_score(
+            labels, found, zero_division=0, average="macro", labels=range(num_labels)
+        )
         assert scores.macro_f1(labels, found, range(num_labels)) == pytest.approx(macro)
         classes = range(num_labels)
         options = dict(zero_division=0, average=None, labels=classes)
@@ -32,16 +47,23 @@ def test_classification():
         assert ours == pytest.approx(each)
         matrix = sklearn.metrics.confusion_matrix(labels, found, labels=classes)
         np.testing.assert_array_equal(scores.confusion(labels, found, num_labels), matrix)
-        assert scores.f1(labels, found, num_labels) == pytest.approx(sklearn.metrics.f1_score(labels, found, zero_division=0, **average))
+        assert scores.f1(labels, found, num_labels) == pytest.approx(
+            sklearn.metrics.f1_score(labels, found, zero_division=0, **average)
+        )
 
 
-@pytest.mark.parametrize("labels, found, expected", [([1, 1], [1, 1], 0.0), ([0, 1], [1, 1], 0.0), ([0, 1], [0, 1], 1.0), ([0, 1], [1, 0], -1.0)])
+@pytest.mark.parametrize(
+    "labels, found, expected",
+    [([1, 1], [1, 1], 0.0), ([0, 1], [1, 1], 0.0), ([0, 1], [0, 1], 1.0), ([0, 1], [1, 0], -1.0)],
+)
 def test_matthews_at_the_edges(labels, found, expected):
     assert scores.matthews(np.array(labels), np.array(found)) == pytest.approx(expected)
 
 
 def drawn_tags(draw, scheme, length):
-    """A sequence of tags; well-formed in its scheme, or, as a model gives them, with any tag anywhere."""
+    """A sequence of tags; well-formed in its scheme, or, as a model gives them, with any tag
+    anywhere.
+    """
     marks = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES"}[scheme]
     free = [f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC")] + ["O", "O"]
     if draw.random() < 0.5:
@@ -52,7 +74,11 @@ def drawn_tags(draw, scheme, length):
         if kind is None:
             tags += ["O"] * size
         elif scheme == "BIOES":
-            tags += [f"S-{kind}"] if size == 1 else [f"B-{kind}", *[f"I-{kind}"] * (size - 2), f"E-{kind}"]
+            tags += (
+                [f"S-{kind}"]
+                if size == 1
+                else [f"B-{kind}", *[f"I-{kind}"] * (size - 2), f"E-{kind}"]
+            )
         else:
             first = "B" if scheme == "IOB2" or before == kind else "I"
             tags += [f"{first}-{kind}", *[f"I-{kind}"] * (size - 1)]
@@ -67,24 +93,43 @@ def test_entities(scheme):
     for case in range(1000):
         lengths = [draw.randint(1, 12) for _ in range(draw.randint(1, 4))]
         labels = [drawn_tags(draw, scheme, length) for length in lengths]
-        found = [tags if draw.random() < 0.3 else drawn_tags(draw, scheme, len(tags)) for tags in labels]
+        found = [
+            tags if draw.random() < 0.3 else drawn_tags(draw, scheme, len(tags)) for tags in labels
+        ]
         for tags in labels:
-            assert scores.entities(tags) == [(kind, first, last + 1) for kind, first, last in get_entities(tags)]
+            assert scores.entities(tags) == [
+                (kind, first, last + 1) for kind, first, last in get_entities(tags)
+            ]
         ours = scores.entity_f1(labels, found)
-        theirs = dict(precision=precision_score(labels, found, zero_division=0), recall=recall_score(labels, found, zero_division=0), f1=f1_score(labels, found, zero_division=0))
+        theirs = dict(
+            precision=precision_score(labels, found, zero_division=0),
+            recall=recall_score(labels, found, zero_division=0),
+            f1=f1_score(labels, found, zero_division=0),
+        )
         assert ours == pytest.approx(theirs)
 
 
-@pytest.mark.parametrize("tags, expected", [
-    ([], []), (["O", "O"], []), (["NN", "VB", "VB", "O"], [("NN", 0, 1), ("VB", 1, 3)]), (["I-X"], [("X", 0, 1)]), (["B-X", "B-X"], [("X", 0, 1), ("X", 1, 2)]), (["B-X", "I-Y"], [("X", 0, 1), ("Y", 1, 2)]),
-    (["S-X", "S-X"], [("X", 0, 1), ("X", 1, 2)]), (["B-X", "E-X", "I-X"], [("X", 0, 2), ("X", 2, 3)]), (["B-A-B", "I-A-B"], [("A-B", 0, 2)]),
-])
+@pytest.mark.parametrize(
+    "tags, expected",
+    [
+        ([], []),
+        (["O", "O"], []),
+        (["NN", "VB", "VB", "O"], [("NN", 0, 1), ("VB", 1, 3)]),
+        (["I-X"], [("X", 0, 1)]),
+        (["B-X", "B-X"], [("X", 0, 1), ("X", 1, 2)]),
+        (["B-X", "I-Y"], [("X", 0, 1), ("Y", 1, 2)]),
+        (["S-X", "S-X"], [("X", 0, 1), ("X", 1, 2)]),
+        (["B-X", "E-X", "I-X"], [("X", 0, 2), ("X", 2, 3)]),
+        (["B-A-B", "I-A-B"], [("A-B", 0, 2)]),
+    ],
+)
 def test_entities_at_the_edges(tags, expected):
     assert scores.entities(tags) == expected
 
 
 def squad_script(answers, found):
     """The rules of the published script for SQuAD 2.0, step by step."""
+
     def normalize(text):
         text = "".join(c for c in text.lower() if c not in set(string.punctuation))
         return " ".join(re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", text).split())
@@ -100,26 +145,60 @@ def squad_script(answers, found):
         return 2 * precision * recall / (precision + recall)
 
     gold = [answer for answer in answers if normalize(answer)] or [""]
-    return max(int(normalize(answer) == normalize(found)) for answer in gold), max(f1(answer, found) for answer in gold)
+    return max(int(normalize(answer) == normalize(found)) for answer in gold), max(
+        f1(answer, found) for answer in gold
+    )
 
 
 def test_answers():
     draw = random.Random(0)
-    words = ["the", "The", "a", "an", "Denver", "Broncos", "broncos", "2,000", "2000", "--", "U.S.", "anthem", "é", "", "won't", "wont", "\u2013"]
+    words = [
+        "the",
+        "The",
+        "a",
+        "an",
+        "Denver",
+        "Broncos",
+        "broncos",
+        "2,000",
+        "2000",
+        "--",
+        "U.S.",
+        "anthem",
+        "é",
+        "",
+        "won't",
+        "wont",
+        "\u2013",
+    ]
     drawn = lambda: " ".join(draw.choice(words) for _ in range(draw.randint(0, 4)))
     for case in range(1000):
         answers, found = [drawn() for _ in range(draw.randint(0, 3))], drawn()
         if answers and draw.random() < 0.3:
             found = answers[0]
         exact, f1 = squad_script(answers, found)
-        assert scores.exact_match(answers, found) == exact and scores.overlap_f1(answers, found) == pytest.approx(f1), (answers, found)
+        assert scores.exact_match(answers, found) == exact and scores.overlap_f1(
+            answers, found
+        ) == pytest.approx(f1), (answers, found)
 
 
-@pytest.mark.parametrize("answers, found, exact, f1", [
-    ([], "", 1, 1), ([], "x", 0, 0), (["x"], "", 0, 0), (["the"], "", 1, 1), (["the", "x"], "", 0, 0), (["The Denver Broncos"], "denver broncos.", 1, 1), (["a b", "c"], "b c", 0, 2 / 3),
-])
+@pytest.mark.parametrize(
+    "answers, found, exact, f1",
+    [
+        ([], "", 1, 1),
+        ([], "x", 0, 0),
+        (["x"], "", 0, 0),
+        (["the"], "", 1, 1),
+        (["the", "x"], "", 0, 0),
+        (["The Denver Broncos"], "denver broncos.", 1, 1),
+        (["a b", "c"], "b c", 0, 2 / 3),
+    ],
+)
 def test_answers_at_the_edges(answers, found, exact, f1):
-    assert (scores.exact_match(answers, found), scores.overlap_f1(answers, found)) == (exact, pytest.approx(f1)) and squad_script(answers, found) == (exact, pytest.approx(f1))
+    assert (scores.exact_match(answers, found), scores.overlap_f1(answers, found)) == (
+        exact,
+        pytest.approx(f1),
+    ) and squad_script(answers, found) == (exact, pytest.approx(f1))
 
 
 def test_best_threshold():

@@ -1,4 +1,5 @@
 """The fine-tuning sets as TFDS prepares them: the splits' other names, class names, questions."""
+
 import numpy as np
 import pytest
 
@@ -7,8 +8,15 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
 
 CONTEXT = "the cat sat on the mat"
-QUESTIONS = {"train": [("1", "who sat?", ["cat"], [4]), ("2", "who ran?", [], [])], "validation": [("3", "where?", ["mat", "the mat"], [19, 15])]}
-PAIRS = {"train": [("a cat sat", "a cat ran", 1), ("a dog", "a dog", 0)], "validation_matched": [("a", "b", 2)], "validation_mismatched": [("c", "d", 0)]}
+QUESTIONS = {
+    "train": [("1", "who sat?", ["cat"], [4]), ("2", "who ran?", [], [])],
+    "validation": [("3", "where?", ["mat", "the mat"], [19, 15])],
+}
+PAIRS = {
+    "train": [("a cat sat", "a cat ran", 1), ("a dog", "a dog", 0)],
+    "validation_matched": [("a", "b", 2)],
+    "validation_mismatched": [("c", "d", 0)],
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +31,18 @@ def prepared(tmp_path_factory):
         VERSION, code_path, BUILDER_CONFIGS = version, None, [tfds.core.BuilderConfig(name="mnli")]
 
         def _info(self):
-            return tfds.core.DatasetInfo(builder=self, features=features.FeaturesDict({
-                "premise": features.Text(), "hypothesis": features.Text(), "label": features.ClassLabel(names=["entailment", "neutral", "contradiction"])}))
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=features.FeaturesDict(
+                    {
+                        "premise": features.Text(),
+                        "hypothesis": features.Text(),
+                        "label": features.ClassLabel(
+                            names=["entailment", "neutral", "contradiction"]
+                        ),
+                    }
+                ),
+            )
 
         def _split_generators(self, download):
             return {split: self._generate_examples(split) for split in PAIRS}
@@ -37,49 +55,104 @@ def prepared(tmp_path_factory):
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="v2.0")]
 
         def _info(self):
-            return tfds.core.DatasetInfo(builder=self, features=features.FeaturesDict({
-                "id": features.Text(), "context": features.Text(), "question": features.Text(), "is_impossible": np.bool_,
-                "answers": features.Sequence({"text": features.Text(), "answer_start": np.int32})}))
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=features.FeaturesDict(
+                    {
+                        "id": features.Text(),
+                        "context": features.Text(),
+                        "question": features.Text(),
+                        "is_impossible": np.bool_,
+                        "answers": features.Sequence(
+                            {"text": features.Text(), "answer_start": np.int32}
+                        ),
+                    }
+                ),
+            )
 
         def _split_generators(self, download):
             return {split: self._generate_examples(split) for split in QUESTIONS}
 
         def _generate_examples(self, split):
             for number, question, texts, starts in QUESTIONS[split]:
-                yield number, {"id": number, "context": CONTEXT, "question": question, "is_impossible": not texts, "answers": {"text": texts, "answer_start": starts}}
+                yield (
+                    number,
+                    {
+                        "id": number,
+                        "context": CONTEXT,
+                        "question": question,
+                        "is_impossible": not texts,
+                        "answers": {"text": texts, "answer_start": starts},
+                    },
+                )
 
     for builder, name in ((Glue, "mnli"), (Squad, "v2.0")):
-        builder(data_dir=str(folder), config=name, file_format="array_record").download_and_prepare()
+        builder(
+            data_dir=str(folder), config=name, file_format="array_record"
+        ).download_and_prepare()
     return folder
 
 
 def loaded(case, folder, **data):
-    return configs.load(f"configs/finetune/{case}", [("data.tfds_dir", str(folder)), *((f"data.{key}", value) for key, value in data.items())])
+    return configs.load(
+        f"configs/finetune/{case}",
+        [("data.tfds_dir", str(folder)), *((f"data.{key}", value) for key, value in data.items())],
+    )
 
 
 def test_mnli_and_its_two_held_out_sets(prepared):
     config = loaded("glue.py:mnli,tfds", prepared)
     columns = (config.task.text, config.task.pair, config.task.label)
-    read = lambda config, split: [record.values for record in tables.table(config.data, split, columns)]
-    assert sorted(read(config, "train")) == [("a cat sat", "a cat ran", "neutral"), ("a dog", "a dog", "entailment")]
+    read = lambda config, split: [
+        record.values for record in tables.table(config.data, split, columns)
+    ]
+    assert sorted(read(config, "train")) == [
+        ("a cat sat", "a cat ran", "neutral"),
+        ("a dog", "a dog", "entailment"),
+    ]
     assert read(config, "valid") == [("a", "b", "contradiction")]
-    assert read(loaded("glue.py:mnli,tfds", prepared, valid_split="validation_mismatched"), "valid") == [("c", "d", "entailment")]
+    assert read(
+        loaded("glue.py:mnli,tfds", prepared, valid_split="validation_mismatched"), "valid"
+    ) == [("c", "d", "entailment")]
     assert tables.table(config.data, "test", columns) is None
     assert set(config.task.labels) == {"entailment", "neutral", "contradiction"}
-    with pytest.raises(UserError, match="no split 'other'; config.data.valid_split may be one of train, validation_matched"):
-        tables.table(loaded("glue.py:mnli,tfds", prepared, valid_split="other").data, "valid", columns)
+    with pytest.raises(
+        UserError,
+        match="no split 'other'; config.data.valid_split may be one of train, validation_matched",
+    ):
+        tables.table(
+            loaded("glue.py:mnli,tfds", prepared, valid_split="other").data, "valid", columns
+        )
 
 
 def test_squad(prepared):
     config = loaded("squad.py:2.0,tfds", prepared)
-    assert sorted(record.values for record in tables.squad(config.data, "train")) == [("1", "who sat?", CONTEXT, (("cat", 4),)), ("2", "who ran?", CONTEXT, ())]
-    assert [record.values for record in tables.squad(config.data, "valid")] == [("3", "where?", CONTEXT, (("mat", 19), ("the mat", 15)))]
+    assert sorted(record.values for record in tables.squad(config.data, "train")) == [
+        ("1", "who sat?", CONTEXT, (("cat", 4),)),
+        ("2", "who ran?", CONTEXT, ()),
+    ]
+    assert [record.values for record in tables.squad(config.data, "valid")] == [
+        ("3", "where?", CONTEXT, (("mat", 19), ("the mat", 15)))
+    ]
     assert tables.squad(config.data, "test") is None and config.task.unanswerable
 
 
-@pytest.mark.parametrize("case", ["sentiment.py:imdb-tfds", "squad.py:1.1,tfds", *(f"glue.py:{task},tfds" for task in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")), "glue.py:mrpc,gpt,tfds"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "sentiment.py:imdb-tfds",
+        "squad.py:1.1,tfds",
+        *(
+            f"glue.py:{task},tfds"
+            for task in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+        ),
+        "glue.py:mrpc,gpt,tfds",
+    ],
+)
 def test_every_config_that_reads_such_a_set_loads(case, tmp_path):
     config = loaded(case, tmp_path)
     assert config.data.tfds_name and config.task.get("text", "") != "4"
     with pytest.raises(UserError, match="no prepared TFDS set here"):
-        tables.squad(config.data, "train") if config.task.name == "span" else tables.table(config.data, "train", (config.task.text,))
+        tables.squad(config.data, "train") if config.task.name == "span" else tables.table(
+            config.data, "train", (config.task.text,)
+        )

@@ -1,4 +1,5 @@
 """Each block against a plain NumPy version of its formula."""
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,12 @@ def test_linear_contracts_and_splits_axes():
     variables = nn.unbox(linear.init(KEY, x))
     kernel, bias = variables["params"]["kernel"], variables["params"]["bias"]
     assert kernel.shape == (4, 5, 6, 7) and bias.shape == (6, 7)
-    np.testing.assert_allclose(linear.apply(variables, x), np.einsum("blhd,hdmf->blmf", x, kernel) + bias, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        linear.apply(variables, x),
+        np.einsum("blhd,hdmf->blmf", x, kernel) + bias,
+        rtol=1e-5,
+        atol=1e-5,
+    )
     bound = np.sqrt(6 / (20 + 42))  # Xavier, of the matrix it is
     assert np.abs(kernel).max() <= bound and np.abs(kernel).max() > 0.9 * bound
 
@@ -43,7 +49,9 @@ def test_layer_norm():
     variables = nn.unbox(norm.init(KEY, x))
     variables["params"] = {"scale": jnp.arange(8.0), "bias": jnp.ones(8)}
     x = np.asarray(x)
-    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * np.arange(8) + 1
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(
+        x.var(-1, keepdims=True) + 1e-6
+    ) * np.arange(8) + 1
     np.testing.assert_allclose(norm.apply(variables, x), expected, rtol=1e-5, atol=1e-5)
     assert norm.apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
 
@@ -53,13 +61,17 @@ def test_sinusoids():
     for position in (0, 1, 49):
         for i in range(3):
             angle = position / 10_000 ** (2 * i / 6)
-            np.testing.assert_allclose(table[position, 2 * i: 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-5)
+            np.testing.assert_allclose(
+                table[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-5
+            )
 
 
 def naive_attention(q, k, v, seen):
     out = np.zeros_like(q)
     for b, i, h in np.ndindex(*q.shape[:3]):
-        scores = np.array([q[b, i, h] @ k[b, j, h] / np.sqrt(q.shape[-1]) for j in range(k.shape[1])])
+        scores = np.array(
+            [q[b, i, h] @ k[b, j, h] / np.sqrt(q.shape[-1]) for j in range(k.shape[1])]
+        )
         scores[~seen[b, i]] = -np.inf
         weights = np.exp(scores - scores.max())
         out[b, i, h] = (weights / weights.sum()) @ v[b, :, h]
@@ -76,15 +88,28 @@ def test_attention_sees_what_the_mask_says(causal, packed):
         seen &= np.tril(np.ones((6, 6), bool))
     if packed:
         seen &= segments[:, :, None] == segments[:, None, :]
-    mask = Mask(causal=causal, query_segments=segments if packed else None, key_segments=segments if packed else None)
-    np.testing.assert_allclose(dot_product(q, k, v, mask), naive_attention(q, k, v, seen), rtol=1e-4, atol=1e-5)
+    mask = Mask(
+        causal=causal,
+        query_segments=segments if packed else None,
+        key_segments=segments if packed else None,
+    )
+    np.testing.assert_allclose(
+        dot_product(q, k, v, mask), naive_attention(q, k, v, seen), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_padding_is_never_seen_and_a_blind_query_stays_finite():
     seen = Mask(query_segments=jnp.array([[1, 0]]), key_segments=jnp.array([[1, 0, 0]])).dense(2, 3)
     np.testing.assert_array_equal(seen[0, 0], [[True, False, False], [False, False, False]])
     q = jnp.ones((1, 2, 1, 4))
-    assert np.isfinite(dot_product(q, jnp.ones((1, 3, 1, 4)), jnp.ones((1, 3, 1, 4)), Mask(key_segments=jnp.zeros((1, 3), int)))).all()
+    assert np.isfinite(
+        dot_product(
+            q,
+            jnp.ones((1, 3, 1, 4)),
+            jnp.ones((1, 3, 1, 4)),
+            Mask(key_segments=jnp.zeros((1, 3), int)),
+        )
+    ).all()
 
 
 def test_dropout_keeps_the_mean_and_is_off_outside_training():
@@ -101,9 +126,22 @@ def test_attention_cache_holds_rows_at_different_positions():
     variables = nn.unbox(attention.init(KEY, x, mask=Mask()))
     whole = attention.apply(variables, x, mask=Mask(causal=True))
     slots = jnp.stack([jnp.arange(5), jnp.arange(5)])
-    _, cache = attention.apply(variables, x[:, :3], mask=Mask(causal=True, query_slots=slots[:, :3]), decode=8, mutable=["cache"])
-    one = jnp.stack([x[0, 3], x[1, 2]])[:, None]  # row 0 goes on to slot 3, row 1 writes slot 2 again
-    y, _ = attention.apply({**variables, **cache}, one, mask=Mask(causal=True, query_slots=jnp.array([[3], [2]])), decode=8, mutable=["cache"])
+    _, cache = attention.apply(
+        variables,
+        x[:, :3],
+        mask=Mask(causal=True, query_slots=slots[:, :3]),
+        decode=8,
+        mutable=["cache"],
+    )
+    # row 0 goes on to slot 3, row 1 writes slot 2 again
+    one = jnp.stack([x[0, 3], x[1, 2]])[:, None]
+    y, _ = attention.apply(
+        {**variables, **cache},
+        one,
+        mask=Mask(causal=True, query_slots=jnp.array([[3], [2]])),
+        decode=8,
+        mutable=["cache"],
+    )
     np.testing.assert_allclose(y[:, 0], jnp.stack([whole[0, 3], whole[1, 2]]), rtol=1e-5, atol=1e-6)
 
 
@@ -111,9 +149,20 @@ def test_attention_cache_holds_rows_at_different_positions():
 @pytest.mark.parametrize("segments, window", [(False, None), (True, None), (True, 20)])
 def test_causal_blocks_equal_the_whole_and_so_do_their_gradients(length, segments, window):
     q, k, v = jax.random.normal(jax.random.key(0), (3, 2, length, 2, 4))
-    ids = jnp.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1) if segments else None
-    mask = Mask(causal=True, window=window and jnp.int32(window), query_segments=ids, key_segments=ids)
-    for ours, whole in zip(*(jax.tree.leaves(jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())((q, k, v))) for kernel in (causal_blocks, dot_product))):
+    ids = (
+        jnp.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1)
+        if segments
+        else None
+    )
+    mask = Mask(
+        causal=True, window=window and jnp.int32(window), query_segments=ids, key_segments=ids
+    )
+    for ours, whole in zip(
+        *(
+            jax.tree.leaves(jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())((q, k, v)))
+            for kernel in (causal_blocks, dot_product)
+        )
+    ):
         np.testing.assert_allclose(ours, whole, rtol=1e-4, atol=1e-4)
 
 
@@ -124,12 +173,19 @@ def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
     lstm = LSTM(5, reverse)
     variables = nn.unbox(lstm.init(KEY, x, filled))
     variables = jax.tree.map(lambda p: p + 0.1, variables)  # a bias of zeros would hide the bias
-    found, p = np.asarray(lstm.apply(variables, x, filled)), jax.tree.map(np.asarray, variables["params"])
+    found, p = (
+        np.asarray(lstm.apply(variables, x, filled)),
+        jax.tree.map(np.asarray, variables["params"]),
+    )
     sigmoid = lambda z: 1 / (1 + np.exp(-z))
     for row, length in enumerate(lengths):
         h, c = np.zeros(5), np.zeros(5)
         for t in reversed(range(length)) if reverse else range(length):
-            z = np.einsum("m,mgf->gf", x[row, t], p["input"]["kernel"]) + p["input"]["bias"] + (h @ p["recurrent"]).reshape(4, 5)
+            z = (
+                np.einsum("m,mgf->gf", x[row, t], p["input"]["kernel"])
+                + p["input"]["bias"]
+                + (h @ p["recurrent"]).reshape(4, 5)
+            )
             c = sigmoid(z[1] + 1) * c + sigmoid(z[0]) * np.tanh(z[2])
             h = sigmoid(z[3]) * np.tanh(c)
             np.testing.assert_allclose(found[row, t], h, rtol=1e-4, atol=1e-5)

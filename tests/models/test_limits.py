@@ -1,4 +1,5 @@
 """A row that is too long and an id that is not there are errors, not NaN."""
+
 from functools import partial
 
 import jax
@@ -14,7 +15,8 @@ from transformer_jax.models.gpt import GPT
 SIZE = dict(vocab_size=20, d_model=8, d_ff=8, num_heads=2, max_length=6)
 LAYERS = dict(num_encoder_layers=1, num_decoder_layers=1)
 MODELS = {
-    "gpt": GPT(num_layers=1, vocab_multiple=8, **SIZE), "bert": BERT(num_layers=1, **SIZE),
+    "gpt": GPT(num_layers=1, vocab_multiple=8, **SIZE),
+    "bert": BERT(num_layers=1, **SIZE),
     "learned": EncoderDecoder(positions="learned", source_vocab_size=30, **LAYERS, **SIZE),
     "sinusoidal": EncoderDecoder(**LAYERS, **SIZE),
 }
@@ -59,8 +61,10 @@ def test_ids_are_those_of_the_vocabulary(applied, wrong):
             apply(tokens(1, 2), jnp.array([[1, wrong]]))
 
 
-@pytest.mark.parametrize("argument, values, key", [
-    ("positions", (0, 6), "max_length=6"), ("token_types", (0, 2), "num_token_types=2")])
+@pytest.mark.parametrize(
+    "argument, values, key",
+    [("positions", (0, 6), "max_length=6"), ("token_types", (0, 2), "num_token_types=2")],
+)
 def test_positions_and_types_are_those_of_their_tables(argument, values, key):
     model = MODELS["bert"]
     params = jax.jit(model.init)(jax.random.key(0), tokens(1, 2))["params"]
@@ -75,8 +79,9 @@ def test_a_cache_has_a_slot_for_each_token_and_no_more_than_positions(length, sl
 
     def write(tokens):
         positions = jnp.arange(length)[None]
-        return model.apply({"params": params}, tokens, positions, decode=slots, method="hidden",
-                           mutable=["cache"])
+        return model.apply(
+            {"params": params}, tokens, positions, decode=slots, method="hidden", mutable=["cache"]
+        )
 
     with pytest.raises(UserError, match=f"decode={slots}.*{length}.*config.model.max_length=6"):
         jax.eval_shape(write, tokens(1, length))

@@ -1,4 +1,7 @@
-"""Memory as predicted is the compiled program's; what does not fit is said, with what would help; initialisation holds no whole model."""
+"""Memory as predicted is the compiled program's; what does not fit is said, with what would help;
+initialisation holds no whole model.
+"""
+
 import dataclasses
 import math
 
@@ -6,21 +9,57 @@ import jax
 import pytest
 
 from tests.programs import call
-from transformer_jax import config as configs, hardware
+from transformer_jax import config as configs
+from transformer_jax import hardware
 from transformer_jax.planning import estimate, shardings, topology, verdict
+from transformer_jax.runs.workdir import make_task
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program
-from transformer_jax.runs.workdir import make_task
 
-TINY = {"encoder_decoder": ("configs/wmt/base.py", {"model.vocab_size": 512, "model.d_model": 64, "model.d_ff": 128, "model.num_heads": 4, "model.num_encoder_layers": 2, "model.num_decoder_layers": 2}),
-        "gpt": ("configs/gpt/gpt2.py:124m", {"model.vocab_size": 512, "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4, "model.max_length": 128, "task.length": 64}),
-        "bert": ("configs/bert/base.py", {"model.vocab_size": 512, "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4})}
+TINY = {
+    "encoder_decoder": (
+        "configs/wmt/base.py",
+        {
+            "model.vocab_size": 512,
+            "model.d_model": 64,
+            "model.d_ff": 128,
+            "model.num_heads": 4,
+            "model.num_encoder_layers": 2,
+            "model.num_decoder_layers": 2,
+        },
+    ),
+    "gpt": (
+        "configs/gpt/gpt2.py:124m",
+        {
+            "model.vocab_size": 512,
+            "model.d_model": 64,
+            "model.num_layers": 2,
+            "model.num_heads": 4,
+            "model.max_length": 128,
+            "task.length": 64,
+        },
+    ),
+    "bert": (
+        "configs/bert/base.py",
+        {"model.vocab_size": 512, "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4},
+    ),
+}
 SMALL = hardware.Chip("small chip", 1e12, 1e6, 1e9, 1e9)
 
 
 def program_of(name, **overrides):
     path, tiny = TINY[name]
-    config = configs.load(path, [(key, str(value)) for key, value in {**tiny, "train.batch": 16, **{k.replace("__", "."): v for k, v in overrides.items()}}.items()])
+    config = configs.load(
+        path,
+        [
+            (key, str(value))
+            for key, value in {
+                **tiny,
+                "train.batch": 16,
+                **{k.replace("__", "."): v for k, v in overrides.items()},
+            }.items()
+        ],
+    )
     task = make_task(config)
     return config, task, Program.of(config, task)
 
@@ -32,13 +71,18 @@ def gpt():
     return *made, estimate.estimate(*made)
 
 
-@pytest.mark.parametrize("name, mesh", [("bert", {"mesh__fsdp": 2, "mesh__tensor": 2, "train__accumulation": 2})])
+@pytest.mark.parametrize(
+    "name, mesh", [("bert", {"mesh__fsdp": 2, "mesh__tensor": 2, "train__accumulation": 2})]
+)
 def test_predicted_arguments_are_the_compiled_programs(name, mesh):
     made = program_of(name, **mesh)
     found = estimate.estimate(*made)
     assert sum(found.consumers.values()) == pytest.approx(found.arguments, rel=0.01)
-    assert found.consumers["optimizer state"] == pytest.approx(2 * found.consumers["parameters"], rel=0.01)
-    assert found.collectives["all-gather"]["bytes"] > found.consumers["parameters"]  # fsdp gathers what it has split
+    assert found.consumers["optimizer state"] == pytest.approx(
+        2 * found.consumers["parameters"], rel=0.01
+    )
+    # fsdp gathers what it has split
+    assert found.collectives["all-gather"]["bytes"] > found.consumers["parameters"]
 
 
 def test_of_unknown_devices_only_the_memory_is_said(gpt):
@@ -58,7 +102,11 @@ def test_what_does_not_fit_is_said_with_what_would_help(gpt):
     said = "\n".join(verdict.lines(*made, known(found, SMALL)))
     assert "it does not fit" in said and "temporaries" in said and "small chip has 0.0 GB" in said
     assert "--config.mesh.data=1 --config.mesh.fsdp=4: parameters and optimizer state" in said
-    assert "--config.train.accumulation=4" in said and "--config.model.remat=full" in said and "more chips" not in said
+    assert (
+        "--config.train.accumulation=4" in said
+        and "--config.model.remat=full" in said
+        and "more chips" not in said
+    )
     tiny = verdict.lines(*made, known(found, dataclasses.replace(SMALL, memory=1e3)))
     assert "more chips: parameters and optimizer state alone" in tiny[-1]
 
@@ -73,7 +121,11 @@ def test_the_roofline_of_what_fits(gpt):
 
 def test_full_rematerialisation_costs_the_layers_forward_pass_again():
     for name in TINY:
-        seconds = {remat: estimate.compute_seconds(config, task, SMALL, 8) for remat in ("none", "full") for config, task, _ in [program_of(name, model__remat=remat)]}
+        seconds = {
+            remat: estimate.compute_seconds(config, task, SMALL, 8)
+            for remat in ("none", "full")
+            for config, task, _ in [program_of(name, model__remat=remat)]
+        }
         assert 1 < seconds["full"] / seconds["none"] < 4 / 3
 
 
@@ -87,25 +139,54 @@ def test_a_refusal_is_read():
 
 @pytest.mark.parametrize("name", ["encoder_decoder", "gpt", "bert"])
 def test_no_device_holds_the_whole_model_at_initialisation(name):
-    config, task, program = program_of(name, mesh__fsdp=8, model__d_model=512, **({"model__d_ff": 2048} if name == "encoder_decoder" else {}))
+    config, task, program = program_of(
+        name,
+        mesh__fsdp=8,
+        model__d_model=512,
+        **({"model__d_ff": 2048} if name == "encoder_decoder" else {}),
+    )
     memory = states.make_init(task, program.tx, program.state).lower().compile().memory_analysis()
-    whole = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.state.params))
-    assert memory.output_size_in_bytes == pytest.approx(shardings.bytes_per_device(program.state), rel=0.01)
-    assert memory.output_size_in_bytes == pytest.approx(3 * whole / 8, rel=0.05)  # parameters and two moments
+    whole = sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(program.state.params)
+    )
+    assert memory.output_size_in_bytes == pytest.approx(
+        shardings.bytes_per_device(program.state), rel=0.01
+    )
+    # parameters and two moments
+    assert memory.output_size_in_bytes == pytest.approx(3 * whole / 8, rel=0.05)
     assert memory.temp_size_in_bytes < whole / 3
 
 
 def test_tiles_of_a_tpu():
     tiled = shardings._tiled
-    assert tiled((768, 3072)) == 768 * 3072 and tiled((3072, 192)) == 3072 * 192  # the long axis innermost
-    assert tiled((192, 12, 64)) == 256 * 12 * 64 and tiled((2, 100)) == 2 * 128 and tiled(()) == tiled((5,)) == 128
+    # the long axis innermost
+    assert tiled((768, 3072)) == 768 * 3072 and tiled((3072, 192)) == 3072 * 192
+    assert (
+        tiled((192, 12, 64)) == 256 * 12 * 64
+        and tiled((2, 100)) == 2 * 128
+        and tiled(()) == tiled((5,)) == 128
+    )
 
 
 def test_chips_by_the_names_jax_gives_them():
-    assert hardware.of("TPU v5 lite") is hardware.V5E and hardware.of("NVIDIA H200") is hardware.H200 and hardware.of("cpu") is None
+    assert (
+        hardware.of("TPU v5 lite") is hardware.V5E
+        and hardware.of("NVIDIA H200") is hardware.H200
+        and hardware.of("cpu") is None
+    )
 
 
-@pytest.mark.parametrize("name, says", [("v9:2x2", "no TPU 'v9'; there are: v4, v5e, v5p, v6e"), ("v5e:4x4x4", "is AxB"), ("v5p:4x4", "is AxBxC"), ("v5e:4xb", "is AxB"), ("v5e", "is AxB")])
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("v9:2x2", "no TPU 'v9'; there are: v4, v5e, v5p, v6e"),
+        ("v5e:4x4x4", "is AxB"),
+        ("v5p:4x4", "is AxBxC"),
+        ("v5e:4xb", "is AxB"),
+        ("v5e", "is AxB"),
+    ],
+)
 def test_a_slice_that_is_none(name, says):
     with pytest.raises(configs.UserError, match=f"--topology={name}: .*{says}"):
         topology.prepare(name)
@@ -113,10 +194,16 @@ def test_a_slice_that_is_none(name, says):
 
 def test_a_mistake_is_one_line_and_exit_code_2():
     done = call("dry_run", "--config=configs/gpt/gpt2.py:124m", "--topology=v9:2x2")
-    assert done.returncode == 2 and done.stderr.startswith("error: --topology=v9:2x2: no TPU 'v9'") and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith("error: --topology=v9:2x2: no TPU 'v9'")
+        and len(done.stderr.splitlines()) == 1
+    )
 
 
 def test_without_the_tpu_compiler_one_line_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(configs.UserError, match=r"needs the TPU compiler, libtpu: pip install 'jax\[tpu\]=="):
+    with pytest.raises(
+        configs.UserError, match=r"needs the TPU compiler, libtpu: pip install 'jax\[tpu\]=="
+    ):
         topology.prepare("v5e:4x4")

@@ -1,7 +1,9 @@
 """Collectives are read from HLO as often as they run, whatever way XLA writes them."""
+
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from transformer_jax.planning import hlo
 
@@ -48,15 +50,26 @@ ENTRY %main.1_spmd (param: f32[64,128]) -> f32[] {
 
 def test_every_way_of_writing_counts_once_an_execution():
     found = hlo.summary(hlo.collectives(TPU, 8))
-    assert found == {"all-gather": {"count": 15, "bytes": 15 * 64 * 128 * 4}, "reduce-scatter": {"count": 16, "bytes": 15 * 64 * 128 * 4 + 4 * 8 * 128 * 2},
-                     "collective-permute": {"count": 5, "bytes": 5 * 8 * 128 * 2}, "all-reduce": {"count": 1, "bytes": 44}}
+    assert found == {
+        "all-gather": {"count": 15, "bytes": 15 * 64 * 128 * 4},
+        "reduce-scatter": {"count": 16, "bytes": 15 * 64 * 128 * 4 + 4 * 8 * 128 * 2},
+        "collective-permute": {"count": 5, "bytes": 5 * 8 * 128 * 2},
+        "all-reduce": {"count": 1, "bytes": 44},
+    }
     sizes = {(one.kind, one.bytes): one.devices for one in hlo.collectives(TPU, 8)}
     assert set(sizes.values()) == {2, 4, 8} and sizes["all-reduce", 44] == 8
 
 
 def test_what_a_device_sends():
     moved = {kind: hlo.Collective(kind, 1, 800, 4).moved for kind in hlo.KINDS}
-    assert moved == {"all-gather": 600, "reduce-scatter": 600, "all-to-all": 600, "all-reduce": 1200, "collective-permute": 800, "collective-broadcast": 800}
+    assert moved == {
+        "all-gather": 600,
+        "reduce-scatter": 600,
+        "all-to-all": 600,
+        "all-reduce": 1200,
+        "collective-permute": 800,
+        "collective-broadcast": 800,
+    }
     assert hlo.Collective("all-reduce", 1, 800, 1).moved == 0
 
 
@@ -65,13 +78,16 @@ def test_nested_loops_of_a_compiled_program_multiply():
     whole = NamedSharding(mesh, P())
 
     def inner(x, w):
-        y = jax.lax.with_sharding_constraint(jnp.sin(x @ w), whole)  # contracted over a split axis: summed over the devices
+        # contracted over a split axis: summed over the devices
+        y = jax.lax.with_sharding_constraint(jnp.sin(x @ w), whole)
         return jax.lax.with_sharding_constraint(y, NamedSharding(mesh, P(None, "data"))), None
 
     def step(x, weights):
         return jax.lax.scan(lambda x, ws: (jax.lax.scan(inner, x, ws)[0], None), x, weights)[0]
 
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "data")))
-    weights = jax.ShapeDtypeStruct((11, 7, 64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "data")))
+    weights = jax.ShapeDtypeStruct(
+        (11, 7, 64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "data"))
+    )
     found = hlo.summary(hlo.collectives(jax.jit(step).lower(x, weights).compile().as_text(), 8))
     assert found["all-reduce"] == {"count": 77, "bytes": 77 * 32 * 64 * 4}

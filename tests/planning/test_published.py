@@ -1,4 +1,7 @@
-"""Every published figure that can be computed is met to its printed digits, or a note says why not; the counts are those of real arrays and traced operations."""
+"""Every published figure that can be computed is met to its printed digits, or a note says why not;
+the counts are those of real arrays and traced operations.
+"""
+
 import json
 
 import jax
@@ -9,19 +12,36 @@ from tests.conftest import build_gpt
 from tests.finetuning.examples import pretrained
 from tests.programs import call
 from tests.test_configs import CONFIGS
-from transformer_jax import config as configs, hardware
+from transformer_jax import config as configs
+from transformer_jax import hardware
 from transformer_jax.planning import counts, published, traced
-from transformer_jax.training import state
 from transformer_jax.runs.workdir import make_task, open_run
+from transformer_jax.training import state
 
-DIFFER = {"Transformer base", "Transformer big", "GPT-3 XL", "GPT-3 13B", "BERT large", "GPT-3 XL, 16 heads, 6ND"}
+DIFFER = {
+    "Transformer base",
+    "Transformer big",
+    "GPT-3 XL",
+    "GPT-3 13B",
+    "BERT large",
+    "GPT-3 XL, 16 heads, 6ND",
+}
 
 
 def test_layers():
     assert [(row.name, row.value, row.printed, row.agrees) for row in published.layers()] == [
-        ("self-attention", 4e9, "4e9", True), ("recurrence", 16e9, "16e9", True), ("convolution", 6e9, "6e9", True)]
-    attention, recurrence, convolution = (row.value for row in published.layers(length=50, width=8, kernel=5))
-    assert (attention, recurrence, convolution) == (4 * 50**2 * 8, 16 * 50 * 8**2, 2 * 5 * 50 * 8**2)
+        ("self-attention", 4e9, "4e9", True),
+        ("recurrence", 16e9, "16e9", True),
+        ("convolution", 6e9, "6e9", True),
+    ]
+    attention, recurrence, convolution = (
+        row.value for row in published.layers(length=50, width=8, kernel=5)
+    )
+    assert (attention, recurrence, convolution) == (
+        4 * 50**2 * 8,
+        16 * 50 * 8**2,
+        2 * 5 * 50 * 8**2,
+    )
 
 
 def test_models_and_trainings():
@@ -30,73 +50,145 @@ def test_models_and_trainings():
     assert all(row.note for row in rows if row.agrees is False)
     values = {row.name: row.value for row in rows}
     assert values["GPT-2 124M"] == 124_439_808 and values["BERT base"] == 110_106_428
-    assert published.rounded(values["Transformer base, device hours"], "3.3e18") == "3.3e18" and published.rounded(values["GPT-3 175B, 6ND"], "3.14e23") == "3.14e23"
-    assert values["GPT-3 175B, counted"] / values["GPT-3 175B, 6ND"] == pytest.approx(1.01, abs=0.01)
+    assert (
+        published.rounded(values["Transformer base, device hours"], "3.3e18") == "3.3e18"
+        and published.rounded(values["GPT-3 175B, 6ND"], "3.14e23") == "3.14e23"
+    )
+    assert values["GPT-3 175B, counted"] / values["GPT-3 175B, 6ND"] == pytest.approx(
+        1.01, abs=0.01
+    )
 
 
 def test_the_notes_are_true():
     """What they say another vocabulary would give."""
-    count = lambda file, vocab: counts.parameters(make_task(configs.load(str(CONFIGS / file), [("model.vocab_size", str(vocab))])))["params"]
-    assert published.rounded(count("wmt/base.py", 40_700), "65M") == "65M" and published.rounded(count("wmt/big.py", 36_000), "213M") == "213M"
+    count = lambda file, vocab: counts.parameters(
+        make_task(configs.load(str(CONFIGS / file), [("model.vocab_size", str(vocab))]))
+    )["params"]
+    assert (
+        published.rounded(count("wmt/base.py", 40_700), "65M") == "65M"
+        and published.rounded(count("wmt/big.py", 36_000), "213M") == "213M"
+    )
     large = counts.parameters(make_task(configs.load(str(CONFIGS / "bert/large.py"))))
-    assert (published.rounded(large["params_encoder"], "335.1M"), published.rounded(large["params"], "336.2M")) == ("335.1M", "336.2M")
+    assert (
+        published.rounded(large["params_encoder"], "335.1M"),
+        published.rounded(large["params"], "336.2M"),
+    ) == ("335.1M", "336.2M")
 
 
-@pytest.mark.parametrize("value, printed, expected", [(3.2832e18, "3.3e18", "3.3e18"), (1.1985e22, "1.20e22", "1.20e22"), (124_439_808, "117M", "124M"), (174.604e9, "174.6B", "174.6B")])
+@pytest.mark.parametrize(
+    "value, printed, expected",
+    [
+        (3.2832e18, "3.3e18", "3.3e18"),
+        (1.1985e22, "1.20e22", "1.20e22"),
+        (124_439_808, "117M", "124M"),
+        (174.604e9, "174.6B", "174.6B"),
+    ],
+)
 def test_rounding(value, printed, expected):
     assert published.rounded(value, printed) == expected
 
 
 def test_counts_are_those_of_the_arrays_and_the_loop(tiny, tmp_path):
-    """Parameters, and the FLOPs of a whole run with a batch that grows, beside what a run of it would log update by update."""
-    config = build_gpt(tmp_path, train__num_steps=20, train__batch=8, train__first_batch=2, train__ramp_steps=10)
+    """Parameters, and the FLOPs of a whole run with a batch that grows, beside what a run of it
+    would log update by update.
+    """
+    config = build_gpt(
+        tmp_path, train__num_steps=20, train__batch=8, train__first_batch=2, train__ramp_steps=10
+    )
     task = make_task(config)
-    assert counts.parameters(task)["params"] == sum(leaf.size for leaf in jax.tree.leaves(state.init_params(task)))
+    assert counts.parameters(task)["params"] == sum(
+        leaf.size for leaf in jax.tree.leaves(state.init_params(task))
+    )
     rows = sum(task.rows().train.size(step) for step in range(20))
-    assert counts.training(task) == (task.flops(0) * rows, task.positions(0) * rows) and rows < 8 * 20
+    assert (
+        counts.training(task) == (task.flops(0) * rows, task.positions(0) * rows) and rows < 8 * 20
+    )
 
 
 def test_phases_are_counted_apart():
     task = make_task(configs.load(str(CONFIGS / "bert/base.py")))
-    assert counts.training(task) == (256 * (900_000 * task.flops(0) + 100_000 * task.flops(1)), 256 * (900_000 * 128 + 100_000 * 512))
+    assert counts.training(task) == (
+        256 * (900_000 * task.flops(0) + 100_000 * task.flops(1)),
+        256 * (900_000 * 128 + 100_000 * 512),
+    )
 
 
 def test_the_formula_of_a_model_is_what_is_traced(tmp_path):
-    """GPT's forward pass on a row short enough for attention in one piece, of which the formula counts the seen half."""
+    """GPT's forward pass on a row short enough for attention in one piece, of which the formula
+    counts the seen half.
+    """
     task = make_task(build_gpt(tmp_path))
     model, length = task.model, 16
     params = state.abstract_params(task)
-    found = traced.flops(lambda params, tokens: model.apply({"params": params}, tokens), params, jax.ShapeDtypeStruct((1, length), jnp.int32))
+    found = traced.flops(
+        lambda params, tokens: model.apply({"params": params}, tokens),
+        params,
+        jax.ShapeDtypeStruct((1, length), jnp.int32),
+    )
     unseen = model.num_layers * 2 * model.d_model * length**2
     assert found == model.flops(length) + unseen
 
 
 def test_the_command(tmp_path):
-    done = call("costs", "--config=configs/gpt/gpt2.py:124m", "--device=h100", "--mfu=0.5", "--price=2")
+    done = call(
+        "costs", "--config=configs/gpt/gpt2.py:124m", "--device=h100", "--mfu=0.5", "--price=2"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["flops"] == pytest.approx(found["six_nd"], rel=0.1) and found["params"] == 124_439_808
-    assert found["device_hours"] == pytest.approx(found["flops"] / hardware.H100.flops / 0.5 / 3600) and found["money"] == 2 * found["device_hours"]
+    assert (
+        found["flops"] == pytest.approx(found["six_nd"], rel=0.1) and found["params"] == 124_439_808
+    )
+    assert (
+        found["device_hours"] == pytest.approx(found["flops"] / hardware.H100.flops / 0.5 / 3600)
+        and found["money"] == 2 * found["device_hours"]
+    )
 
 
 def test_what_fine_tuning_costs_follows_from_the_run_it_begins_with(tmp_path):
     begun = pretrained(tmp_path, "bert")
-    done = call("costs", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}", "--config.task.length=32", "--config.train.num_steps=10")
+    done = call(
+        "costs",
+        "--config=configs/finetune/sentiment.py:olid",
+        f"--config.init_from={begun}",
+        "--config.task.length=32",
+        "--config.train.num_steps=10",
+    )
     assert done.returncode == 0, done.stderr
     found, encoder = json.loads(done.stdout), open_run(begun)[1]["encoder"]
     matrices = sum(leaf.size for leaf in jax.tree.leaves(encoder) if leaf.ndim > 2)
-    compiled = call("dry_run", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}", "--config.task.length=32", "--devices=1")
-    assert json.loads(compiled.stdout.splitlines()[-1])["params"] == found["params"], compiled.stderr
-    unprepared = call("prepare", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}")
+    compiled = call(
+        "dry_run",
+        "--config=configs/finetune/sentiment.py:olid",
+        f"--config.init_from={begun}",
+        "--config.task.length=32",
+        "--devices=1",
+    )
+    assert json.loads(compiled.stdout.splitlines()[-1])["params"] == found["params"], (
+        compiled.stderr
+    )
+    unprepared = call(
+        "prepare", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}"
+    )
     assert unprepared.returncode == 2 and "nothing to prepare" in unprepared.stderr
-    assert found["positions"] == 32 * 32 * 10 and 1 < found["flops"] / (6 * matrices * found["positions"]) < 1.5  # the rest is attention itself
+    # the rest is attention itself
+    assert (
+        found["positions"] == 32 * 32 * 10
+        and 1 < found["flops"] / (6 * matrices * found["positions"]) < 1.5
+    )
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--config=configs/gpt/gpt2.py:124m", "--device=h10"], "did you mean h100"), (["--config=configs/gpt/gpt2.py:124m", "--mfu=1.5"], "--mfu=1.5"),
-    (["--config=configs/gpt/gpt2.py:124m", "--price=2"], "--price needs --device"), (["--config=configs/finetune/glue.py:cola"], "config.init_from is missing"),
-    (["--device=h100"], "--device needs --config"),
-])
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--config=configs/gpt/gpt2.py:124m", "--device=h10"], "did you mean h100"),
+        (["--config=configs/gpt/gpt2.py:124m", "--mfu=1.5"], "--mfu=1.5"),
+        (["--config=configs/gpt/gpt2.py:124m", "--price=2"], "--price needs --device"),
+        (["--config=configs/finetune/glue.py:cola"], "config.init_from is missing"),
+        (["--device=h100"], "--device needs --config"),
+    ],
+)
 def test_a_mistake_costs_one_line(flags, words):
     done = call("costs", *flags)
-    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert (
+        done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    ), done.stderr

@@ -1,4 +1,7 @@
-"""The search compiles a bounded number of variants, leaves out what can't fit or can't be faster, and ranks the rest."""
+"""The search compiles a bounded number of variants, leaves out what can't fit or can't be faster,
+and ranks the rest.
+"""
+
 import dataclasses
 import types
 
@@ -6,7 +9,8 @@ import jax
 import pytest
 
 from tests.planning.test_estimate import SMALL, TINY
-from transformer_jax import config as configs, hardware
+from transformer_jax import config as configs
+from transformer_jax import hardware
 from transformer_jax.planning import search
 from transformer_jax.planning.estimate import Estimate, Roofline, compute_seconds
 from transformer_jax.runs.workdir import make_task
@@ -15,21 +19,35 @@ from transformer_jax.runs.workdir import make_task
 @pytest.fixture
 def config():
     path, tiny = TINY["gpt"]
-    return configs.load(path, [(key, str(value)) for key, value in {**tiny, "train.batch": 16}.items()])
+    return configs.load(
+        path, [(key, str(value)) for key, value in {**tiny, "train.batch": 16}.items()]
+    )
 
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What is compiled; in the compiler's place, temporaries of 100 kB for each row of a microbatch on a device, and a network that only tensor uses."""
+    """What is compiled; in the compiler's place, temporaries of 100 kB for each row of a microbatch
+    on a device, and a network that only tensor uses.
+    """
     done = []
 
     def estimate(config, task, program):
         sizes, taken = program.mesh.shape, 10**5
         rows = config.train.batch // config.train.accumulation // (sizes["data"] * sizes["fsdp"])
-        done.append((sizes["data"], sizes["fsdp"], sizes["tensor"], config.model.remat, config.train.accumulation))
+        done.append(
+            (
+                sizes["data"],
+                sizes["fsdp"],
+                sizes["tensor"],
+                config.model.remat,
+                config.train.accumulation,
+            )
+        )
         seconds = compute_seconds(config, task, SMALL, 8)
         line = Roofline(seconds, seconds / 2, seconds * sizes["tensor"] / 2)
-        return Estimate(SMALL, 8, 1.0, {}, taken, 0, rows * 10**5, taken + rows * 10**5, {}, 0.0, line)
+        return Estimate(
+            SMALL, 8, 1.0, {}, taken, 0, rows * 10**5, taken + rows * 10**5, {}, 0.0, line
+        )
 
     monkeypatch.setattr(search, "estimate", estimate)
     monkeypatch.setattr(hardware, "of", lambda kind: SMALL)
@@ -42,7 +60,10 @@ def test_the_fastest_that_fits_comes_first(config, compiled):
     times = [one.roofline.step_s for _, one in found if one.fits]
     assert times == sorted(times) and found[0][0].tensor <= 2 and found[0][0].remat != "full"
     assert all(v.data * v.fsdp * v.tensor == 8 for v, _ in found)
-    assert f"1. data {found[0][0].data:>3}" in search.table(found)[1] and found[0][0].flags() in search.table(found)[-1]
+    assert (
+        f"1. data {found[0][0].data:>3}" in search.table(found)[1]
+        and found[0][0].flags() in search.table(found)[-1]
+    )
     assert search.record(found)[0]["fits"] is True
 
 
@@ -59,7 +80,14 @@ def test_more_microbatches_only_where_fewer_do_not_fit(config, compiled, monkeyp
     found = search.search(config, make_task, jax.devices())
     assert found[0][1].fits
     for variant, one in found:
-        fewer = [v for v, other in found if other.fits and v != variant and dataclasses.replace(v, accumulation=variant.accumulation) == variant and v.accumulation < variant.accumulation]
+        fewer = [
+            v
+            for v, other in found
+            if other.fits
+            and v != variant
+            and dataclasses.replace(v, accumulation=variant.accumulation) == variant
+            and v.accumulation < variant.accumulation
+        ]
         assert not fewer
 
 

@@ -1,4 +1,5 @@
 """The real TPU compiler, where it is installed."""
+
 import importlib.util
 import json
 
@@ -7,24 +8,50 @@ import pytest
 from tests.planning.test_estimate import TINY
 from tests.programs import call
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-WIDE = ["--config=configs/gpt/gpt2.py:124m", "--config.model.num_layers=2", "--config.model.vocab_size=8192", "--config.model.max_length=256", "--config.task.length=256"]
-FLAGS = [f"--config={TINY['gpt'][0]}", *(f"--config.{key}={value}" for key, value in TINY["gpt"][1].items())]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+WIDE = [
+    "--config=configs/gpt/gpt2.py:124m",
+    "--config.model.num_layers=2",
+    "--config.model.vocab_size=8192",
+    "--config.model.max_length=256",
+    "--config.task.length=256",
+]
+FLAGS = [
+    f"--config={TINY['gpt'][0]}",
+    *(f"--config.{key}={value}" for key, value in TINY["gpt"][1].items()),
+]
 
 
 def test_a_slice_is_compiled_for():
-    done = call("dry_run", *WIDE, "--config.train.batch=16", "--topology=v5e:2x2", "--config.mesh.fsdp=4")
+    done = call(
+        "dry_run", *WIDE, "--config.train.batch=16", "--topology=v5e:2x2", "--config.mesh.fsdp=4"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     arguments = found["bytes_per_device"]["arguments"]
-    assert sum(size for name, size in found["arguments_by_consumer"].items()) == pytest.approx(arguments, rel=0.01)
-    assert found["fits"] and found["topology"] == "v5e:2x2" and found["mesh"]["fsdp"] == 4 and found["collectives"]
+    assert sum(size for name, size in found["arguments_by_consumer"].items()) == pytest.approx(
+        arguments, rel=0.01
+    )
+    assert (
+        found["fits"]
+        and found["topology"] == "v5e:2x2"
+        and found["mesh"]["fsdp"] == 4
+        and found["collectives"]
+    )
     assert 0 < found["predicted_mfu_upper_bound"] < 1 and found["device_memory"] > 16e9
     assert "it fits" in done.stderr
 
 
 def test_what_the_compiler_refuses_is_an_answer():
-    done = call("dry_run", *FLAGS, "--config.train.batch=4000000", "--config.train.log_every=1", "--topology=v5e:2x2")
+    done = call(
+        "dry_run",
+        *FLAGS,
+        "--config.train.batch=4000000",
+        "--config.train.log_every=1",
+        "--topology=v5e:2x2",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["fits"] is False and found["bytes_per_device"]["peak"] > found["device_memory"]
@@ -34,16 +61,35 @@ def test_what_the_compiler_refuses_is_an_answer():
 def test_rematerialisation_saves_memory_with_the_layers_in_line():
     temporaries = {}
     for remat in ("none", "full"):
-        done = call("dry_run", *WIDE, "--config.train.batch=64", "--topology=v5e:2x2", "--config.model.vocab_size=256", "--config.model.unroll=2", f"--config.model.remat={remat}")
+        done = call(
+            "dry_run",
+            *WIDE,
+            "--config.train.batch=64",
+            "--topology=v5e:2x2",
+            "--config.model.vocab_size=256",
+            "--config.model.unroll=2",
+            f"--config.model.remat={remat}",
+        )
         assert done.returncode == 0, done.stderr
-        temporaries[remat] = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]["temporaries"]
+        temporaries[remat] = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"][
+            "temporaries"
+        ]
     assert temporaries["full"] < 0.75 * temporaries["none"]
 
 
 @pytest.mark.slow
 def test_a_model_of_175_billion_parameters_on_64_chips():
-    done = call("dry_run", "--config=configs/gpt/gpt3.py:175b", "--topology=v5p:4x4x4", "--config.mesh.data=1", "--config.mesh.fsdp=64",
-                "--config.train.batch=64", "--config.train.first_batch=0", "--config.train.ramp_steps=0")
+    done = call(
+        "dry_run",
+        "--config=configs/gpt/gpt3.py:175b",
+        "--topology=v5p:4x4x4",
+        "--config.mesh.data=1",
+        "--config.mesh.fsdp=64",
+        "--config.train.batch=64",
+        "--config.train.first_batch=0",
+        "--config.train.ramp_steps=0",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]
-    assert found["arguments"] <= 32.9e9 and found["temporaries"] <= 35.7e9  # what MaxText's compilation of the same takes
+    # what MaxText's compilation of the same takes
+    assert found["arguments"] <= 32.9e9 and found["temporaries"] <= 35.7e9

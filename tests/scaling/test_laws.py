@@ -1,4 +1,7 @@
-"""Each of the three approaches finds the exponents that made the losses, within 2 %, with noise; and says when it can't."""
+"""Each of the three approaches finds the exponents that made the losses, within 2 %, with noise;
+and says when it can't.
+"""
+
 import dataclasses
 
 import numpy as np
@@ -7,29 +10,45 @@ import pytest
 from transformer_jax.config import UserError
 from transformer_jax.scaling import laws
 
-TRUE = laws.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28, r2=1.0)  # Hoffmann et al. 2022, appendix D.3
+# Hoffmann et al. 2022, appendix D.3
+TRUE = laws.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28, r2=1.0)
 NOISE = 1e-3
 
 
 def run(rng, params, flops, first=None, points=20):
-    """A training whose loss is that of the law at every moment, but for noise; its curve from `first` FLOPs on."""
+    """A training whose loss is that of the law at every moment, but for noise; its curve from
+    `first` FLOPs on.
+    """
     spent = np.geomspace(first or flops / 300, flops, points)
     noisy = lambda n, d: TRUE(n, d) * np.exp(NOISE * rng.normal(size=np.shape(d)))
     tokens = flops / 6 / params
-    return laws.Run(f"{params:.3g}-{flops:.3g}", params, tokens, flops, float(noisy(params, tokens)), np.stack([spent, noisy(params, spent / 6 / params)], axis=1))
+    return laws.Run(
+        f"{params:.3g}-{flops:.3g}",
+        params,
+        tokens,
+        flops,
+        float(noisy(params, tokens)),
+        np.stack([spent, noisy(params, spent / 6 / params)], axis=1),
+    )
 
 
 @pytest.fixture(scope="module", params=range(3))
 def isoflop_runs(request):
     """Seven sizes around the best at each of nine budgets."""
     rng = np.random.default_rng(request.param)
-    return [run(rng, n, flops) for flops in np.geomspace(1e18, 1e22, 9) for n in np.geomspace(0.2, 5, 7) * TRUE.optimum(flops)[0]]
+    return [
+        run(rng, n, flops)
+        for flops in np.geomspace(1e18, 1e22, 9)
+        for n in np.geomspace(0.2, 5, 7) * TRUE.optimum(flops)[0]
+    ]
 
 
 def test_training_curves():
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        found = laws.envelope([run(rng, n, 1e24, first=3e17, points=200) for n in np.geomspace(1e7, 1e11, 16)])
+        found = laws.envelope(
+            [run(rng, n, 1e24, first=3e17, points=200) for n in np.geomspace(1e7, 1e11, 16)]
+        )
         assert found.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
         assert found.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
 
@@ -45,39 +64,72 @@ def test_the_parametric_law(isoflop_runs):
     found = laws.parametric(isoflop_runs)
     for key in ("alpha", "beta", "E"):
         assert getattr(found, key) == pytest.approx(getattr(TRUE, key), rel=0.02), key
-    assert found.params_exponent == pytest.approx(TRUE.params_exponent, rel=0.02) and found.r2 > 0.999
+    assert (
+        found.params_exponent == pytest.approx(TRUE.params_exponent, rel=0.02) and found.r2 > 0.999
+    )
     assert found(7e10, 1.4e12) == pytest.approx(TRUE(7e10, 1.4e12), rel=5e-3)
     assert np.prod(found.optimum(1e21)) * 6 == pytest.approx(1e21)
 
 
 def test_without_noise_the_law_is_exact():
-    runs = [laws.Run("", n, d, 6 * n * d, float(TRUE(n, d)), np.zeros((0, 2))) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 1e10)]
+    runs = [
+        laws.Run("", n, d, 6 * n * d, float(TRUE(n, d)), np.zeros((0, 2)))
+        for n in (1e6, 1e7, 1e8)
+        for d in (1e8, 1e9, 1e10)
+    ]
     found = laws.parametric(runs)
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(TRUE), rel=1e-5)
 
 
 def test_one_bad_run_moves_the_law_little(isoflop_runs):
     """What Huber's loss is for."""
-    bad = [dataclasses.replace(isoflop_runs[20], loss=2 * isoflop_runs[20].loss), *isoflop_runs[:20], *isoflop_runs[21:]]
+    bad = [
+        dataclasses.replace(isoflop_runs[20], loss=2 * isoflop_runs[20].loss),
+        *isoflop_runs[:20],
+        *isoflop_runs[21:],
+    ]
     assert laws.parametric(bad).alpha == pytest.approx(TRUE.alpha, rel=0.03)
 
 
 def test_intervals_hold_the_truth(isoflop_runs):
     law = laws.parametric(isoflop_runs)
-    drawn = laws.bootstrap(isoflop_runs, lambda runs: {"loss": float(laws.parametric(runs, near=law)(1e10, 1e12))}, samples=40)
+    drawn = laws.bootstrap(
+        isoflop_runs,
+        lambda runs: {"loss": float(laws.parametric(runs, near=law)(1e10, 1e12))},
+        samples=40,
+    )
     low, high = drawn["loss"]
     assert low < high and low * 0.995 < TRUE(1e10, 1e12) < high * 1.005 and high / low < 1.02
-    assert laws.bootstrap(isoflop_runs, lambda runs: {"a": laws.isoflop(runs[:3]).params.exponent}, samples=4) == {}  # it can't be done: no interval
+    # it can't be done: no interval
+    assert (
+        laws.bootstrap(
+            isoflop_runs, lambda runs: {"a": laws.isoflop(runs[:3]).params.exponent}, samples=4
+        )
+        == {}
+    )
 
 
 def test_power_laws_take_the_frontier():
-    runs = [laws.Run("", int(n), 1.0, 1.0, 5 * n**-0.1 * worse, np.zeros((0, 2))) for n in (10, 100, 1000) for worse in (1.0, 1.3)]
-    assert [one.loss for one in laws.frontier(runs, "params")] == sorted({5 * n**-0.1 for n in (10, 100, 1000)}, reverse=True)
+    runs = [
+        laws.Run("", int(n), 1.0, 1.0, 5 * n**-0.1 * worse, np.zeros((0, 2)))
+        for n in (10, 100, 1000)
+        for worse in (1.0, 1.3)
+    ]
+    assert [one.loss for one in laws.frontier(runs, "params")] == sorted(
+        {5 * n**-0.1 for n in (10, 100, 1000)}, reverse=True
+    )
     found = laws.loss_law(runs, "params")
     assert (found.exponent, found.coefficient, found.r2) == pytest.approx((-0.1, 5, 1))
 
 
-@pytest.mark.parametrize("fit, words", [(laws.parametric, "five runs"), (laws.isoflop, "two are needed"), (laws.envelope, "two are needed")])
+@pytest.mark.parametrize(
+    "fit, words",
+    [
+        (laws.parametric, "five runs"),
+        (laws.isoflop, "two are needed"),
+        (laws.envelope, "two are needed"),
+    ],
+)
 def test_too_few_runs_are_refused(fit, words):
     runs = [run(np.random.default_rng(0), n, 1e19) for n in (1e7, 1e8)]
     with pytest.raises(UserError, match=words):
@@ -87,5 +139,8 @@ def test_too_few_runs_are_refused(fit, words):
 def test_a_budget_whose_best_size_lies_outside_has_none():
     rng = np.random.default_rng(0)
     best = TRUE.optimum(1e20)[0]
-    outside, inside = laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(4, 40, 5)]), laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(0.2, 5, 5)])
+    outside, inside = (
+        laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(4, 40, 5)]),
+        laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(0.2, 5, 5)]),
+    )
     assert outside[0].best is None and inside[0].best == pytest.approx(best, rel=0.1)

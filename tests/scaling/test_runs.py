@@ -1,16 +1,19 @@
-"""A family as a user walks it: ordinary configs, trained in turn, fitted, a larger run predicted before it is trained; and the mistakes on the way."""
+"""A family as a user walks it: ordinary configs, trained in turn, fitted, a larger run predicted
+before it is trained; and the mistakes on the way.
+"""
+
 import json
 
 import numpy as np
 import pytest
 
 from tests.conftest import build_gpt
-from tests.scaling.test_laws import TRUE
 from tests.programs import call
+from tests.scaling.test_laws import TRUE
 from transformer_jax import config as configs
-from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
 from transformer_jax.planning import counts
+from transformer_jax.runs import workdir
 from transformer_jax.scaling import fits, runs
 from transformer_jax.scaling.family import HELD_OUT, Family
 from transformer_jax.training.checkpoint import FORMAT
@@ -39,7 +42,11 @@ def get_config(name=FAMILY.names[0]):
 def file(tmp_path):
     """A family's file, over a tiny text."""
     config = build_gpt(tmp_path / "text", model__dropout=0.0, model__attention_dropout=0.0)
-    keys = {key: value for key, value in configs.flat(config).items() if key not in ("model.name", "task.name")}
+    keys = {
+        key: value
+        for key, value in configs.flat(config).items()
+        if key not in ("model.name", "task.name")
+    }
     (tmp_path / "family.py").write_text(FILE.format(keys=keys))
     return tmp_path / "family.py"
 
@@ -52,21 +59,49 @@ def measured_by_law(file, folder, names):
         flops, tokens = counts.training(task)
         params, steps = counts.parameters(task)["params"], config.train.num_steps
         (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(json.dumps({"checkpoint_format": FORMAT, "config": config.to_dict(), "fingerprint": {"train": ["text"], "tokenizer": None}}))
+        (folder / name / "config.json").write_text(
+            json.dumps(
+                {
+                    "checkpoint_format": FORMAT,
+                    "config": config.to_dict(),
+                    "fingerprint": {"train": ["text"], "tokenizer": None},
+                }
+            )
+        )
         shares = np.arange(1, 26) / 25
-        lines = [{"step": round(steps * share), "train/loss": float(TRUE(params, tokens * share)), "train/tokens_total": tokens * share, "train/flops_total": flops * share} for share in shares]
+        lines = [
+            {
+                "step": round(steps * share),
+                "train/loss": float(TRUE(params, tokens * share)),
+                "train/tokens_total": tokens * share,
+                "train/flops_total": flops * share,
+            }
+            for share in shares
+        ]
         lines.append({"step": steps, "valid/loss": float(TRUE(params, tokens))})
-        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
 
 
 def test_a_family_is_ordinary_configs(file):
     family = configs.load_module(file).FAMILY
-    assert len(family.names) == 9 and family.names[:4] == ["d8-6.4e4", "d16-6.4e4", "d32-6.4e4", "d8-1.28e5"]
+    assert len(family.names) == 9 and family.names[:4] == [
+        "d8-6.4e4",
+        "d16-6.4e4",
+        "d32-6.4e4",
+        "d8-1.28e5",
+    ]
     config = configs.load(f"{file}:d16-1.28e5")
     task = workdir.make_task(config)
     assert config.model.d_model == 16 and counts.training(task)[1] == pytest.approx(128e3, rel=0.01)
     steps = config.train.num_steps
-    assert (config.train.eval_every, config.train.log_every, config.optimizer.warmup_steps, config.optimizer.decay_steps) == (steps, steps // 25, round(0.1 * steps), None)
+    assert (
+        config.train.eval_every,
+        config.train.log_every,
+        config.optimizer.warmup_steps,
+        config.optimizer.decay_steps,
+    ) == (steps, steps // 25, round(0.1 * steps), None)
     with pytest.raises(UserError, match="did you mean d16-1.28e5"):
         family.config("d16-1.2e5")
 
@@ -81,7 +116,10 @@ def test_equal_compute_is_equal_by_the_formula(file):
     family = configs.load_module(file).FAMILY
     equal = Family(family.base, family.sizes, flops=(5e9,))
     spent = [counts.training(workdir.make_task(equal.config(name)))[0] for name in equal.names]
-    assert spent == pytest.approx([5e9] * 3, rel=0.02) and len({equal.config(name).train.num_steps for name in equal.names}) == 3
+    assert (
+        spent == pytest.approx([5e9] * 3, rel=0.02)
+        and len({equal.config(name).train.num_steps for name in equal.names}) == 3
+    )
     with pytest.raises(UserError, match="fewer than 50"):
         Family(family.base, family.sizes, flops=(5e6,)).config("d8-5e6")
     with pytest.raises(UserError, match="either flops"):
@@ -96,13 +134,23 @@ def test_runs_that_may_end_early_are_refused(file, tmp_path):
 
 
 def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
-    short = {"train.num_steps": "6", "train.log_every": "2", "train.eval_every": "6", "checkpoint.every": "3", "optimizer.warmup_steps": "1"}
+    short = {
+        "train.num_steps": "6",
+        "train.log_every": "2",
+        "train.eval_every": "6",
+        "checkpoint.every": "3",
+        "optimizer.warmup_steps": "1",
+    }
     config = configs.load(f"{file}:d8-6.4e4", short.items())
     assert runs.measured(tmp_path / "runs" / "one") is None
     runs.train({"one": config}, tmp_path / "runs")
     found = runs.measured(tmp_path / "runs" / "one")
     task = workdir.make_task(config)
-    assert (found.flops, found.tokens) == counts.training(task) and found.params == counts.parameters(task)["params"] and 0 < found.loss < 10
+    assert (
+        (found.flops, found.tokens) == counts.training(task)
+        and found.params == counts.parameters(task)["params"]
+        and 0 < found.loss < 10
+    )
     assert found.curve[:, 0] == pytest.approx(found.flops * np.array([1, 3, 5]) / 6)
     capsys.readouterr()
     runs.train({"one": config}, tmp_path / "runs")
@@ -121,8 +169,14 @@ def test_fit_predict_check(file, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     law = found["L(N, D)"]
-    assert (law["alpha"], law["beta"]) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.02) and law["r2"] > 0.999 and found["runs"] == 9
-    assert found["L(D)"]["exponent"] < 0 and found["compute-optimal"]["parametric law"]["a"] == pytest.approx(TRUE.params_exponent, rel=0.02)
+    assert (
+        (law["alpha"], law["beta"]) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.02)
+        and law["r2"] > 0.999
+        and found["runs"] == 9
+    )
+    assert found["L(D)"]["exponent"] < 0 and found["compute-optimal"]["parametric law"][
+        "a"
+    ] == pytest.approx(TRUE.params_exponent, rel=0.02)
     assert "iso-FLOP parabolas" in found["refused"] and "two are needed" in done.stderr
     assert all((folder / name).stat().st_size > 10_000 for name in ("laws.png", "optimum.png"))
 
@@ -137,26 +191,62 @@ def test_fit_predict_check(file, tmp_path):
 
     measured_by_law(file, folder, [HELD_OUT])
     checked = fits.check(folder)
-    assert checked["relative_error"] == pytest.approx(0, abs=1e-3) and checked["params"] == written["params"]
+    assert (
+        checked["relative_error"] == pytest.approx(0, abs=1e-3)
+        and checked["params"] == written["params"]
+    )
     assert len(runs.collect(folder)) == 9  # the law is fitted without it
     late = call("scaling", "predict", f"--config={file}", f"--workdir={folder}")
-    assert late.returncode == 2 and "has begun" in late.stderr and json.loads((folder / "prediction.json").read_text()) == written
+    assert (
+        late.returncode == 2
+        and "has begun" in late.stderr
+        and json.loads((folder / "prediction.json").read_text()) == written
+    )
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ([], "the first argument says what to do: run, fit, predict, check"), (["fitt", "--workdir=x"], "not 'fitt'"),
-    (["fit", "--workdir=nowhere"], "no such folder"), (["run", "--workdir=x"], "--config=... is missing"),
-    (["run", "--workdir=x", "--config=configs/gpt/quickstart.py"], "describes no family"), (["run", "--workdir=x", "--config=configs/scaling/cpu.py", "--only=18"], "the runs 0 to 17"),
-    (["predict", "--workdir=.", "--config=configs/scaling/cpu.py"], "no finished run"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "the first argument says what to do: run, fit, predict, check"),
+        (["fitt", "--workdir=x"], "not 'fitt'"),
+        (["fit", "--workdir=nowhere"], "no such folder"),
+        (["run", "--workdir=x"], "--config=... is missing"),
+        (["run", "--workdir=x", "--config=configs/gpt/quickstart.py"], "describes no family"),
+        (
+            ["run", "--workdir=x", "--config=configs/scaling/cpu.py", "--only=18"],
+            "the runs 0 to 17",
+        ),
+        (["predict", "--workdir=.", "--config=configs/scaling/cpu.py"], "no finished run"),
+    ],
+)
 def test_a_mistake_costs_one_line(arguments, words):
     done = call("scaling", *arguments)
-    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert (
+        done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    ), done.stderr
 
 
 def test_a_job_array_takes_its_own_run(file, tmp_path):
     """The number comes from Slurm; what the run is follows from it alone."""
-    short = [f"--config.{key}" for key in ("train.num_steps=2", "train.log_every=1", "train.eval_every=2", "checkpoint.every=2", "optimizer.warmup_steps=1")]
-    done = call("scaling", "run", f"--config={file}", f"--workdir={tmp_path}/runs", *short, SLURM_ARRAY_TASK_ID="4")
+    short = [
+        f"--config.{key}"
+        for key in (
+            "train.num_steps=2",
+            "train.log_every=1",
+            "train.eval_every=2",
+            "checkpoint.every=2",
+            "optimizer.warmup_steps=1",
+        )
+    ]
+    done = call(
+        "scaling",
+        "run",
+        f"--config={file}",
+        f"--workdir={tmp_path}/runs",
+        *short,
+        SLURM_ARRAY_TASK_ID="4",
+    )
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["d16-1.28e5"] and runs.measured(tmp_path / "runs" / "d16-1.28e5").loss > 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [
+        "d16-1.28e5"
+    ] and runs.measured(tmp_path / "runs" / "d16-1.28e5").loss > 0

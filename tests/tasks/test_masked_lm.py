@@ -1,4 +1,7 @@
-"""BERT's pre-training with a tiny model: two phases in one run, what the losses count, filling masks, features."""
+"""BERT's pre-training with a tiny model: two phases in one run, what the losses count, filling
+masks, features.
+"""
+
 import contextlib
 
 import jax
@@ -9,9 +12,11 @@ import pytest
 from tests.conftest import build_bert as build
 from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
-from transformer_jax.training import batches, state as states
-from transformer_jax.training.loop import Program, run
 from transformer_jax.runs.workdir import make_task, open_run, record
+from transformer_jax.training import batches
+from transformer_jax.training import state as states
+from transformer_jax.training.loop import Program, run
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -26,11 +31,18 @@ def trained(tmp_path_factory):
 
 def test_it_learns_and_measures(trained):
     _, found, task, params = trained
-    assert found["valid/loss"] < 2.8 and found["valid/accuracy"] > 0.2 and 0 < found["valid/nsp_loss"] < 2
+    assert (
+        found["valid/loss"] < 2.8
+        and found["valid/accuracy"] > 0.2
+        and 0 < found["valid/nsp_loss"] < 2
+    )
     scores = task.evaluate(params, "valid")
     for name in ("loss", "accuracy", "nsp_loss", "nsp_accuracy", "perplexity"):
         assert scores[name] == pytest.approx(found[f"valid/{name}"], rel=1e-5)
-    assert 0 < scores["most_frequent"] < 0.5 and scores["rows"] == len(task.rows().eval["valid"]) >= 2000
+    assert (
+        0 < scores["most_frequent"] < 0.5
+        and scores["rows"] == len(task.rows().eval["valid"]) >= 2000
+    )
 
 
 def test_phases_have_their_shapes_and_one_state(trained):
@@ -39,7 +51,9 @@ def test_phases_have_their_shapes_and_one_state(trained):
     assert [train.phase(step) for step in (0, 29, 30, 59)] == [(0, 0), (0, 29), (1, 0), (1, 29)]
     for step, phase in ((0, 0), (30, 1)):
         batch = train.batch(step, range(8))
-        assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {name: (spec.shape, spec.dtype) for name, spec in task.batch_spec(phase).items()}
+        assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+            name: (spec.shape, spec.dtype) for name, spec in task.batch_spec(phase).items()
+        }
 
 
 def test_the_losses_are_those_of_all_positions(trained):
@@ -47,16 +61,35 @@ def test_the_losses_are_those_of_all_positions(trained):
     _, _, task, params = trained
     batch = task.rows().eval["valid"].batch(0, range(8), 8)
     sums, found = task.loss(params, batch, None, train=False)
-    hidden, logits, following = task.model.apply({"params": params}, batch["tokens"], batch["token_types"], None, batch["segment_ids"])
+    hidden, logits, following = task.model.apply(
+        {"params": params}, batch["tokens"], batch["token_types"], None, batch["segment_ids"]
+    )
     log_p = np.asarray(jax.nn.log_softmax(logits))
-    expected = sum(-log_p[row, place, label] for row in range(8) for place, label, weight in
-                   zip(batch["masked_positions"][row], batch["masked_labels"][row], batch["masked_weights"][row]) if weight)
+    expected = sum(
+        -log_p[row, place, label]
+        for row in range(8)
+        for place, label, weight in zip(
+            batch["masked_positions"][row],
+            batch["masked_labels"][row],
+            batch["masked_weights"][row],
+        )
+        if weight
+    )
     assert float(sums["mlm"]) == pytest.approx(expected, rel=1e-4)
-    assert float(sums["nsp"]) == pytest.approx(-np.take_along_axis(np.asarray(jax.nn.log_softmax(following)), 1 - batch["follows"][:, None], 1).sum(), rel=1e-4)
+    assert float(sums["nsp"]) == pytest.approx(
+        -np.take_along_axis(
+            np.asarray(jax.nn.log_softmax(following)), 1 - batch["follows"][:, None], 1
+        ).sum(),
+        rel=1e-4,
+    )
     weights = task.weights({name: array[None] for name, array in batch.items()})
     assert weights["mlm"] == batch["masked_weights"].sum() and weights["nsp"] == 8
-    padded = {name: np.concatenate([array, np.zeros_like(array[:3])]) for name, array in batch.items()}
-    assert float(task.loss(params, padded, None, train=False)[0]["nsp"]) == pytest.approx(float(sums["nsp"]), rel=1e-5)
+    padded = {
+        name: np.concatenate([array, np.zeros_like(array[:3])]) for name, array in batch.items()
+    }
+    assert float(task.loss(params, padded, None, train=False)[0]["nsp"]) == pytest.approx(
+        float(sums["nsp"]), rel=1e-5
+    )
     assert task.weights(padded)["nsp"] == 8
 
 
@@ -66,17 +99,39 @@ def reference(tmp_path_factory):
     return folder, first_losses(build(folder, train__accumulation=2))[0]
 
 
-@pytest.mark.parametrize("mesh", [*(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (dict(data=4), dict(data=2, tensor=2))), dict(data=2, fsdp=2, tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *(
+            pytest.param(mesh, marks=pytest.mark.slow)
+            for mesh in (dict(data=4), dict(data=2, tensor=2))
+        ),
+        dict(data=2, fsdp=2, tensor=2),
+    ],
+    ids=str,
+)
 def test_equal_losses_on_every_mesh(reference, mesh):
     folder, expected = reference
-    config = build(folder, train__accumulation=2, **{f"mesh__{axis}": size for axis, size in mesh.items()})
-    np.testing.assert_allclose(first_losses(config, devices=int(np.prod(list(mesh.values()))))[0], expected, atol=1e-5, rtol=0)
+    config = build(
+        folder, train__accumulation=2, **{f"mesh__{axis}": size for axis, size in mesh.items()}
+    )
+    np.testing.assert_allclose(
+        first_losses(config, devices=int(np.prod(list(mesh.values()))))[0],
+        expected,
+        atol=1e-5,
+        rtol=0,
+    )
 
 
 def test_accumulation_weighs_each_term_by_the_whole_batch(reference):
     folder, _ = reference
     dry = dict(model__dropout=0.0, model__attention_dropout=0.0)
-    np.testing.assert_allclose(first_losses(build(folder, train__accumulation=4, **dry))[0], first_losses(build(folder, **dry))[0], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        first_losses(build(folder, train__accumulation=4, **dry))[0],
+        first_losses(build(folder, **dry))[0],
+        atol=1e-5,
+        rtol=0,
+    )
 
 
 def test_resuming_across_the_phases_equals_running_straight(tmp_path):
@@ -84,17 +139,30 @@ def test_resuming_across_the_phases_equals_running_straight(tmp_path):
     from transformer_jax.training.state import abstract_params
 
     def finish(folder, stops):
-        for stop in stops:  # the run is cut off, not shorter: its phases and schedule are those of 8 updates
-            config = build(tmp_path, train__num_steps=8, checkpoint__every=1, train__log_every=4, train__eval_every=8)
+        # the run is cut off, not shorter: its phases and schedule are those of 8 updates
+        for stop in stops:
+            config = build(
+                tmp_path,
+                train__num_steps=8,
+                checkpoint__every=1,
+                train__log_every=4,
+                train__eval_every=8,
+            )
             task = make_task(config)
             if stop < 8:
-                object.__setattr__(task.rows().train, "batch", cut_off(task.rows().train.batch, stop))
+                object.__setattr__(
+                    task.rows().train, "batch", cut_off(task.rows().train.batch, stop)
+                )
             with contextlib.suppress(InterruptedError):
                 run(config, task, tmp_path / folder, Program.of(config, task, jax.devices()[:1]))
-        checkpoints = Checkpoints(tmp_path / folder / "checkpoints", config.checkpoint, read_only=True)
+        checkpoints = Checkpoints(
+            tmp_path / folder / "checkpoints", config.checkpoint, read_only=True
+        )
         return checkpoints.restore_params(abstract_params(task), 8)
 
-    jax.tree.map(np.testing.assert_array_equal, finish("straight", [8]), finish("resumed", [3, 6, 8]))
+    jax.tree.map(
+        np.testing.assert_array_equal, finish("straight", [8]), finish("resumed", [3, 6, 8])
+    )
 
 
 def cut_off(read, stop):
@@ -113,18 +181,24 @@ def test_whole_rows_without_pairs(tmp_path):
     assert "valid/nsp_loss" not in found and found["valid/loss"] > 0
     assert not task.trainable(("pooler", "kernel")) and task.trainable(("mlm_norm", "scale"))
     batch = task.rows().train.batch(0, range(8))
-    assert (batch["tokens"][:, 0] == task.tokenizer.cls_id).all() and (batch["tokens"][:, -1] == task.tokenizer.sep_id).all()
+    assert (batch["tokens"][:, 0] == task.tokenizer.cls_id).all() and (
+        batch["tokens"][:, -1] == task.tokenizer.sep_id
+    ).all()
 
 
 def test_masks_are_filled(trained):
     _, _, task, params = trained
     texts = ["the cat [MASK] on the mat", "a [MASK] ran to the [MASK]"]
     found = list(task.fill(params, texts, top_k=3))
-    assert [len(masks) for masks in found] == [1, 2] and all(len(mask) == 3 for masks in found for mask in masks)
+    assert [len(masks) for masks in found] == [1, 2] and all(
+        len(mask) == 3 for masks in found for mask in masks
+    )
     for masks in found:
         for mask in masks:
             probabilities = [p for _, p in mask]
-            assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
+            assert (
+                probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
+            )
     ids = [task.tokenizer.cls_id, *task.tokenizer.encode_masked(texts[0]), task.tokenizer.sep_id]
     _, logits, _ = task.model.apply({"params": params}, jnp.array([ids]))
     place = ids.index(task.tokenizer.mask_id)
@@ -140,7 +214,12 @@ def test_features_are_the_hidden_states(trained):
     for text, (pieces, states) in zip(texts, found):
         ids = [task.tokenizer.cls_id, *task.tokenizer.encode([text])[0], task.tokenizer.sep_id]
         assert pieces == task.tokenizer.pieces(ids) and states.shape == (2, len(ids), 32)
-        np.testing.assert_allclose(states[1], task.model.apply({"params": params}, jnp.array([ids]))[0][0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            states[1],
+            task.model.apply({"params": params}, jnp.array([ids]))[0][0],
+            rtol=1e-4,
+            atol=1e-4,
+        )
     with pytest.raises(UserError, match="layer 3"):
         list(task.features(params, texts, layers=(3,)))
     with pytest.raises(UserError, match="text 1: .* config.model.max_length=64"):
@@ -153,7 +232,7 @@ def test_empty_and_long_texts(trained, capsys):
     long = f"{sentence} A dog sat. {sentence} The dog ran to [MASK] {'cat ' * 70} [MASK]."
     filled = list(task.fill(params, ["", "a [MASK] ran", long, " "], top_k=1))
     assert [len(masks) for masks in filled] == [0, 1, 4, 0]
-    (alone,), = task.fill(params, [sentence], top_k=1)
+    ((alone,),) = task.fill(params, [sentence], top_k=1)
     for mask in filled[2][:2]:  # each sentence by itself
         assert mask[0].word == alone[0].word
         assert mask[0].probability == pytest.approx(alone[0].probability, rel=1e-4)
@@ -171,7 +250,7 @@ def test_empty_and_long_texts(trained, capsys):
         assert [len(pieces) for pieces, _ in features] == list(counts)
         assert [states.shape for _, states in features] == [(2, count, 32) for count in counts]
     assert features[0][0] == ["[CLS]", "[SEP]"]
-    cut, = task.features(params, ["dog " * 62])
+    (cut,) = task.features(params, ["dog " * 62])
     whole = next(task.features(params, texts[1:]))
     np.testing.assert_allclose(whole[1], cut[1], rtol=1e-4, atol=1e-4)
 
@@ -183,18 +262,27 @@ def test_one_batch_can_be_overfitted(tmp_path):
     state = states.init(task, program.tx, program.state)
     batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, 0, 1))
     for _ in range(120):
-        state = program.train_step(state.replace(metrics=states.zeros(program.state.metrics)), batch)
+        state = program.train_step(
+            state.replace(metrics=states.zeros(program.state.metrics)), batch
+        )
     for name in ("loss", "nsp_loss"):
         total, count = state.metrics[name]
         assert float(total) / float(count) < 0.2, name
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (dict(task__phases=((0.5, 16, 3),)), "shares of the updates must add up"), (dict(task__phases=((1.0, 128, 3),)), "config.model.max_length=64"),
-    (dict(data__tokenizer="byte_bpe", model__vocab_size=300), "needs wordpiece"), (dict(task__phases=(1.0, 16, 3)), r"as in \(\(1.0,128,20\),\)"),
-    (dict(train__first_batch=4, train__ramp_steps=8), "does not grow"), (dict(task__phases=((1.0, 32.5, 5),)), "32.5"), (dict(task__phases=((True, 32, 5),)), "config.task.phases"),
-    (dict(model__num_token_types=1), "config.model.num_token_types=1: pairs of texts need 2"),
-])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (dict(task__phases=((0.5, 16, 3),)), "shares of the updates must add up"),
+        (dict(task__phases=((1.0, 128, 3),)), "config.model.max_length=64"),
+        (dict(data__tokenizer="byte_bpe", model__vocab_size=300), "needs wordpiece"),
+        (dict(task__phases=(1.0, 16, 3)), r"as in \(\(1.0,128,20\),\)"),
+        (dict(train__first_batch=4, train__ramp_steps=8), "does not grow"),
+        (dict(task__phases=((1.0, 32.5, 5),)), "32.5"),
+        (dict(task__phases=((True, 32, 5),)), "config.task.phases"),
+        (dict(model__num_token_types=1), "config.model.num_token_types=1: pairs of texts need 2"),
+    ],
+)
 def test_what_does_not_fit_is_refused(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         make_task(build(tmp_path, **overrides)).tokenizer

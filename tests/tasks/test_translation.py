@@ -1,4 +1,7 @@
-"""Translating with a trained model: the cache changes nothing, batches change nothing, and the loss counts what it should."""
+"""Translating with a trained model: the cache changes nothing, batches change nothing, and the loss
+counts what it should.
+"""
+
 import re
 import types
 
@@ -8,15 +11,21 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from transformer_jax.scores import bleu
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs, TfdsPairs
 from transformer_jax.inference import stream
 from transformer_jax.layers.blocks import for_decoding
-from transformer_jax.training.loop import Program, run
 from transformer_jax.runs.workdir import make_task, open_run, record
+from transformer_jax.scores import bleu
+from transformer_jax.training.loop import Program, run
 
-LINES = ["a dog runs", "the cat sleeps and two women sing", "", "a man reads a book", "we see the house and the child eats and a dog runs"]
+LINES = [
+    "a dog runs",
+    "the cat sleeps and two women sing",
+    "",
+    "a man reads a book",
+    "we see the house and the child eats and a dog runs",
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +33,15 @@ def trained(tmp_path_factory):
     from tests.conftest import build_config
 
     folder = tmp_path_factory.mktemp("translation")
-    config = build_config(folder, train__num_steps=40, train__eval_every=40, checkpoint__every=20, train__log_every=40, optimizer__learning_rate=0.02, decode__batch=2)
+    config = build_config(
+        folder,
+        train__num_steps=40,
+        train__eval_every=40,
+        checkpoint__every=20,
+        train__log_every=40,
+        optimizer__learning_rate=0.02,
+        decode__batch=2,
+    )
     task = make_task(config)
     record_in = folder / "run"
     record_in.mkdir()
@@ -38,9 +55,12 @@ def by_whole_prefixes(task, params, line):
     """Greedy decoding that runs the whole prefix again for each token."""
     source = task.tokenizer.source.encode([line])[0] + [task.tokenizer.source.eos_id]
     target, longest = [task.tokenizer.target.bos_id], len(source) + task.config.decode.max_extra
-    forward = jax.jit(lambda tokens: task.model.apply({"params": params}, jnp.array([source]), tokens))
+    forward = jax.jit(
+        lambda tokens: task.model.apply({"params": params}, jnp.array([source]), tokens)
+    )
     for position in range(longest):
-        logits = forward(jnp.array([target + [0] * (longest - len(target))]))  # what stands behind is not seen
+        # what stands behind is not seen
+        logits = forward(jnp.array([target + [0] * (longest - len(target))]))
         target.append(int(logits[0, position].argmax()))
         if target[-1] == task.tokenizer.target.eos_id:
             target.pop()
@@ -66,9 +86,16 @@ def test_a_score_is_the_sum_the_model_gives_over_the_length_penalty(trained):
             continue
         target = [*ids, task.tokenizer.target.eos_id]
         source = task.tokenizer.source.encode(LINES[1:2])[0] + [task.tokenizer.source.eos_id]
-        log_p = jax.nn.log_softmax(task.model.apply({"params": params}, jnp.array([source]), jnp.array([[task.tokenizer.target.bos_id, *ids]])))[0]
+        log_p = jax.nn.log_softmax(
+            task.model.apply(
+                {"params": params},
+                jnp.array([source]),
+                jnp.array([[task.tokenizer.target.bos_id, *ids]]),
+            )
+        )[0]
         total = sum(float(log_p[i, t]) for i, t in enumerate(target))
-        assert hypothesis.score >= total / ((5 + len(target)) / 6) ** 0.7 - 1e-3  # another segmentation may score higher
+        # another segmentation may score higher
+        assert hypothesis.score >= total / ((5 + len(target)) / 6) ** 0.7 - 1e-3
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -76,18 +103,38 @@ def test_a_translation_does_not_depend_on_its_batch(trained, beam):
     workdir, _ = trained
     together = open_run(workdir, overrides=[("decode.beam", str(beam)), ("decode.batch", "4")])
     alone = open_run(workdir, overrides=[("decode.beam", str(beam)), ("decode.batch", "1")])
-    texts = [[best[0].text for best in task.translate(params, LINES)] for task, params in (together, alone)]
+    texts = [
+        [best[0].text for best in task.translate(params, LINES)]
+        for task, params in (together, alone)
+    ]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(trained, beam, monkeypatch):
-    """Seven sentences in two places, against each by itself with room from the start. None has an end: each is written to its limit."""
-    task, params = open_run(trained[0], overrides=[("decode.beam", str(beam)), ("decode.batch", "2")])
+def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(
+    trained, beam, monkeypatch
+):
+    """Seven sentences in two places, against each by itself with room from the start. None has an
+    end: each is written to its limit.
+    """
+    task, params = open_run(
+        trained[0], overrides=[("decode.beam", str(beam)), ("decode.batch", "2")]
+    )
     target, params = task.tokenizer.target, for_decoding(params, jnp.float32)
-    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=target.bos_id, eos_id=-1))
-    inputs = [[*ids, target.eos_id] for ids in sorted(target.encode([line for line in LINES if line] + LINES[:2] + LINES[3:4]), key=len, reverse=True)]
-    assert len({-(-len(ids) // stream._BUCKET) for ids in inputs}) > 1, "sources are held at more than one length"
+    task.tokenizer = types.SimpleNamespace(
+        target=types.SimpleNamespace(bos_id=target.bos_id, eos_id=-1)
+    )
+    inputs = [
+        [*ids, target.eos_id]
+        for ids in sorted(
+            target.encode([line for line in LINES if line] + LINES[:2] + LINES[3:4]),
+            key=len,
+            reverse=True,
+        )
+    ]
+    assert len({-(-len(ids) // stream._BUCKET) for ids in inputs}) > 1, (
+        "sources are held at more than one length"
+    )
     limits = [9, 30, 14, 3, 21, 1, 6]
     monkeypatch.setattr(stream, "_SPARE", 40)
     alone = [next(task.stream(1)(params, [ids], [limit]))[1] for ids, limit in zip(inputs, limits)]
@@ -95,31 +142,56 @@ def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(train
     together = dict(task.stream(1)(params, inputs, limits))
     assert len(together) == 7
     for number, (one, limit) in enumerate(zip(alone, limits)):
-        assert one.ids[one.ids > 0].tolist() == together[number].ids[together[number].ids > 0].tolist()
+        assert (
+            one.ids[one.ids > 0].tolist() == together[number].ids[together[number].ids > 0].tolist()
+        )
         assert np.count_nonzero(one.ids) == limit
         np.testing.assert_allclose(one.scores, together[number].scores, rtol=1e-5)
 
 
 def test_sources_that_are_read_side_by_side_do_not_see_each_other(trained, monkeypatch):
-    """For three places two rows of 16: the third source finds no room beside the first two and is read with those that follow."""
+    """For three places two rows of 16: the third source finds no room beside the first two and is
+    read with those that follow.
+    """
     task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "3")])
-    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
-    inputs, params = [list(range(4, 4 + length)) for length in (9, 9, 9, 6, 6)], for_decoding(params, jnp.float32)
+    task.tokenizer = types.SimpleNamespace(
+        target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1)
+    )
+    inputs, params = (
+        [list(range(4, 4 + length)) for length in (9, 9, 9, 6, 6)],
+        for_decoding(params, jnp.float32),
+    )
     alone = [next(task.stream(1)(params, [ids], [6]))[1] for ids in inputs]
     monkeypatch.setattr(stream, "_ROW", 16)
     begin, read = stream.Stream.begin, []
-    monkeypatch.setattr(stream.Stream, "begin", lambda self, params, source, where, limits: (read.append(where[:, 0]), begin(self, params, source, where, limits))[1])
-    for number, beams in task.stream(2)(params, inputs, [6] * 5):  # two hypotheses: not what has been compiled for other rows
+    monkeypatch.setattr(
+        stream.Stream,
+        "begin",
+        lambda self, params, source, where, limits: (
+            read.append(where[:, 0]),
+            begin(self, params, source, where, limits),
+        )[1],
+    )
+    # two hypotheses: not what has been compiled for other rows
+    for number, beams in task.stream(2)(params, inputs, [6] * 5):
         np.testing.assert_array_equal(beams.ids[0], alone[number].ids[0])
         np.testing.assert_allclose(beams.scores[0], alone[number].scores[0], rtol=1e-5)
-    assert [starts.tolist() for starts in read if isinstance(starts, np.ndarray)] == [[0, 16, 32], [0, 9, 16]]  # 32: nowhere
+    # 32: nowhere
+    assert [starts.tolist() for starts in read if isinstance(starts, np.ndarray)] == [
+        [0, 16, 32],
+        [0, 9, 16],
+    ]
 
 
 @pytest.mark.parametrize("lengths", [(20, 20, 20, 5), (5, 5, 5, 40)])
 def test_what_was_read_with_a_longer_input_may_be_alone(trained, lengths):
-    """The third is done with the second at once; the fourth, read with the third and padded as the longer one is, has the places to itself."""
+    """The third is done with the second at once; the fourth, read with the third and padded as the
+    longer one is, has the places to itself.
+    """
     task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "2")])
-    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    task.tokenizer = types.SimpleNamespace(
+        target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1)
+    )
     inputs, limits = [list(range(4, 4 + length)) for length in lengths], [3, 6, 4, 5]
     found = dict(task.stream(1)(for_decoding(params, jnp.float32), inputs, limits))
     assert [np.count_nonzero(found[number].ids) for number in range(4)] == limits
@@ -127,22 +199,44 @@ def test_what_was_read_with_a_longer_input_may_be_alone(trained, lengths):
 
 def test_a_cache_that_one_long_output_has_widened_shrinks_again(trained, monkeypatch):
     task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "1")])
-    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    task.tokenizer = types.SimpleNamespace(
+        target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1)
+    )
     resize, slots = stream.Stream.resize, []
-    monkeypatch.setattr(stream.Stream, "resize", lambda self, state, length, count: (slots.append(count), resize(self, state, length, count))[1])
-    assert len(list(task.stream(1)(for_decoding(params, jnp.float32), [[4, 5, 6]] * 2, [30, 5]))) == 2
+    monkeypatch.setattr(
+        stream.Stream,
+        "resize",
+        lambda self, state, length, count: (
+            slots.append(count),
+            resize(self, state, length, count),
+        )[1],
+    )
+    assert (
+        len(list(task.stream(1)(for_decoding(params, jnp.float32), [[4, 5, 6]] * 2, [30, 5]))) == 2
+    )
     assert slots == [2 * (stream._BUCKET + stream._SPARE), stream._BUCKET + stream._SPARE]
 
 
 def test_what_is_not_finite_for_one_input_stays_with_it(trained, monkeypatch):
-    """What token 7 is read to is NaN: that spoils the input that has it, not the one that takes its place."""
+    """What token 7 is read to is NaN: that spoils the input that has it, not the one that takes its
+    place.
+    """
     task, params = open_run(trained[0], overrides=[("decode.beam", "2"), ("decode.batch", "1")])
-    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1))
+    task.tokenizer = types.SimpleNamespace(
+        target=types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1)
+    )
     begin = stream.Stream.begin
 
     def spoilt(self, params, source, where, limits):
         begun = begin(self, params, source, where, limits)
-        return begun._replace(cache=jax.tree.map(lambda x: jnp.where((source[0] == 7).any(), jnp.nan, x) if x.dtype == jnp.float32 else x, begun.cache))
+        return begun._replace(
+            cache=jax.tree.map(
+                lambda x: (
+                    jnp.where((source[0] == 7).any(), jnp.nan, x) if x.dtype == jnp.float32 else x
+                ),
+                begun.cache,
+            )
+        )
 
     params = for_decoding(params, jnp.float32)
     alone = dict(task.stream(1)(params, [[4, 5, 6]], [5]))
@@ -161,9 +255,13 @@ def test_a_file_of_any_length_is_held_in_part(trained):
     assert next(task.translate(params, lines)) and len(taken) <= 100
 
 
-@pytest.mark.parametrize("sizes, key", [
-    (dict(model__vocab_size=50), "vocab_size=50"),
-    (dict(model__source_vocab_size=50), "source_vocab_size=50")])
+@pytest.mark.parametrize(
+    "sizes, key",
+    [
+        (dict(model__vocab_size=50), "vocab_size=50"),
+        (dict(model__source_vocab_size=50), "source_vocab_size=50"),
+    ],
+)
 def test_the_tokenizers_of_another_run_fit_the_model(trained, tiny, sizes, key):
     """Even where its parameters are not wanted."""
     config = tiny(init_from=str(trained[0]), train__pretrained=False, **sizes)
@@ -205,11 +303,11 @@ def test_other_ways_with_a_long_line(trained, capsys):
     assert "line 1 is longer" in capsys.readouterr().err
     cut = [*source.encode(LONG)[:119], source.eos_id]
     limits = [len(cut) + task.config.decode.max_extra]
-    (_, beams), = task.stream(1)(for_decoding(params, jnp.float32), [cut], limits)
+    ((_, beams),) = task.stream(1)(for_decoding(params, jnp.float32), [cut], limits)
     ids = beams.ids[0]
     assert truncated.text == target.decode(ids[ids > 0].tolist())
     skipped = list(task.translate(params, lines, long="skip"))
-    assert [best.text for best, in skipped] == ["", other.text]
+    assert [best.text for (best,) in skipped] == ["", other.text]
     with pytest.raises(UserError, match="line 1: longer than the 119 tokens"):
         list(task.translate(params, lines, long="refuse"))
     with pytest.raises(UserError, match="long='drop': must be one of split, truncate, skip"):
@@ -220,7 +318,11 @@ def test_averaging_is_the_mean_of_the_checkpoints(trained):
     workdir, _ = trained
     steps = [open_run(workdir, step)[1] for step in ("20", "40")]
     averaged = open_run(workdir, "40", overrides=[("decode.average", "2")])[1]
-    jax.tree.map(lambda a, b, m: np.testing.assert_allclose((a + b) / 2, m, rtol=1e-6, atol=1e-7), *steps, averaged)
+    jax.tree.map(
+        lambda a, b, m: np.testing.assert_allclose((a + b) / 2, m, rtol=1e-6, atol=1e-7),
+        *steps,
+        averaged,
+    )
     with pytest.raises(UserError, match="config.decode.average=3"):
         open_run(workdir, "40", overrides=[("decode.average", "3")])
 
@@ -228,13 +330,26 @@ def test_averaging_is_the_mean_of_the_checkpoints(trained):
 def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_path):
     from tests.conftest import build_config
 
-    config = build_config(tmp_path, model__source_vocab_size=80, model__positions="learned", model__tie_output=False, model__norm_position="pre")
+    config = build_config(
+        tmp_path,
+        model__source_vocab_size=80,
+        model__positions="learned",
+        model__tie_output=False,
+        model__norm_position="pre",
+    )
     task = make_task(config)
     (tmp_path / "run").mkdir()
     record(config, task, tmp_path / "run")
-    assert run(config, task, tmp_path / "run", Program.of(config, task, jax.devices()[:2]))["valid/loss"] > 0
+    assert (
+        run(config, task, tmp_path / "run", Program.of(config, task, jax.devices()[:2]))[
+            "valid/loss"
+        ]
+        > 0
+    )
     task, params = open_run(tmp_path / "run")
-    assert task.tokenizer.source is not task.tokenizer.target and params["source_embed"]["embedding"].shape == (80, 16)
+    assert task.tokenizer.source is not task.tokenizer.target and params["source_embed"][
+        "embedding"
+    ].shape == (80, 16)
     assert len(list(task.translate(params, LINES))) == len(LINES)
 
 
@@ -248,30 +363,69 @@ def test_sentences_too_long_to_translate_count_against_the_score(trained, capsys
 def test_the_loss_counts_each_target_token_once(trained):
     _, (task, params) = trained
     batch = task.rows().train.batch(0, range(8))
-    sums, metrics = task.loss(params, {k: jnp.asarray(v) for k, v in batch.items()}, None, train=False)
-    logits = task.model.apply({"params": params}, *(jnp.asarray(batch[k]) for k in (
-        "source", "target", "source_positions", "source_segment_ids", "target_positions", "target_segment_ids")))
+    sums, metrics = task.loss(
+        params, {k: jnp.asarray(v) for k, v in batch.items()}, None, train=False
+    )
+    logits = task.model.apply(
+        {"params": params},
+        *(
+            jnp.asarray(batch[k])
+            for k in (
+                "source",
+                "target",
+                "source_positions",
+                "source_segment_ids",
+                "target_positions",
+                "target_segment_ids",
+            )
+        ),
+    )
     log_p = jax.nn.log_softmax(logits)
-    expected = -sum(float(log_p[b, t, batch["labels"][b, t]]) for b, t in np.argwhere(batch["target_segment_ids"] > 0))
+    expected = -sum(
+        float(log_p[b, t, batch["labels"][b, t]])
+        for b, t in np.argwhere(batch["target_segment_ids"] > 0)
+    )
     assert float(sums["loss"]) == pytest.approx(expected, rel=1e-4)
-    assert int(metrics["filled"][0]) == (batch["target_segment_ids"] > 0).sum() == float(task.weights(batch)["loss"])
+    assert (
+        int(metrics["filled"][0])
+        == (batch["target_segment_ids"] > 0).sum()
+        == float(task.weights(batch)["loss"])
+    )
 
 
 def test_bleu_as_the_paper_counted_it():
     """Moses tokenisation, compounds split at hyphens, BLEU on the tokens."""
-    outputs, references = ["das ist ein Test-Satz .", "ganz gleich und auch lang genug ."], ["das ist ein Probe-Satz .", "ganz gleich und auch lang genug ."]
+    outputs, references = (
+        ["das ist ein Test-Satz .", "ganz gleich und auch lang genug ."],
+        ["das ist ein Probe-Satz .", "ganz gleich und auch lang genug ."],
+    )
     found = bleu.signatures(outputs, references, "de")["bleu_tokenized_compound_split"]
-    tokens = [[re.sub("-", " ##AT##-##AT## ", line) for line in lines] for lines in (outputs, references)]
-    assert found == pytest.approx(sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score) and 50 < found < 100
-    assert bleu._compound_split(["Ein Test-Satz, ja!"], "de") == ["Ein Test ##AT##-##AT## Satz , ja !"]
+    tokens = [
+        [re.sub("-", " ##AT##-##AT## ", line) for line in lines] for lines in (outputs, references)
+    ]
+    assert (
+        found
+        == pytest.approx(
+            sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score
+        )
+        and 50 < found < 100
+    )
+    assert bleu._compound_split(["Ein Test-Satz, ja!"], "de") == [
+        "Ein Test ##AT##-##AT## Satz , ja !"
+    ]
     assert bleu.scores(references, references)["bleu"] == pytest.approx(100)
 
 
-@pytest.mark.parametrize("name, label", [
-    ("test.fr", "(fr)"), ("test.FR.txt", "(fr)"), ("v1.test.de", "(de)"),
-    ("test.txt", "(en, the default: the target's language is unknown)"),
-    ("test.hr", "(en, the default: no rules for 'hr')"),
-])
+@pytest.mark.parametrize(
+    "name, label",
+    [
+        ("test.fr", "(fr)"),
+        ("test.FR.txt", "(fr)"),
+        ("v1.test.de", "(de)"),
+        ("test.txt", "(en, the default: the target's language is unknown)"),
+        ("test.hr", "(en, the default: no rules for 'hr')"),
+    ],
+)
 def test_the_languages_of_files_are_in_their_names(name, label):
     language = TextPairs("test.en", f"/data.de/{name}").target_language
     found = bleu.signatures(["ein Satz"], ["ein Satz"], language)

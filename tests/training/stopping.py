@@ -1,4 +1,5 @@
 """Runs that are asked to stop at a certain point: an update, or a batch of an evaluation."""
+
 import signal
 
 from transformer_jax.training.stop import Stop
@@ -10,6 +11,7 @@ def stopping_at(point: int, number: int = signal.SIGTERM) -> type[Stop]:
     There is a point after each update, after each batch of an evaluation but its last, and after
     each evaluation.
     """
+
     class Stopping(Stop):
         points = 0
 

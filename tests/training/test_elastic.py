@@ -1,16 +1,26 @@
-"""Elastic: a checkpoint from any mesh goes on upon any other, with the same state, the same rows in the same order and the same losses but for rounding."""
+"""Elastic: a checkpoint from any mesh goes on upon any other, with the same state, the same rows in
+the same order and the same losses but for rounding.
+"""
+
 import jax
 import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
-from transformer_jax.training import batches, state as states
+from transformer_jax.runs.workdir import make_task
+from transformer_jax.training import batches
+from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program
-from transformer_jax.runs.workdir import make_task
 
 FAMILIES = {"encoder_decoder": build_config, "gpt": build_gpt, "bert": build_bert}
-MESHES = [(8, dict(data=2, fsdp=2, tensor=2)), (4, dict(fsdp=4)), (2, dict(tensor=2)), (1, {}), (8, dict(data=2, fsdp=2, tensor=2))]
+MESHES = [
+    (8, dict(data=2, fsdp=2, tensor=2)),
+    (4, dict(fsdp=4)),
+    (2, dict(tensor=2)),
+    (1, {}),
+    (8, dict(data=2, fsdp=2, tensor=2)),
+]
 STEPS = 2  # on each
 
 
@@ -23,27 +33,44 @@ def of_mesh(config, task, devices, axes):
 def trained(task, program, state, stop):
     """The state at `stop`, the loss of each update on the way, and the batches."""
     train, losses, read = task.rows().train, [], []
-    for batch in batches.stream(train.batch, train.size(0), 1, program.batch_sharding, int(state.step), stop):
+    for batch in batches.stream(
+        train.batch, train.size(0), 1, program.batch_sharding, int(state.step), stop
+    ):
         read.append(jax.device_get(batch))
-        state = program.train_step(state.replace(metrics=states.zeros(program.state.metrics)), batch)
+        state = program.train_step(
+            state.replace(metrics=states.zeros(program.state.metrics)), batch
+        )
         total, count = jax.device_get(state.metrics["loss"])
         losses.append(total / count)
     return state, losses, read
 
 
-@pytest.mark.parametrize("family", ["gpt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("encoder_decoder", "bert"))])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gpt",
+        *(pytest.param(other, marks=pytest.mark.slow) for other in ("encoder_decoder", "bert")),
+    ],
+)
 def test_from_eight_devices_to_four_two_one_and_back(family, tmp_path):
     config = FAMILIES[family](tmp_path, model__dropout=0.1, train__num_steps=30, train__batch=8)
     task = make_task(config)
     first = of_mesh(config, task, *MESHES[0])
-    _, expected, rows = trained(task, first, states.init(task, first.tx, first.state), STEPS * len(MESHES))
+    _, expected, rows = trained(
+        task, first, states.init(task, first.tx, first.state), STEPS * len(MESHES)
+    )
     state, losses, read = states.init(task, first.tx, first.state), [], []
     for stage, (devices, axes) in enumerate(MESHES):
         program = first if axes == MESHES[0][1] else of_mesh(config, task, devices, axes)
         if stage:
             before = jax.device_get(state)
-            state, _ = Checkpoints(tmp_path / "run", config.checkpoint, read_only=True).restore(program.state, stage * STEPS)
-            assert all(x.sharding == like.sharding for x, like in zip(jax.tree.leaves(state), jax.tree.leaves(program.state)))
+            state, _ = Checkpoints(tmp_path / "run", config.checkpoint, read_only=True).restore(
+                program.state, stage * STEPS
+            )
+            assert all(
+                x.sharding == like.sharding
+                for x, like in zip(jax.tree.leaves(state), jax.tree.leaves(program.state))
+            )
             jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
         state, found, batch = trained(task, program, state, (stage + 1) * STEPS)
         losses, read = losses + found, read + batch

@@ -1,12 +1,13 @@
 """Steps in flight: few enough to stop soon and for XLA's CPU client, enough for the devices."""
+
 import dataclasses
 
 import jax
 import pytest
 
+from transformer_jax.runs.workdir import make_task
 from transformer_jax.training import loop, pace
 from transformer_jax.training.loop import Program, run
-from transformer_jax.runs.workdir import make_task
 
 
 class Device:
@@ -77,8 +78,10 @@ def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
         return call
 
     watched = dataclasses.replace(
-        program, train_step=counted(program.train_step, "update", lambda s: loop._copy(s.step)),
-        eval_step=counted(program.eval_step, "evaluation", lambda sums: sums["loss"][0]))
+        program,
+        train_step=counted(program.train_step, "update", lambda s: loop._copy(s.step)),
+        eval_step=counted(program.eval_step, "evaluation", lambda sums: sums["loss"][0]),
+    )
     run(config, task, tmp_path / "run", watched)
     assert len(counts["update"]) == 70 and max(counts["update"]) <= 16
     assert max(counts["evaluation"]) <= 2

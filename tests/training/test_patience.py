@@ -1,4 +1,5 @@
 """Early stopping: when a run ends, what it leaves; a resumed run ends as a straight one."""
+
 import math
 
 import jax
@@ -8,29 +9,38 @@ import pytest
 from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
-from transformer_jax.distributed import hosts
 from transformer_jax.config import Preempted, UserError
+from transformer_jax.distributed import hosts
+from transformer_jax.runs.workdir import make_task
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.patience import Patience
-from transformer_jax.runs.workdir import make_task
 
 # The loss falls at each evaluation: where the greatest is the best, the first stays the best.
 FALLING = dict(
-    model__dropout=0.1, train__num_steps=12, train__log_every=5, train__eval_every=2,
-    checkpoint__every=4, checkpoint__keep=1, checkpoint__best_mode="max",
-    optimizer__learning_rate=0.01)
+    model__dropout=0.1,
+    train__num_steps=12,
+    train__log_every=5,
+    train__eval_every=2,
+    checkpoint__every=4,
+    checkpoint__keep=1,
+    checkpoint__best_mode="max",
+    optimizer__learning_rate=0.01,
+)
 
 
-@pytest.mark.parametrize("mode, scores, over", [
-    ("min", [3.0, 2.0, 2.5], False),
-    ("min", [3.0, 2.0, 2.5, 2.0], True),  # an equal score is no improvement
-    ("min", [3.0, 2.0, 2.5, 1.9], False),
-    ("max", [3.0, 2.0, 2.5], True),
-    ("min", [3.0, math.nan, None], True),
-    ("min", [math.nan, math.nan, 1.0], False),
-])
+@pytest.mark.parametrize(
+    "mode, scores, over",
+    [
+        ("min", [3.0, 2.0, 2.5], False),
+        ("min", [3.0, 2.0, 2.5, 2.0], True),  # an equal score is no improvement
+        ("min", [3.0, 2.0, 2.5, 1.9], False),
+        ("max", [3.0, 2.0, 2.5], True),
+        ("min", [3.0, math.nan, None], True),
+        ("min", [math.nan, math.nan, 1.0], False),
+    ],
+)
 def test_the_evaluations_without_improvement_are_counted(tiny, mode, scores, over):
     config = tiny(train__patience=2, checkpoint__best_mode=mode)
     recorded = [{"valid/loss": score} for score in scores]

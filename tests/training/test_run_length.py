@@ -1,4 +1,5 @@
 """Fractions of a run, checkpoints by the clock, and the learning rate of a longer run."""
+
 import jax
 import numpy as np
 import pytest
@@ -6,49 +7,62 @@ import pytest
 from tests.conftest import build_config
 from tests.training.stopping import stopping_at
 from transformer_jax import config as configs
-from transformer_jax.distributed import hosts
-from transformer_jax.configuration import run_length
-from transformer_jax.runs import workdir
 from transformer_jax.config import Preempted, UserError
+from transformer_jax.configuration import run_length
+from transformer_jax.distributed import hosts
+from transformer_jax.runs import workdir
+from transformer_jax.runs.workdir import make_task
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.resumed import rate_line
 from transformer_jax.training.save_timer import SaveTimer
-from transformer_jax.runs.workdir import make_task
 
 
-@pytest.mark.parametrize("value, num_steps, span, interval", [
-    (0.1, 30, 3, 3), (1 / 3, 1000, 333, 334), (0.03, 100_000, 3000, 3000), (0.001, 20, 0, 1),
-    (5, 1000, 5, 5), (5.0, 1000, 5, 5), (1, 7, 1, 1),
-])
+@pytest.mark.parametrize(
+    "value, num_steps, span, interval",
+    [
+        (0.1, 30, 3, 3),
+        (1 / 3, 1000, 333, 334),
+        (0.03, 100_000, 3000, 3000),
+        (0.001, 20, 0, 1),
+        (5, 1000, 5, 5),
+        (5.0, 1000, 5, 5),
+        (1, 7, 1, 1),
+    ],
+)
 def test_fractions_become_updates(value, num_steps, span, interval):
     assert run_length.span(value, num_steps) == span
     assert run_length.interval(value, num_steps) == interval
 
 
-@pytest.mark.parametrize("given, expected", [
-    ("0.5", 0.5), ("7", 7), ("1e5", 100_000), (0.25, 0.25), (2.0, 2)])
+@pytest.mark.parametrize(
+    "given, expected", [("0.5", 0.5), ("7", 7), ("1e5", 100_000), (0.25, 0.25), (2.0, 2)]
+)
 def test_an_interval_takes_updates_or_a_fraction(tiny, given, expected):
     config = tiny(train__eval_every=given)
     assert config.train.eval_every == expected and type(config.train.eval_every) is type(expected)
 
 
-@pytest.mark.parametrize("key, value, words", [
-    ("train.eval_every", "1.5", "a whole number of updates or a fraction of the run"),
-    ("train.eval_every", "0", "must be at least 1, or a fraction of the run between 0 and 1"),
-    ("train.eval_every", "True", "a whole number of updates"),
-    ("train.eval_every", "none", "a whole number of updates"),
-    ("checkpoint.every", "often", "a whole number of updates"),
-    ("checkpoint.minutes", "-1", "config.checkpoint.minutes=-1.0: must not be negative"),
-    ("optimizer.warmup_steps", "-0.1", "a whole number of updates"),
-    ("optimizer.warmup_steps", "-3", "must not be negative, or a fraction"),
-    ("optimizer.warmup_steps", "1e10", "2^31"),
-    ("optimizer.decay_steps", "0.01", "config.optimizer.decay_steps=10: must be more than"),
-])
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("train.eval_every", "1.5", "a whole number of updates or a fraction of the run"),
+        ("train.eval_every", "0", "must be at least 1, or a fraction of the run between 0 and 1"),
+        ("train.eval_every", "True", "a whole number of updates"),
+        ("train.eval_every", "none", "a whole number of updates"),
+        ("checkpoint.every", "often", "a whole number of updates"),
+        ("checkpoint.minutes", "-1", "config.checkpoint.minutes=-1.0: must not be negative"),
+        ("optimizer.warmup_steps", "-0.1", "a whole number of updates"),
+        ("optimizer.warmup_steps", "-3", "must not be negative, or a fraction"),
+        ("optimizer.warmup_steps", "1e10", "2^31"),
+        ("optimizer.decay_steps", "0.01", "config.optimizer.decay_steps=10: must be more than"),
+    ],
+)
 def test_a_wrong_length_is_refused(key, value, words):
     config = configs.experiment(
-        model=dict(name="gpt"), task=dict(name="causal_lm"), optimizer=dict(warmup_steps=100))
+        model=dict(name="gpt"), task=dict(name="causal_lm"), optimizer=dict(warmup_steps=100)
+    )
     with pytest.raises(UserError, match=r"^[^\n]*$") as error:
         configs.set_key(config, key, value)
         configs.validate(config)
@@ -86,13 +100,16 @@ def changed(config, **values):
     return config
 
 
-@pytest.mark.parametrize("intervals, steps", [
-    (dict(checkpoint__every=3, train__eval_every=4), [3, 4, 6, 8, 9, 10]),
-    (dict(checkpoint__every=0.3, train__eval_every=0.4), [3, 4, 6, 8, 9, 10]),
-    (dict(checkpoint__every=10, train__eval_every=0.5), [5, 10]),
-    (dict(checkpoint__every=10, train__eval_every=5, checkpoint__best_metric=""), [10]),
-    (dict(checkpoint__every=4, train__eval_every=2), [4, 8, 10]),
-])
+@pytest.mark.parametrize(
+    "intervals, steps",
+    [
+        (dict(checkpoint__every=3, train__eval_every=4), [3, 4, 6, 8, 9, 10]),
+        (dict(checkpoint__every=0.3, train__eval_every=0.4), [3, 4, 6, 8, 9, 10]),
+        (dict(checkpoint__every=10, train__eval_every=0.5), [5, 10]),
+        (dict(checkpoint__every=10, train__eval_every=5, checkpoint__best_metric=""), [10]),
+        (dict(checkpoint__every=4, train__eval_every=2), [4, 8, 10]),
+    ],
+)
 def test_the_best_checkpoint_was_evaluated(parts, tmp_path, intervals, steps):
     config, task, program = parts
     config = changed(config, **intervals)
@@ -123,8 +140,12 @@ def test_a_run_saved_by_the_clock_goes_on_bit_equal(parts, tmp_path, monkeypatch
     assert saved(tmp_path / "resumed") == [3, 6, 7]
     run(config, task, tmp_path / "resumed", program)
     assert saved(tmp_path / "resumed") == [3, 6, 7, 10]
-    states = [Checkpoints(tmp_path / name / "checkpoints", config.checkpoint, read_only=True)
-              .restore(program.state, 10)[0] for name in ("straight", "resumed")]
+    states = [
+        Checkpoints(tmp_path / name / "checkpoints", config.checkpoint, read_only=True).restore(
+            program.state, 10
+        )[0]
+        for name in ("straight", "resumed")
+    ]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
@@ -138,8 +159,13 @@ def test_process_0s_clock_decides_for_all(monkeypatch):
     for step in range(1, 2001):
         for number, timer in enumerate(timers):
             seconds[number] += (0.5, 9.0)[number]
-            monkeypatch.setattr(hosts, "share", lambda value, number=number, step=step:
-                                shared.setdefault(step, value) if number == 0 else shared[step])
+            monkeypatch.setattr(
+                hosts,
+                "share",
+                lambda value, number=number, step=step: (
+                    shared.setdefault(step, value) if number == 0 else shared[step]
+                ),
+            )
             answers[number].append(timer.due(step))
             if answers[number][-1]:
                 timer.saved()
@@ -149,16 +175,30 @@ def test_process_0s_clock_decides_for_all(monkeypatch):
     assert len(times) >= 14 and min(gaps) >= 120 and max(gaps) <= 140
 
 
-@pytest.mark.parametrize("old, new, words", [
-    (dict(num_steps=1500), dict(num_steps=3000), [
-        "config.train.num_steps 1,500 -> 3,000: the cosine schedule now ends at 3,000 "
-        "instead of 1,500; the learning rate at update 1,001 is 0.0075 instead of 0.0025"]),
-    (dict(num_steps=1500, warmup_steps=0.1), dict(num_steps=3000, warmup_steps=0.1), [
-        "the warm-up now ends at 300 instead of 150; the cosine schedule now ends at 3,000"]),
-    (dict(num_steps=1500, schedule="constant"), dict(num_steps=3000, schedule="constant"), [
-        "1,500 -> 3,000: the learning rate at update 1,001 stays 0.01"]),
-    (dict(num_steps=1500), dict(num_steps=1500), []),
-])
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        (
+            dict(num_steps=1500),
+            dict(num_steps=3000),
+            [
+                "config.train.num_steps 1,500 -> 3,000: the cosine schedule now ends at 3,000 "
+                "instead of 1,500; the learning rate at update 1,001 is 0.0075 instead of 0.0025"
+            ],
+        ),
+        (
+            dict(num_steps=1500, warmup_steps=0.1),
+            dict(num_steps=3000, warmup_steps=0.1),
+            ["the warm-up now ends at 300 instead of 150; the cosine schedule now ends at 3,000"],
+        ),
+        (
+            dict(num_steps=1500, schedule="constant"),
+            dict(num_steps=3000, schedule="constant"),
+            ["1,500 -> 3,000: the learning rate at update 1,001 stays 0.01"],
+        ),
+        (dict(num_steps=1500), dict(num_steps=1500), []),
+    ],
+)
 def test_a_changed_length_says_what_becomes_of_the_learning_rate(tiny, old, new, words):
     def config(num_steps, **optimizer):
         values = dict(learning_rate=0.01, schedule="cosine", warmup_steps=0) | optimizer

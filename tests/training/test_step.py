@@ -1,4 +1,5 @@
 """The update: accumulation, meshes, non-finite values, and the schedules."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,12 +7,13 @@ import pytest
 
 from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs
-from transformer_jax.distributed import sharding
 from transformer_jax.config import UserError
+from transformer_jax.distributed import sharding
 from transformer_jax.planning import hlo
-from transformer_jax.training import batches, optimizer, state as states
-from transformer_jax.training.loop import Program
 from transformer_jax.runs.workdir import make_task
+from transformer_jax.training import batches, optimizer
+from transformer_jax.training import state as states
+from transformer_jax.training.loop import Program
 
 
 def losses(config, steps=3, devices=1):
@@ -19,7 +21,14 @@ def losses(config, steps=3, devices=1):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:devices])
     state, found = states.init(task, program.tx, program.state), []
-    for batch in batches.stream(task.rows().train.batch, config.train.batch, config.train.accumulation, program.batch_sharding, 0, steps):
+    for batch in batches.stream(
+        task.rows().train.batch,
+        config.train.batch,
+        config.train.accumulation,
+        program.batch_sharding,
+        0,
+        steps,
+    ):
         state = program.train_step(state, batch)
         total, count = state.metrics["loss"]
         found.append(float(total) / float(count))
@@ -40,21 +49,36 @@ def test_golden_first_losses(reference):
     np.testing.assert_allclose(reference[2], GOLDEN, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mesh, devices", [(dict(data=8), 8), (dict(data=4, tensor=2), 8), (dict(data=2, fsdp=2, tensor=2), 8), (dict(fsdp=8), 8),
-                                           (dict(data=2, tensor=2, sequence=2), 8)])
+@pytest.mark.parametrize(
+    "mesh, devices",
+    [
+        (dict(data=8), 8),
+        (dict(data=4, tensor=2), 8),
+        (dict(data=2, fsdp=2, tensor=2), 8),
+        (dict(fsdp=8), 8),
+        (dict(data=2, tensor=2, sequence=2), 8),
+    ],
+)
 def test_equal_losses_on_every_mesh(reference, mesh, devices):
     folder, build, expected = reference
     config = build(folder, **{f"mesh__{axis}": size for axis, size in mesh.items()})
     np.testing.assert_allclose(losses(config, devices=devices)[0], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("build", [pytest.param(build_gpt, marks=pytest.mark.slow), build_bert], ids=["gpt", "bert"])
+@pytest.mark.parametrize(
+    "build", [pytest.param(build_gpt, marks=pytest.mark.slow), build_bert], ids=["gpt", "bert"]
+)
 def test_meshes_of_the_other_families(build, tmp_path):
-    """Also split over fsdp and tensor at once, and context parallelism: each device has some queries of every row, and gathers all keys and values."""
+    """Also split over fsdp and tensor at once, and context parallelism: each device has some
+    queries of every row, and gathers all keys and values.
+    """
     exact = dict(model__dropout=0.0, model__attention_dropout=0.0, train__batch=16)
     one = losses(build(tmp_path, **exact))[0]
     for mesh in (dict(data=2, fsdp=2, tensor=2), dict(data=2, tensor=2, sequence=2)):
-        many = losses(build(tmp_path, **exact, **{f"mesh__{axis}": size for axis, size in mesh.items()}), devices=8)[0]
+        many = losses(
+            build(tmp_path, **exact, **{f"mesh__{axis}": size for axis, size in mesh.items()}),
+            devices=8,
+        )[0]
         np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
@@ -67,9 +91,13 @@ def test_dropout_does_not_depend_on_the_mesh(reference):
 
 def test_nor_does_that_of_causal_attention_where_a_mesh_splits_the_length(tmp_path):
     """Two blocks of queries, of which each has a mask of its own."""
-    config = dict(model__attention_dropout=0.2, model__dropout=0.0, model__max_length=128, task__length=128)
+    config = dict(
+        model__attention_dropout=0.2, model__dropout=0.0, model__max_length=128, task__length=128
+    )
     one = losses(build_gpt(tmp_path, **config), steps=1)[0]
-    many = losses(build_gpt(tmp_path, **config, mesh__data=4, mesh__sequence=2), steps=1, devices=8)[0]
+    many = losses(
+        build_gpt(tmp_path, **config, mesh__data=4, mesh__sequence=2), steps=1, devices=8
+    )[0]
     np.testing.assert_allclose(one, many, atol=1e-6, rtol=0)
 
 
@@ -83,7 +111,10 @@ def test_dropout_does_not_depend_on_the_mesh_with_accumulation(tmp_path):
 
 
 def test_gradients_cross_the_data_axis_once_an_update(tmp_path):
-    """Four microbatches reduce the bytes of one. Parameters split over "data" keep a reduction each."""
+    """Four microbatches reduce the bytes of one. Parameters split over "data" keep a reduction
+    each.
+    """
+
     def reduced(**changes):
         config = build_gpt(tmp_path, model__dropout=0.2, train__batch=32, mesh__data=8, **changes)
         program = Program.of(config, make_task(config), jax.devices()[:8])
@@ -99,25 +130,39 @@ def test_gradients_cross_the_data_axis_once_an_update(tmp_path):
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_equals_one_batch(reference, accumulation):
     folder, build, expected = reference
-    np.testing.assert_allclose(losses(build(folder, train__accumulation=accumulation))[0], expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        losses(build(folder, train__accumulation=accumulation))[0], expected, atol=1e-5, rtol=0
+    )
 
 
 def test_parameters_are_split_and_no_device_holds_them_whole(reference):
     folder, build, _ = reference
     config = build(folder, mesh__data=1, mesh__fsdp=4, mesh__tensor=2)
     _, state = losses(config, steps=1, devices=8)
-    for name, leaf in (("wi", state.params["encoder"]["layers"]["mlp"]["wi"]["kernel"]), ("embed", state.params["target_embed"]["embedding"])):
+    for name, leaf in (
+        ("wi", state.params["encoder"]["layers"]["mlp"]["wi"]["kernel"]),
+        ("embed", state.params["target_embed"]["embedding"]),
+    ):
         assert leaf.addressable_shards[0].data.size == leaf.size // 8, name
     moments = jax.tree.leaves(state.opt_state)
     assert any(m.size > 1000 and m.addressable_shards[0].data.size == m.size // 8 for m in moments)
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"mesh__tensor": 3}, "config.mesh.tensor=3"), ({"mesh__data": 3, "mesh__fsdp": 1}, "config.mesh.data=3"),
-    ({"mesh__tensor": 4, "mesh__data": 2}, "config.mesh.tensor=4 does not divide 2"),  # two heads
-    ({"train__batch": 6}, "config.mesh.data=8"), ({"mesh__rules": (("embd", ("fsdp",)),)}, "no logical axis 'embd'"),
-    ({"mesh__rules": ("embed", "fsdp")}, "config.mesh.rules: 'embed'"), ({"mesh__rules": (("embed", ("fspd",)),)}, "no mesh axis 'fspd'"),
-])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"mesh__tensor": 3}, "config.mesh.tensor=3"),
+        ({"mesh__data": 3, "mesh__fsdp": 1}, "config.mesh.data=3"),
+        (
+            {"mesh__tensor": 4, "mesh__data": 2},
+            "config.mesh.tensor=4 does not divide 2",
+        ),  # two heads
+        ({"train__batch": 6}, "config.mesh.data=8"),
+        ({"mesh__rules": (("embd", ("fsdp",)),)}, "no logical axis 'embd'"),
+        ({"mesh__rules": ("embed", "fsdp")}, "config.mesh.rules: 'embed'"),
+        ({"mesh__rules": (("embed", ("fspd",)),)}, "no mesh axis 'fspd'"),
+    ],
+)
 def test_what_the_mesh_does_not_divide_is_refused_before_compiling(tiny, changes, words):
     config = tiny(**changes)
     with pytest.raises(UserError, match=words):
@@ -141,26 +186,40 @@ def test_a_non_finite_update_is_not_applied_but_recorded(tiny):
 
 def test_an_axis_splits_one_dimension_only():
     table = {"embed": ("fsdp", "tensor"), "mlp": ("tensor",)}
-    assert sharding.spec(("embed", "mlp"), table) == jax.sharding.PartitionSpec(("fsdp", "tensor"), None)
+    assert sharding.spec(("embed", "mlp"), table) == jax.sharding.PartitionSpec(
+        ("fsdp", "tensor"), None
+    )
 
 
 def test_schedules():
-    config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"},
-                                optimizer=dict(learning_rate=(512 * 4000) ** -0.5, schedule="inverse_sqrt", warmup_steps=4000)).optimizer
+    config = configs.experiment(
+        model={"name": "encoder_decoder"},
+        task={"name": "translation"},
+        optimizer=dict(
+            learning_rate=(512 * 4000) ** -0.5, schedule="inverse_sqrt", warmup_steps=4000
+        ),
+    ).optimizer
     rate = optimizer.schedule(config, 100_000)
     for step in (1, 100, 3999, 4000, 4001, 50_000):  # equation 3 of the paper
-        assert float(rate(step - 1)) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=1e-5)
+        assert float(rate(step - 1)) == pytest.approx(
+            512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=1e-5
+        )
     with config.unlocked():
         config.update(learning_rate=1.0, warmup_steps=10, final_fraction=0.1, schedule="cosine")
     rate = optimizer.schedule(config, 110)
     assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.5641, 0.1002]
     config.schedule = "linear"
-    assert [round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (11, 60, 110, 200)] == [1.0, 0.559, 0.109, 0.1]
+    assert [
+        round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (11, 60, 110, 200)
+    ] == [1.0, 0.559, 0.109, 0.1]
 
 
 def test_frozen_parameters_and_weight_decay():
-    config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"},
-                                optimizer=dict(weight_decay=0.1, learning_rate=1.0)).optimizer
+    config = configs.experiment(
+        model={"name": "encoder_decoder"},
+        task={"name": "translation"},
+        optimizer=dict(weight_decay=0.1, learning_rate=1.0),
+    ).optimizer
     params = {"a": {"kernel": jnp.ones(3), "bias": jnp.ones(3)}, "b": {"kernel": jnp.ones(3)}}
     tx = optimizer.make(config, 10, lambda path: path[0] != "b")
     updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
@@ -171,10 +230,19 @@ def test_frozen_parameters_and_weight_decay():
 
 
 def test_layer_decay_goes_from_the_top_down():
-    updates = {"target_embed": {"embedding": 1.0}, "encoder": {"layers": {"kernel": jnp.ones(3)}}, "output_embed": {"embedding": 1.0}, "head": {"kernel": 1.0}}
+    updates = {
+        "target_embed": {"embedding": 1.0},
+        "encoder": {"layers": {"kernel": jnp.ones(3)}},
+        "output_embed": {"embedding": 1.0},
+        "head": {"kernel": 1.0},
+    }
     found = optimizer._by_depth(updates, 0.5)
     np.testing.assert_allclose(found["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
-    assert (found["target_embed"]["embedding"], found["output_embed"]["embedding"], found["head"]["kernel"]) == (1 / 16, 1, 1)
+    assert (
+        found["target_embed"]["embedding"],
+        found["output_embed"]["embedding"],
+        found["head"]["kernel"],
+    ) == (1 / 16, 1, 1)
 
 
 GOLDEN = [5.07359276748285, 5.057554059709822, 5.004081047018161]
@@ -184,13 +252,25 @@ def test_lamb_scales_every_layer_of_a_stack_by_itself():
     """As optax's, whose trees have a leaf for each layer."""
     import optax
 
-    settings = configs.experiment(model={"name": "bert"}, task={"name": "masked_lm"},
-                                  optimizer=dict(name="lamb", learning_rate=0.1, eps=1e-6, weight_decay=0.01)).optimizer
+    settings = configs.experiment(
+        model={"name": "bert"},
+        task={"name": "masked_lm"},
+        optimizer=dict(name="lamb", learning_rate=0.1, eps=1e-6, weight_decay=0.01),
+    ).optimizer
     random = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
-    stacked = lambda seed: {"layers": {"kernel": random(seed, 3, 4, 5) * jnp.array([1.0, 5.0, 0.1])[:, None, None]}, "embedding": random(seed + 1, 6, 4)}
-    apart = lambda tree: {**{f"layer_{i}": {"kernel": tree["layers"]["kernel"][i]} for i in range(3)}, "embedding": tree["embedding"]}
+    stacked = lambda seed: {
+        "layers": {"kernel": random(seed, 3, 4, 5) * jnp.array([1.0, 5.0, 0.1])[:, None, None]},
+        "embedding": random(seed + 1, 6, 4),
+    }
+    apart = lambda tree: {
+        **{f"layer_{i}": {"kernel": tree["layers"]["kernel"][i]} for i in range(3)},
+        "embedding": tree["embedding"],
+    }
     params, grads = stacked(0), stacked(10)
-    ours, theirs = optimizer.make(settings, 10, lambda path: True), optax.lamb(0.1, eps=1e-6, weight_decay=0.01)
+    ours, theirs = (
+        optimizer.make(settings, 10, lambda path: True),
+        optax.lamb(0.1, eps=1e-6, weight_decay=0.01),
+    )
     found, _ = ours.update(grads, ours.init(params), params)
     expected, _ = theirs.update(apart(grads), theirs.init(apart(params)), apart(params))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), apart(found), expected)

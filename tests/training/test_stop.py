@@ -1,4 +1,5 @@
 """SIGTERM and Ctrl-C: where a run stops, that nothing is lost, and that a second Ctrl-C ends it."""
+
 import itertools
 import os
 import signal
@@ -15,10 +16,10 @@ from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import Interrupted, Preempted
 from transformer_jax.distributed.stop_point import StopPoint
+from transformer_jax.runs.workdir import make_task
 from transformer_jax.training import loop, stop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
-from transformer_jax.runs.workdir import make_task
 
 ERRORS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
 
@@ -29,8 +30,13 @@ def steps(workdir, config):
 
 def test_stopped_anywhere_it_goes_on_bit_equal(tiny, tmp_path, monkeypatch):
     """By both signals: in an update, an evaluation's batch, what a task evaluates, the last one."""
-    config = tiny(train__num_steps=4, train__eval_every=2, checkpoint__every=4, checkpoint__keep=9,
-                  model__dropout=0.2)
+    config = tiny(
+        train__num_steps=4,
+        train__eval_every=2,
+        checkpoint__every=4,
+        checkpoint__keep=9,
+        model__dropout=0.2,
+    )
     task, handlers = make_task(config), [signal.getsignal(number) for number in ERRORS]
     program = Program.of(config, task, jax.devices()[:1])
     batches = task.rows().eval["valid"].num_batches(config.train.batch)
@@ -100,13 +106,23 @@ def test_asked_after_the_last_update_it_stops_when_that_is_saved():
 def program(*lines):
     """A Python program that runs the lines; its stderr is read as it comes."""
     code = "\n".join(["import signal, sys", "from transformer_jax.training import stop", *lines])
-    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=ENV,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        env=ENV,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_a_second_ctrl_c_ends_it_at_once():
-    process = program("stop.ECHO = 0", "with stop.Stop() as run_stop:", "    run_stop.begin()",
-                      "    print('ready', file=sys.stderr, flush=True)", "    sys.stdin.read()")
+    process = program(
+        "stop.ECHO = 0",
+        "with stop.Stop() as run_stop:",
+        "    run_stop.begin()",
+        "    print('ready', file=sys.stderr, flush=True)",
+        "    sys.stdin.read()",
+    )
     assert process.stderr.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert "saves its state after this step" in process.stderr.readline()
@@ -116,10 +132,14 @@ def test_a_second_ctrl_c_ends_it_at_once():
 
 def test_one_ctrl_c_that_comes_twice_is_one():
     """As from a terminal and from a script."""
-    process = program("stop.ECHO = 1000", "with stop.Stop() as run_stop:",
-                      "    run_stop.begin()", "    print('ready', file=sys.stderr, flush=True)",
-                      "    sys.stdin.readline()",
-                      "    run_stop.due() and sys.exit(7)")
+    process = program(
+        "stop.ECHO = 1000",
+        "with stop.Stop() as run_stop:",
+        "    run_stop.begin()",
+        "    print('ready', file=sys.stderr, flush=True)",
+        "    sys.stdin.readline()",
+        "    run_stop.due() and sys.exit(7)",
+    )
     assert process.stderr.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     process.stderr.readline()

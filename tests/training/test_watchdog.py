@@ -1,4 +1,5 @@
 """The watchdog: silent while the run is not; then all threads' stacks, and the end of a hang."""
+
 import signal
 import subprocess
 import sys
@@ -54,8 +55,9 @@ with Hung({grace}) as run_stop, watchdog.Watchdog(run_stop, {grace}) as dog:
 
 def hung(hosts=1, silence=1000, grace=1000, begun=True):
     code = HUNG.format(begun=begun, hosts=hosts, silence=silence, grace=grace)
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, env=ENV,
-                            text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, env=ENV, text=True
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -80,8 +82,11 @@ def test_before_the_first_update_the_same_command_may_be_run_again():
 def test_nothing_ends_a_save_or_a_compilation(hosts, monkeypatch):
     timers, asked = [], Stop()
     monkeypatch.setattr(watchdog.hosts, "count", lambda: hosts)
-    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later",
-                        lambda seconds, file, exit: timers.append((seconds, exit)))
+    monkeypatch.setattr(
+        watchdog.faulthandler,
+        "dump_traceback_later",
+        lambda seconds, file, exit: timers.append((seconds, exit)),
+    )
     dump, several = (watchdog.SILENCE, False), (watchdog.SILENCE, hosts == 2)
     with watchdog.Watchdog(asked, grace=7) as dog:
         with dog.patient():

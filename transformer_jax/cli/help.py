@@ -1,13 +1,14 @@
 """What the command line says beside its flags: what a wrong flag was meant to be, and the keys."""
+
 import contextlib
 import sys
 from collections.abc import Callable
 
 from absl import flags
 
-from transformer_jax.training import memory
-from transformer_jax.configuration import suggestions
 from transformer_jax.config import UserError
+from transformer_jax.configuration import suggestions
+from transformer_jax.training import memory
 
 FLAGS = flags.FLAGS
 
@@ -15,8 +16,12 @@ FLAGS = flags.FLAGS
 def meant(word: str, argv: list[str]) -> str:
     """'; did you mean ...?' for an unknown flag: another flag, else a key of the config."""
     modules = FLAGS.flags_by_module_dict().items()
-    names = [f"--{flag.name}" for module, found in modules for flag in found
-             if not module.startswith("absl")]
+    names = [
+        f"--{flag.name}"
+        for module, found in modules
+        for flag in found
+        if not module.startswith("absl")
+    ]
     if flag := suggestions.known_elsewhere(word, names):
         return f"; did you mean {flag[0]}?"
     return suggestions.near(f"--{word}", names) or _meant_key(word, argv)

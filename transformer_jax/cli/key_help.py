@@ -1,4 +1,5 @@
 """Every key of a config with its type, default and meaning: --help_config."""
+
 from typing import Any
 
 from transformer_jax import config as configs
@@ -7,8 +8,10 @@ from transformer_jax import config as configs
 def lines(config, path: str) -> list[str]:
     """One line a key, as the config of `path` has it."""
     model, task = config.model.name, config.task.name
-    found = [f"Keys of {path}. --config.KEY=VALUE sets one.",
-             "KEY=VALUE here (type; default, where this config has another value): meaning"]
+    found = [
+        f"Keys of {path}. --config.KEY=VALUE sets one.",
+        "KEY=VALUE here (type; default, where this config has another value): meaning",
+    ]
     section = None
     for key, (kind, default) in configs.schema(model, task).items():
         if key.partition(".")[0] != section:

@@ -1,4 +1,5 @@
 """The command line: flags, exit codes, and one clear line for every mistake."""
+
 import contextlib
 import logging
 import os
@@ -8,12 +9,13 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from absl import flags, logging as absl_logging
+from absl import flags
+from absl import logging as absl_logging
 
 from transformer_jax.cli import help as cli_help
+from transformer_jax.config import Interrupted, Preempted, RunError, UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.training import memory
-from transformer_jax.config import Interrupted, Preempted, RunError, UserError
 
 FLAGS = flags.FLAGS
 EXIT_USER = 2
@@ -31,18 +33,27 @@ def command() -> str:
 def define_config(required: bool = True) -> None:
     if not required:
         _optional.append("config")
-    _define("config", None, "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.")
+    _define(
+        "config",
+        None,
+        "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.",
+    )
     if "help_config" not in FLAGS:
-        flags.DEFINE_bool("help_config", False,
-                          "Print every key of --config: its type, default and meaning.")
+        flags.DEFINE_bool(
+            "help_config", False, "Print every key of --config: its type, default and meaning."
+        )
 
 
 def define_workdir(several: bool = False) -> None:
-    """`several`: the flag may be left out or given several times; the program says how many it takes."""
+    """`several`: the flag may be left out or given several times; the program says how many it
+    takes.
+    """
     meaning = "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME)."
     if several:
         _optional.append("workdir")
-        flags.DEFINE_multi_string("workdir", [], f"{meaning} For some purposes several may be given.")
+        flags.DEFINE_multi_string(
+            "workdir", [], f"{meaning} For some purposes several may be given."
+        )
     else:
         _define("workdir", None, meaning)
 
@@ -52,13 +63,19 @@ def define_training() -> None:
     define_config()
     define_workdir()
     define_hosts()
-    flags.DEFINE_string("profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard.")
+    flags.DEFINE_string(
+        "profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard."
+    )
 
 
 def define_seeds() -> None:
-    flags.DEFINE_integer("seeds", 0,
-                         "Runs that differ in config.train.seed and config.data.seed alone: 0, 1,"
-                         " ... ; 0: one run, with the config's.", lower_bound=0)
+    flags.DEFINE_integer(
+        "seeds",
+        0,
+        "Runs that differ in config.train.seed and config.data.seed alone: 0, 1,"
+        " ... ; 0: one run, with the config's.",
+        lower_bound=0,
+    )
 
 
 def define_hosts() -> None:
@@ -66,7 +83,13 @@ def define_hosts() -> None:
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
     flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
     flags.DEFINE_integer("process_id", None, "Number of this one, from 0.")
-    flags.DEFINE_integer("patience", 300, "Seconds to wait for the others at the start.", lower_bound=1, upper_bound=10**6)
+    flags.DEFINE_integer(
+        "patience",
+        300,
+        "Seconds to wait for the others at the start.",
+        lower_bound=1,
+        upper_bound=10**6,
+    )
 
 
 def define_step() -> None:
@@ -80,15 +103,20 @@ def _define(name: str, default: str | None, meaning: str) -> None:
 
 
 def overrides(allowed: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The --config.section.key=VALUE overrides of a run that is over: only keys that begin with one of `allowed`."""
+    """The --config.section.key=VALUE overrides of a run that is over: only keys that begin with one
+    of `allowed`.
+    """
     for key, _ in _overrides:
         if not key.startswith(allowed):
-            raise UserError(f"--config.{key}: fixed by the run in --workdir; here only {', '.join(f'config.{a}*' for a in allowed)} may be set")
+            raise UserError(
+                f"--config.{key}: fixed by the run in --workdir; here only {', '.join(f'config.{a}*' for a in allowed)} may be set"
+            )
     return _overrides
 
 
 def load_config(without: str = "", argument: str = ""):
-    """The config that --config (with `argument`, if that is given) and its overrides name, validated.
+    """The config that --config (with `argument`, if that is given) and its overrides name,
+    validated.
 
     With `without`, (that, overrides of keys that begin so, which are left out).
     """
@@ -105,7 +133,11 @@ def load_settled():
     from transformer_jax.runs import workdir
 
     config, of_model = load_config(without="model.")
-    return workdir.settled(config, os.devnull, of_model) if workdir.fine_tunes(config) else load_config()
+    return (
+        workdir.settled(config, os.devnull, of_model)
+        if workdir.fine_tunes(config)
+        else load_config()
+    )
 
 
 _overrides: list[tuple[str, str]] = []
@@ -114,15 +146,19 @@ _command: list[str] = []  # the one given
 _optional: list[str] = []  # flags that may be left out
 
 
-def run(main: Callable[[], None], define_flags: Callable[[], None],
-        before_jax: Callable[[], None] = lambda: None) -> None:
+def run(
+    main: Callable[[], None],
+    define_flags: Callable[[], None],
+    before_jax: Callable[[], None] = lambda: None,
+) -> None:
     """Parses the flags, runs `main`, and exits.
 
     Exit codes: 0 done, 2 a mistake of the user's, 75 preempted, 130 interrupted, 1 anything else.
     `before_jax` may set what jax reads from the environment when it is imported.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as daemons are started: nothing is read there, what is written goes nowhere
+        # closed, as daemons are started: nothing is read there, what is written goes nowhere
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
     use_huge_pages()
     _tell_once()
@@ -175,7 +211,9 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
         if hosts.count() > 1:
             hosts.await_news()
             traceback.print_exc()
-            hosts.failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", 1)
+            hosts.failed(
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", 1
+            )
         raise
 
 
@@ -198,7 +236,10 @@ def _parse(argv: list[str], program: str) -> None:
         sys.exit(0)
     if _commands:
         if len(argv) < 2 or argv[1] not in _commands:
-            raise UserError(f"the first argument says what to do: {', '.join(_commands)}" + (f"; not {argv[1]!r}" if len(argv) > 1 else ""))
+            raise UserError(
+                f"the first argument says what to do: {', '.join(_commands)}"
+                + (f"; not {argv[1]!r}" if len(argv) > 1 else "")
+            )
         _command.append(argv[1])
         argv = [argv[0], *argv[2:]]
     try:
@@ -212,15 +253,23 @@ def _parse(argv: list[str], program: str) -> None:
         raise UserError(f"unexpected argument {rest[1]!r}")
     if "help_config" in FLAGS and FLAGS.help_config:
         cli_help.print_keys(lambda: load_config(without="model.")[0])
-    if _overrides and not ("config" in FLAGS and FLAGS.config) and not ("workdir" in FLAGS and FLAGS.workdir):
+    if (
+        _overrides
+        and not ("config" in FLAGS and FLAGS.config)
+        and not ("workdir" in FLAGS and FLAGS.workdir)
+    ):
         raise UserError(f"--config.{_overrides[0][0]}: there is no config here to change")
     for name in ("config", "workdir"):
         if name in FLAGS and not FLAGS[name].value and name not in _optional:
-            raise UserError(f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}")
+            raise UserError(
+                f"--{name}=... is missing: {FLAGS[name].help[0].lower()}{FLAGS[name].help[1:]}"
+            )
 
 
 def check_output(name: str) -> None:
-    """Raises UserError, before anything is computed, where the file that a flag names has no folder to be in, or can't be written there."""
+    """Raises UserError, before anything is computed, where the file that a flag names has no folder
+    to be in, or can't be written there.
+    """
     path = FLAGS[name].value
     if path and not os.path.isdir(os.path.dirname(path) or "."):
         raise UserError(f"--{name}={path}: no such folder")
@@ -234,7 +283,9 @@ def profile() -> tuple[int, int] | None:
         return None
     first, _, last = FLAGS.profile.partition(":")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise UserError(f"--profile={FLAGS.profile}: FROM:TO is asked for, the first and the last update to trace, from 1")
+        raise UserError(
+            f"--profile={FLAGS.profile}: FROM:TO is asked for, the first and the last update to trace, from 1"
+        )
     return int(first), int(last)
 
 
@@ -245,7 +296,9 @@ def train(task_name: str | None = None) -> None:
     """
     config = load_config()
     if task_name and config.task.name != task_name:
-        raise UserError(f"--config={FLAGS.config}: config.task.name={config.task.name!r}, this trainer's is {task_name!r}")
+        raise UserError(
+            f"--config={FLAGS.config}: config.task.name={config.task.name!r}, this trainer's is {task_name!r}"
+        )
     from transformer_jax.runs import workdir
 
     workdir.train(config, FLAGS.workdir, profile=profile())
@@ -268,27 +321,49 @@ def _take_overrides(argv: list[str]) -> list[str]:
 
 
 def use_huge_pages() -> None:
-    """Starts this program again under a malloc that asks for huge pages and keeps what it got, where that is to be had (glibc from 2.35).
+    """Starts this program again under a malloc that asks for huge pages and keeps what it got,
+    where that is to be had (glibc from 2.35).
 
-    XLA on CPU allocates its buffers anew at each step: by pages of 4 kB their faults take a third of the time (fine-tuning a BERT of
-    3 layers of 192 on rows of 256, two cores: 5,800 -> 9,400 tokens/s). The setting is read at a program's start alone.
+    XLA on CPU allocates its buffers anew at each step: by pages of 4 kB their faults take a third
+    of the time (fine-tuning a BERT of 3 layers of 192 on rows of 256, two cores: 5,800 -> 9,400
+    tokens/s). The setting is read at a program's start alone.
     """
     library, version = platform.libc_ver()
-    if library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35) and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
+    if (
+        library == "glibc"
+        and tuple(map(int, version.split("."))) >= (2, 35)
+        and "GLIBC_TUNABLES" not in os.environ
+    ):
+        os.environ["GLIBC_TUNABLES"] = (
+            "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
+        )
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _tell_once() -> None:
-    """What goes wrong with a disk is said by the main thread, in one line: not again by every write under way (TensorStore's, TensorBoard's), each with a traceback."""
-    def heard(hook):
-        return lambda args: None if isinstance(args.exc_value, OSError) or str(args.exc_value) == "Event loop is closed" else hook(args)
+    """What goes wrong with a disk is said by the main thread, in one line: not again by every write
+    under way (TensorStore's, TensorBoard's), each with a traceback.
+    """
 
-    sys.unraisablehook, threading.excepthook = heard(sys.unraisablehook), heard(threading.excepthook)
+    def heard(hook):
+        return lambda args: (
+            None
+            if isinstance(args.exc_value, OSError) or str(args.exc_value) == "Event loop is closed"
+            else hook(args)
+        )
+
+    sys.unraisablehook, threading.excepthook = (
+        heard(sys.unraisablehook),
+        heard(threading.excepthook),
+    )
 
 
 def _join_others() -> None:
-    if "coordinator" in FLAGS and (found := hosts.several(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)) is not None:
+    if (
+        "coordinator" in FLAGS
+        and (found := hosts.several(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id))
+        is not None
+    ):
         hosts.supervise()
         hosts.connect(found, FLAGS.patience)
 
@@ -298,7 +373,9 @@ def _set_up_jax() -> None:
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/transformer_jax/compiled"))
+        jax.config.update(
+            "jax_compilation_cache_dir", os.path.expanduser("~/.cache/transformer_jax/compiled")
+        )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 

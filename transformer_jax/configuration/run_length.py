@@ -3,6 +3,7 @@
 A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps.
 A whole number, 5.0 included, counts updates.
 """
+
 import math
 
 _ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
@@ -24,8 +25,10 @@ def interval(value: float, num_steps: int) -> int:
 def intervals(config) -> tuple[int, int]:
     """Updates between evaluations, and between checkpoints."""
     num_steps = config.train.num_steps
-    return (interval(config.train.eval_every, num_steps),
-            interval(config.checkpoint.every, num_steps))
+    return (
+        interval(config.train.eval_every, num_steps),
+        interval(config.checkpoint.every, num_steps),
+    )
 
 
 def saves_at_evaluations(config) -> bool:
@@ -54,10 +57,14 @@ def warnings(config) -> list[str]:
         states.append(f"is saved at its end{by_time} (config.checkpoint.every={saved})")
         flags.append("--config.checkpoint.every=0.1")
     if states and num_steps > 1:
-        lines.append(f"warning: the run of {num_steps} updates {' and '.join(states)}; "
-                     f"{' '.join(flags)} means every tenth of the run")
+        lines.append(
+            f"warning: the run of {num_steps} updates {' and '.join(states)}; "
+            f"{' '.join(flags)} means every tenth of the run"
+        )
     if num_steps <= warmup:
-        lines.append(f"warning: the warm-up (config.optimizer.warmup_steps={warmup}) is as long as "
-                     f"the run (config.train.num_steps={num_steps}) or longer, so the learning rate "
-                     "only rises; --config.optimizer.warmup_steps=0.1 means a tenth of the run")
+        lines.append(
+            f"warning: the warm-up (config.optimizer.warmup_steps={warmup}) is as long as "
+            f"the run (config.train.num_steps={num_steps}) or longer, so the learning rate "
+            "only rises; --config.optimizer.warmup_steps=0.1 means a tenth of the run"
+        )
     return lines

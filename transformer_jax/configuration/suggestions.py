@@ -1,4 +1,5 @@
 """What a wrong name was meant to be: close spellings, and the names that other codebases use."""
+
 import difflib
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,5 @@
 """Sets the XLA flag that keeps results on a CPU right, before XLA reads its flags."""
+
 import os
 import sys
 import warnings
@@ -47,7 +48,9 @@ def _warn_if_late(value: str | None) -> None:
         warnings.warn(
             "this jaxlib computes some sums wrongly on a CPU, and jax started before "
             "transformer_jax could prevent it: import transformer_jax before the first use of jax, "
-            f"or set the environment variable XLA_FLAGS={FLAG}={value}", stacklevel=4)
+            f"or set the environment variable XLA_FLAGS={FLAG}={value}",
+            stacklevel=4,
+        )
 
 
 def _remove_inherited() -> None:

@@ -1,4 +1,5 @@
 """Packing several short pairs into a row: planned once, over the whole training set."""
+
 import numpy as np
 
 from transformer_jax.pictures.progress import track
@@ -6,11 +7,17 @@ from transformer_jax.pictures.progress import track
 _OPEN = 500  # rows that may still take a pair; beyond it the fullest is closed
 
 
-def plan(source_lengths: np.ndarray, target_lengths: np.ndarray, source_length: int, target_length: int, seed: int) -> list[list[int]]:
+def plan(
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    source_length: int,
+    target_length: int,
+    seed: int,
+) -> list[list[int]]:
     """Rows of pair numbers such that each row's lengths fit both sides.
 
-    Best fit in random order: each pair goes where it leaves the least room, so rows mix lengths as the data does.
-    Every length must fit by itself.
+    Best fit in random order: each pair goes where it leaves the least room, so rows mix lengths as
+    the data does. Every length must fit by itself.
     """
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(source_lengths))
     rows: list[list[int]] = []

@@ -1,8 +1,9 @@
 """The device mesh, and the only table from logical axes to mesh axes.
 
-Layers name the logical axes of their parameters and activations; `RULES` says which mesh axes each is
-split over. `jax.jit` with `NamedSharding` does the rest (what `pjit` became).
+Layers name the logical axes of their parameters and activations; `RULES` says which mesh axes each
+is split over. `jax.jit` with `NamedSharding` does the rest (what `pjit` became).
 """
+
 import contextlib
 import contextvars
 import math
@@ -18,7 +19,8 @@ AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES = {
     "batch": ("data", "fsdp"),  # rows of a batch
-    "lookup": ("data",),  # rows of a batch whose vectors are looked up, where those are split over fsdp
+    # rows of a batch whose vectors are looked up, where those are split over fsdp
+    "lookup": ("data",),
     "length": ("sequence",),  # positions of a row
     "layers": (),  # the stacked axis of nn.scan
     "embed": ("fsdp",),  # d_model, of parameters; activations keep it whole
@@ -47,27 +49,41 @@ def make_mesh(config, devices=None) -> Mesh:
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UserError(f"{shown}: {known} does not fit the {len(devices)} devices there are")
     sizes = [len(devices) // known if s == -1 else s for s in sizes]
-    # Auto: Linen and GSPMD propagate shardings; make_mesh's default (Explicit) would refuse constraints
-    return jax.make_mesh(sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES))
+    # Auto: Linen and GSPMD propagate shardings; make_mesh's default (Explicit) would refuse
+    # constraints
+    return jax.make_mesh(
+        sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
+    )
 
 
 def rules(config) -> dict[str, tuple[str, ...]]:
     """RULES with the overrides of `config.mesh.rules`."""
     table = dict(RULES)
     for rule in config.rules:
-        if not isinstance(rule, tuple) or len(rule) != 2 or not isinstance(rule[0], str) or not isinstance(rule[1], tuple):
+        if (
+            not isinstance(rule, tuple)
+            or len(rule) != 2
+            or not isinstance(rule[0], str)
+            or not isinstance(rule[1], tuple)
+        ):
             raise UserError(f"config.mesh.rules: {rule!r} is not (logical axis, (mesh axis, ...))")
         logical, axes = rule
         if logical not in table:
-            raise UserError(f"config.mesh.rules: no logical axis {logical!r}; there are: {', '.join(table)}")
+            raise UserError(
+                f"config.mesh.rules: no logical axis {logical!r}; there are: {', '.join(table)}"
+            )
         if unknown := set(axes) - set(AXES):
-            raise UserError(f"config.mesh.rules: no mesh axis {sorted(unknown)[0]!r}; there are: {', '.join(AXES)}")
+            raise UserError(
+                f"config.mesh.rules: no mesh axis {sorted(unknown)[0]!r}; there are: {', '.join(AXES)}"
+            )
         table[logical] = tuple(axes)
     return table
 
 
 def spec(logical_axes, table) -> PartitionSpec:
-    """PartitionSpec of an array whose dimensions have these logical axes (None: whole); a mesh axis splits the first dimension that wants it."""
+    """PartitionSpec of an array whose dimensions have these logical axes (None: whole); a mesh axis
+    splits the first dimension that wants it.
+    """
     used, dimensions = set(), []
     for logical in logical_axes:
         axes = tuple(a for a in (table[logical] if logical else ()) if a not in used)
@@ -93,7 +109,9 @@ def check(shape, sharding: NamedSharding, what: str) -> None:
 
 @contextlib.contextmanager
 def use(mesh: Mesh, table):
-    """Within it, `constrain` means this mesh. Entered inside the traced function, so that no cache outlives it."""
+    """Within it, `constrain` means this mesh. Entered inside the traced function, so that no cache
+    outlives it.
+    """
     token = _current.set((mesh, table))
     try:
         yield
@@ -107,18 +125,23 @@ def row_groups(param_shardings) -> int:
     It is 1 where that axis does not split the rows first, or splits parameters too.
     """
     mesh, table = _current.get()
-    splits_params = any("data" in jax.tree.leaves(tuple(s.spec)) for s in jax.tree.leaves(param_shardings))
+    splits_params = any(
+        "data" in jax.tree.leaves(tuple(s.spec)) for s in jax.tree.leaves(param_shardings)
+    )
     return 1 if table["batch"][:1] != ("data",) or splits_params else mesh.shape["data"]
 
 
 @contextlib.contextmanager
 def within_group(group: jax.Array, groups: int):
-    """Within it, a batch is one group of its rows: number `group` () int32 of `groups`, under a vmap over all of them.
+    """Within it, a batch is one group of its rows: number `group` () int32 of `groups`, under a
+    vmap over all of them.
 
     The vmap has the mesh axis "data", so the table names it no more.
     """
     mesh, table = _current.get()
-    without = {logical: tuple(axis for axis in axes if axis != "data") for logical, axes in table.items()}
+    without = {
+        logical: tuple(axis for axis in axes if axis != "data") for logical, axes in table.items()
+    }
     tokens = _current.set((mesh, without)), _group.set((group, groups))
     try:
         yield
@@ -132,8 +155,12 @@ def in_group() -> bool:
     return _group.get() is not None
 
 
-def draw_rows(draw: Callable[[jax.Array, tuple[int, ...]], jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """draw(key, shape), whose first axis is the rows of a batch; within a group of rows, the group's part of the whole batch's draw."""
+def draw_rows(
+    draw: Callable[[jax.Array, tuple[int, ...]], jax.Array], key: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """draw(key, shape), whose first axis is the rows of a batch; within a group of rows, the
+    group's part of the whole batch's draw.
+    """
     if not in_group():
         return draw(key, shape)
     group, groups = _group.get()
@@ -159,15 +186,21 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 
 def on_each_device(f, arguments: tuple, axes: tuple, result: tuple) -> jax.Array:
-    """f(*arguments), computed by each device on its own part: for kernels that the partitioner can't split.
+    """f(*arguments), computed by each device on its own part: for kernels that the partitioner
+    can't split.
 
     `axes`: the logical axes of each argument, `result`: those of f's value.
     """
     if _current.get() is None or _current.get()[0].size == 1:
         return f(*arguments)
     mesh, table = _current.get()
-    specs = tuple(PartitionSpec() if argument is None else spec(names, table) for argument, names in zip(arguments, axes))
-    return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=spec(result, table), check_vma=False)(*arguments)
+    specs = tuple(
+        PartitionSpec() if argument is None else spec(names, table)
+        for argument, names in zip(arguments, axes)
+    )
+    return jax.shard_map(
+        f, mesh=mesh, in_specs=specs, out_specs=spec(result, table), check_vma=False
+    )(*arguments)
 
 
 def device() -> jax.Device:

@@ -1,4 +1,5 @@
 """The point of a run at which all processes stop, once one was sent a signal."""
+
 import json
 import signal
 import threading

@@ -1,4 +1,5 @@
 """Batches that end where their longest example does: padding behind it is not computed."""
+
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -8,18 +9,24 @@ import numpy as np
 
 from transformer_jax.data.rows import Row, TrainRows
 
-_TILE, _PARTS = 128, 8  # rows of more than two tiles are cut to whole ones, which the fused kernels of attention take; shorter rows to eighths
+# rows of more than two tiles are cut to whole ones, which the fused kernels of attention take;
+# shorter rows to eighths
+_TILE, _PARTS = 128, 8
 
 
 def shorter(length: int) -> tuple[int, ...]:
-    """`length`, and what its rows may be cut to, the longest first: each is another shape to compile."""
+    """`length`, and what its rows may be cut to, the longest first: each is another shape to
+    compile.
+    """
     step = _TILE if length > 2 * _TILE else -(-length // _PARTS)
     return (length, *range((length - 1) // step * step, 0, -step))
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Rows made of examples as they are asked for, each stack of them cut to what its longest needs."""
+    """Rows made of examples as they are asked for, each stack of them cut to what its longest
+    needs.
+    """
 
     examples: Sequence[Any]
     make: Callable[[Any], Row]  # of `lengths[0]` tokens
@@ -36,23 +43,41 @@ class Examples:
 
     def stack(self, numbers: Sequence[int], phase: int) -> Row:
         """Arrays (len(numbers), ...)."""
-        rows, whole, length = [self.make(self.examples[number]) for number in numbers], self.lengths[0], self.lengths[phase]
-        cut = lambda array: array[..., :length] if array.shape[1:] and array.shape[-1] == whole else array
+        rows, whole, length = (
+            [self.make(self.examples[number]) for number in numbers],
+            self.lengths[0],
+            self.lengths[phase],
+        )
+        cut = lambda array: (
+            array[..., :length] if array.shape[1:] and array.shape[-1] == whole else array
+        )
         return {name: cut(np.stack([row[name] for row in rows])) for name in rows[0]}
 
     def batches(self, size: int, window: int) -> Iterator[tuple[np.ndarray, Row]]:
-        """(numbers, rows) of all: of `window` batches in turn the examples sorted by length. Rows of zeros fill up the last."""
+        """(numbers, rows) of all: of `window` batches in turn the examples sorted by length. Rows
+        of zeros fill up the last.
+        """
         for start in range(0, len(self), size * window):
-            order = start + np.argsort(self.filled[start:start + size * window], kind="stable")
+            order = start + np.argsort(self.filled[start : start + size * window], kind="stable")
             for first in range(0, len(order), size):
-                numbers = order[first:first + size]
+                numbers = order[first : first + size]
                 rows = self.stack(numbers, self.phase(numbers))
-                yield numbers, {name: np.pad(array, [(0, size - len(numbers)), *[(0, 0)] * (array.ndim - 1)]) for name, array in rows.items()}
+                yield (
+                    numbers,
+                    {
+                        name: np.pad(
+                            array, [(0, size - len(numbers)), *[(0, 0)] * (array.ndim - 1)]
+                        )
+                        for name, array in rows.items()
+                    },
+                )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """The training batches: `drawn` says which examples; of `group` updates in turn they are sorted by length, and the batches shuffled."""
+    """The training batches: `drawn` says which examples; of `group` updates in turn they are sorted
+    by length, and the batches shuffled.
+    """
 
     drawn: TrainRows  # its one component is as long as `examples`
     examples: Examples
@@ -70,7 +95,9 @@ class Batches:
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
         numbers = self._numbers(step)
-        return self.examples.stack([numbers[place] for place in places], self.examples.phase(numbers))
+        return self.examples.stack(
+            [numbers[place] for place in places], self.examples.phase(numbers)
+        )
 
     def _numbers(self, step: int) -> np.ndarray:
         return self._window(step // self.group)[step % self.group]
@@ -82,7 +109,10 @@ class Batches:
 
     def _drawn(self, window: int) -> list[np.ndarray]:
         steps = range(window * self.group, (window + 1) * self.group)
-        drawn = [np.array([number for _, number, _ in self.drawn.numbers(step, range(self.size(step)))]) for step in steps]
+        drawn = [
+            np.array([number for _, number, _ in self.drawn.numbers(step, range(self.size(step)))])
+            for step in steps
+        ]
         if self.group == 1:
             return drawn
         numbers = np.concatenate(drawn)

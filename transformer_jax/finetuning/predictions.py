@@ -1,4 +1,5 @@
 """Predictions for lines of text: their form, and the examples that lines hold."""
+
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

@@ -1,4 +1,5 @@
 """Affine maps and dropout."""
+
 import math
 from collections.abc import Callable
 
@@ -30,17 +31,26 @@ class Linear(nn.Module):
         def init(key, shape):  # as the matrix it is used as, whatever the axes it is kept in
             return self.kernel_init(key, (fan_in, fan_out), jnp.float32).reshape(shape)
 
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), self.inputs + self.outputs)
-        # Gathered over fsdp here, once: else the partitioner gathers attention's kernels again behind
-        # their reshape (GPT-3 175B on 64 chips: a tenth of all that is sent).
-        kernel = sharding.constrain(kernel.astype(self.dtype), *[None if axis == "embed" else axis for axis in self.axes])
+        kernel = self.param(
+            "kernel", nn.with_logical_partitioning(init, self.axes), self.inputs + self.outputs
+        )
+        # Gathered over fsdp here, once: else the partitioner gathers attention's kernels again
+        # behind their reshape (GPT-3 175B on 64 chips: a tenth of all that is sent).
+        kernel = sharding.constrain(
+            kernel.astype(self.dtype), *[None if axis == "embed" else axis for axis in self.axes]
+        )
         matrix = kernel.reshape(fan_in, fan_out)
         lead = x.shape[: x.ndim - len(self.inputs)]
-        # One token axis: XLA on CPU back-propagates (B, L, M) products 1.6 times slower. A split length can't be merged.
+        # One token axis: XLA on CPU back-propagates (B, L, M) products 1.6 times slower. A split
+        # length can't be merged.
         tokens = lead if sharding.parts("length") > 1 else (math.prod(lead),)
         y = x.astype(self.dtype).reshape(*tokens, fan_in) @ matrix
         if self.use_bias:
-            bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs):]), self.outputs)
+            bias = self.param(
+                "bias",
+                nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs) :]),
+                self.outputs,
+            )
             y = y + bias.astype(self.dtype).reshape(fan_out)
         return y.reshape(*lead, *self.outputs)
 

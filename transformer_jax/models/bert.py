@@ -1,4 +1,7 @@
-"""The bidirectional encoder of BERT (Devlin et al. 2018), with the heads of its two pre-training tasks."""
+"""The bidirectional encoder of BERT (Devlin et al. 2018), with the heads of its two pre-training
+tasks.
+"""
+
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -19,8 +22,9 @@ from transformer_jax.layers.norms import LayerNorm
 class BERT(nn.Module):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
-    Token types (B, L) tell the first text of a pair (0) from the second (1). Segment ids, from 1, keep the examples of a packed
-    row apart; 0 is padding, which nothing sees. By default a row is one example of type 0.
+    Token types (B, L) tell the first text of a pair (0) from the second (1). Segment ids, from 1,
+    keep the examples of a packed row apart; 0 is padding, which nothing sees. By default a row is
+    one example of type 0.
     """
 
     vocab_size: int = 30_522  # tokens of the vocabulary
@@ -35,11 +39,13 @@ class BERT(nn.Module):
     init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.1  # on the attention weights
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
+    # of computation; auto: bfloat16 on accelerators
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: int = 1  # layers compiled in line
     remat: Remat = "none"  # computed again in backward: nothing, all but products, all
 
-    HEADS: ClassVar[tuple[str, ...]] = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")  # parameters of pre-training alone
+    # parameters of pre-training alone
+    HEADS: ClassVar[tuple[str, ...]] = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
@@ -52,10 +58,20 @@ class BERT(nn.Module):
         self.embed_norm, self.embed_dropout = norm(), Dropout(self.dropout)
         linear = dict(kernel_init=init, dtype=dtype)
         gelu = partial(jax.nn.gelu, approximate=False)
-        attention = partial(Attention, num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads,
-                            dropout=self.attention_dropout, **linear)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            **linear,
+        )
         mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=gelu, **linear)
-        self.encoder = Stack(partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout), self.num_layers, self.unroll, self.remat)
+        self.encoder = Stack(
+            partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout),
+            self.num_layers,
+            self.unroll,
+            self.remat,
+        )
         model = (self.d_model,)
         self.pooler = Linear(model, model, ("embed", "mlp"), **linear)
         self.mlm_transform, self.mlm_norm = Linear(model, model, ("embed", "mlp"), **linear), norm()
@@ -64,7 +80,9 @@ class BERT(nn.Module):
         self.gelu = gelu
 
     def __call__(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
-        """Hidden states (B, L, M), logits of the tokens (B, L, V), and of the second text (B, 2): it follows the first, it does not."""
+        """Hidden states (B, L, M), logits of the tokens (B, L, V), and of the second text (B, 2):
+        it follows the first, it does not.
+        """
         hidden = self.hidden(tokens, token_types, positions, segment_ids, train=train)
         return hidden, self.logits(self.transformed(hidden)), self.next_logits(hidden)
 
@@ -74,7 +92,9 @@ class BERT(nn.Module):
 
     def layers(self, tokens, token_types=None, positions=None, segment_ids=None):
         """The embeddings and every layer's hidden states (layers + 1, B, L, M)."""
-        x, every = self._encoded(tokens, token_types, positions, segment_ids, False, every_layer=True)
+        x, every = self._encoded(
+            tokens, token_types, positions, segment_ids, False, every_layer=True
+        )
         return jnp.concatenate([x[None], every])
 
     def _encoded(self, tokens, token_types, positions, segment_ids, train, every_layer=False):
@@ -83,32 +103,59 @@ class BERT(nn.Module):
         token_types = jnp.zeros_like(tokens) if token_types is None else token_types
         x = self.token_embed(tokens) + self.position_embed(positions) + self.type_embed(token_types)
         x = self.embed_dropout(self.embed_norm(x), train=train)
-        return x, self.encoder(x, mask=Mask(query_segments=segment_ids, key_segments=segment_ids), train=train, every_layer=every_layer)
+        return x, self.encoder(
+            x,
+            mask=Mask(query_segments=segment_ids, key_segments=segment_ids),
+            train=train,
+            every_layer=every_layer,
+        )
 
     def pooled(self, hidden):
         """Hidden states (B, L, M) -> one vector an example (B, M), from its first token."""
         return jnp.tanh(self.pooler(hidden[:, 0]))
 
     def next_logits(self, hidden):
-        """Hidden states (B, L, M) -> float32 (B, 2): the second text follows the first, it does not (in this order in the published code)."""
+        """Hidden states (B, L, M) -> float32 (B, 2): the second text follows the first, it does not
+        (in this order in the published code).
+        """
         return self.nsp(self.pooled(hidden).astype(jnp.float32))
 
     def transformed(self, hidden):
         """Hidden states (..., M) -> what the output projection multiplies (..., M)."""
-        # whole in M: split over both fsdp and tensor, the loss's gradients came out wrong (seen with jax 0.10.2 on CPU)
-        return self.mlm_norm(sharding.constrain(self.gelu(self.mlm_transform(hidden)), "batch", *(None,) * (hidden.ndim - 1)))
+        # whole in M: split over both fsdp and tensor, the loss's gradients came out wrong (seen
+        # with jax 0.10.2 on CPU)
+        return self.mlm_norm(
+            sharding.constrain(
+                self.gelu(self.mlm_transform(hidden)), "batch", *(None,) * (hidden.ndim - 1)
+            )
+        )
 
     def logits(self, transformed):
         """(..., M) -> float32 (..., V)."""
         table, bias = self.output()
-        return jnp.dot(transformed, table.astype(transformed.dtype).T, preferred_element_type=jnp.float32) + bias
+        return (
+            jnp.dot(
+                transformed, table.astype(transformed.dtype).T, preferred_element_type=jnp.float32
+            )
+            + bias
+        )
 
     def output(self):
         """The output projection: the token embeddings (V, M) and a bias (V,), float32."""
         return self.token_embed.table(), self.mlm_bias()
 
     def flops(self, length: int, predictions: int) -> float:
-        """Of a forward pass over one row of which `predictions` positions are predicted: two per multiply-add of every matrix product, padding included."""
+        """Of a forward pass over one row of which `predictions` positions are predicted: two per
+        multiply-add of every matrix product, padding included.
+        """
         width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
-        layer = 8 * self.d_model * width * length + 4 * width * length**2 + 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
-        return self.num_layers * layer + 2 * predictions * self.d_model * (self.d_model + self.vocab_size) + 2 * self.d_model * (self.d_model + 2)
+        layer = (
+            8 * self.d_model * width * length
+            + 4 * width * length**2
+            + 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
+        )
+        return (
+            self.num_layers * layer
+            + 2 * predictions * self.d_model * (self.d_model + self.vocab_size)
+            + 2 * self.d_model * (self.d_model + 2)
+        )

@@ -1,4 +1,5 @@
 """The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017)."""
+
 import math
 from functools import partial
 from typing import Literal
@@ -16,13 +17,15 @@ from transformer_jax.layers.norms import LayerNorm
 
 
 class EncoderDecoder(nn.Module):
-    """Source and target tokens (B, S), (B, T) int32 -> logits of each next target token (B, T, V) float32.
+    """Source and target tokens (B, S), (B, T) int32 -> logits of each next target token (B, T, V)
+    float32.
 
-    Positions count from 0 within each example, segment ids from 1 within each packed row (0: padding);
-    both default to one example a row.
+    Positions count from 0 within each example, segment ids from 1 within each packed row (0:
+    padding); both default to one example a row.
     """
 
-    vocab_size: int = 37_000  # of the target, and of the source unless source_vocab_size says otherwise
+    # of the target, and of the source unless source_vocab_size says otherwise
+    vocab_size: int = 37_000
     source_vocab_size: int | None = None  # None: source and target share vocabulary and embeddings
     d_model: int = 512  # width of the residual stream
     d_ff: int = 2048  # width of the MLP's hidden layer
@@ -30,19 +33,26 @@ class EncoderDecoder(nn.Module):
     head_dim: int | None = None  # None: d_model / num_heads
     num_encoder_layers: int = 6  # blocks of the encoder
     num_decoder_layers: int = 6  # blocks of the decoder
-    norm_position: Literal["post", "pre"] = "post"  # post as published; pre needs less warm-up and adds a last norm
+    # post as published; pre needs less warm-up and adds a last norm
+    norm_position: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # how positions are encoded
     max_length: int = 1024  # positions there are
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.0  # on the attention weights
     tie_output: bool = True  # output projection = target embeddings
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
+    # of computation; auto: bfloat16 on accelerators
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: int = 1  # layers compiled in line
     remat: Remat = "none"  # computed again in backward: nothing, all but products, all
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
-        embed = partial(Embed, features=self.d_model, init=nn.initializers.normal(self.d_model**-0.5), dtype=dtype)
+        embed = partial(
+            Embed,
+            features=self.d_model,
+            init=nn.initializers.normal(self.d_model**-0.5),
+            dtype=dtype,
+        )
         self.target_embed = embed(self.vocab_size)
         own = self.source_vocab_size and embed(self.source_vocab_size, key="source_vocab_size")
         self.source_embed = own or self.target_embed
@@ -52,25 +62,65 @@ class EncoderDecoder(nn.Module):
             self.output_embed = embed(self.vocab_size)
         self.embed_dropout = Dropout(self.dropout)
 
-        heads = dict(num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads)
+        heads = dict(
+            num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads
+        )
         attention = partial(Attention, **heads, dropout=self.attention_dropout, dtype=dtype)
-        block = partial(Block, attention=attention, mlp=partial(MLP, d_ff=self.d_ff, dtype=dtype), norm=LayerNorm,
-                        norm_position=self.norm_position, dropout=self.dropout)
+        block = partial(
+            Block,
+            attention=attention,
+            mlp=partial(MLP, d_ff=self.d_ff, dtype=dtype),
+            norm=LayerNorm,
+            norm_position=self.norm_position,
+            dropout=self.dropout,
+        )
         stack = partial(Stack, unroll=self.unroll, remat=self.remat)
         self.encoder = stack(block, self.num_encoder_layers)
-        self.decoder = stack(partial(block, cross_attention=partial(attention, cross=True)), self.num_decoder_layers)
+        self.decoder = stack(
+            partial(block, cross_attention=partial(attention, cross=True)), self.num_decoder_layers
+        )
         if self.norm_position == "pre":
             self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
 
-    def __call__(self, source, target, source_positions=None, source_segment_ids=None,
-                 target_positions=None, target_segment_ids=None, *, train=False):
-        return self.logits(self.hidden(source, target, source_positions, source_segment_ids, target_positions, target_segment_ids, train=train))
+    def __call__(
+        self,
+        source,
+        target,
+        source_positions=None,
+        source_segment_ids=None,
+        target_positions=None,
+        target_segment_ids=None,
+        *,
+        train=False,
+    ):
+        return self.logits(
+            self.hidden(
+                source,
+                target,
+                source_positions,
+                source_segment_ids,
+                target_positions,
+                target_segment_ids,
+                train=train,
+            )
+        )
 
-    def hidden(self, source, target, source_positions=None, source_segment_ids=None,
-               target_positions=None, target_segment_ids=None, *, train=False):
+    def hidden(
+        self,
+        source,
+        target,
+        source_positions=None,
+        source_segment_ids=None,
+        target_positions=None,
+        target_segment_ids=None,
+        *,
+        train=False,
+    ):
         """As __call__, before the output projection: (B, T, M)."""
         memory = self.encode(source, source_positions, source_segment_ids, train=train)
-        return self.decode(target, memory, target_positions, target_segment_ids, source_segment_ids, train=train)
+        return self.decode(
+            target, memory, target_positions, target_segment_ids, source_segment_ids, train=train
+        )
 
     def encode(self, source, positions=None, segment_ids=None, *, train=False):
         """Source tokens (B, S) -> memory (B, S, M)."""
@@ -79,16 +129,34 @@ class EncoderDecoder(nn.Module):
         x = self.encoder(x, mask=mask, train=train)
         return self.encoder_norm(x) if self.norm_position == "pre" else x
 
-    def decode(self, target, memory, positions=None, segment_ids=None, source_segment_ids=None, *, train=False, decode=0,
-               slots=None, ancestors=None):
+    def decode(
+        self,
+        target,
+        memory,
+        positions=None,
+        segment_ids=None,
+        source_segment_ids=None,
+        *,
+        train=False,
+        decode=0,
+        slots=None,
+        ancestors=None,
+    ):
         """Target tokens (B, T) and memory (B, S, M) -> hidden states (B, T, M).
 
-        With `decode`, the number of slots of a cache that begins here, the tokens fill `slots` (B, T), or those from () on in all rows, by default those of
-        their positions, and `memory` is needed in the first call alone. With `ancestors` (B, T, P) the T tokens are beams side by side, at positions (B, 1),
-        which see of every T slots that of the beam they descend from.
+        With `decode`, the number of slots of a cache that begins here, the tokens fill `slots` (B,
+        T), or those from () on in all rows, by default those of their positions, and `memory` is
+        needed in the first call alone. With `ancestors` (B, T, P) the T tokens are beams side by
+        side, at positions (B, 1), which see of every T slots that of the beam they descend from.
         """
         slots = positions if slots is None else slots
-        mask = Mask(causal=ancestors is None, query_segments=segment_ids, key_segments=segment_ids, query_slots=slots if decode else None, ancestors=ancestors)
+        mask = Mask(
+            causal=ancestors is None,
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            query_slots=slots if decode else None,
+            ancestors=ancestors,
+        )
         cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
         x = self._embed(self.target_embed, target, positions, train)
         x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
@@ -96,7 +164,9 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden):
         """Hidden states (..., M) -> float32 (..., V)."""
-        return jnp.dot(hidden, self.output_table().astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+        return jnp.dot(
+            hidden, self.output_table().astype(hidden.dtype).T, preferred_element_type=jnp.float32
+        )
 
     def output_table(self):
         """The output projection, (V, M) float32."""
@@ -115,9 +185,11 @@ class EncoderDecoder(nn.Module):
         return self.embed_dropout(x, train=train)
 
     def flops(self, source_length: int, target_length: int) -> float:
-        """Of a forward pass over one row: two per multiply-add of every matrix product, padding included.
+        """Of a forward pass over one row: two per multiply-add of every matrix product, padding
+        included.
 
-        Causal attention counts half its square; the norms, softmax and embeddings look-ups count nothing.
+        Causal attention counts half its square; the norms, softmax and embeddings look-ups count
+        nothing.
         """
         width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
         attention = lambda q, k, seen: 2 * self.d_model * width * (2 * q + 2 * k) + 4 * width * seen
@@ -125,4 +197,8 @@ class EncoderDecoder(nn.Module):
         s, t = source_length, target_length
         encoder = attention(s, s, s * s) + mlp * s
         decoder = attention(t, t, t * t / 2) + attention(t, s, t * s) + mlp * t
-        return self.num_encoder_layers * encoder + self.num_decoder_layers * decoder + 2 * self.d_model * self.vocab_size * t
+        return (
+            self.num_encoder_layers * encoder
+            + self.num_decoder_layers * decoder
+            + 2 * self.d_model * self.vocab_size * t
+        )

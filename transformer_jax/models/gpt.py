@@ -1,4 +1,7 @@
-"""The decoder-only Transformers of GPT-1, GPT-2 and GPT-3 (Radford et al. 2018, 2019; Brown et al. 2020)."""
+"""The decoder-only Transformers of GPT-1, GPT-2 and GPT-3 (Radford et al. 2018, 2019; Brown et al.
+2020).
+"""
+
 from functools import partial
 from typing import Literal
 
@@ -18,9 +21,11 @@ from transformer_jax.losses import NO_TOKEN
 
 
 class GPT(nn.Module):
-    """Tokens (B, L) int32 -> logits of each next token (B, L, V) float32; a position sees itself and those before.
+    """Tokens (B, L) int32 -> logits of each next token (B, L, V) float32; a position sees itself
+    and those before.
 
-    Segment ids, from 1, keep the documents of a row apart (0: padding); by default a row is one segment and positions count from 0.
+    Segment ids, from 1, keep the documents of a row apart (0: padding); by default a row is one
+    segment and positions count from 0.
     """
 
     vocab_size: int = 50_257  # tokens of the vocabulary
@@ -30,33 +35,67 @@ class GPT(nn.Module):
     num_heads: int = 12  # attention heads of a layer
     head_dim: int | None = None  # None: d_model / num_heads
     max_length: int = 1024  # learned positions
-    norm_position: Literal["pre", "post"] = "pre"  # pre, with a last norm: GPT-2 and GPT-3; post: GPT-1
+    # pre, with a last norm: GPT-2 and GPT-3; post: GPT-1
+    norm_position: Literal["pre", "post"] = "pre"
     norm_epsilon: float = 1e-5  # added to the variance in layer norms
     init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
-    scaled_init: bool = True  # what adds to the residual stream begins 1 / sqrt(2 * num_layers) as large (Radford et al. 2019, section 2.3)
-    local_window: int | None = None  # every second layer sees only so many positions back (GPT-3, which does not publish the width); None: all
+    # what adds to the residual stream begins 1 / sqrt(2 * num_layers) as large (Radford et al.
+    # 2019, section 2.3)
+    scaled_init: bool = True
+    # every second layer sees only so many positions back (GPT-3, which does not publish the width);
+    # None: all
+    local_window: int | None = None
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.1  # on the attention weights
-    vocab_multiple: int = 1  # rows of zeros are added to the embeddings up to a multiple of it, for the hardware; results do not change
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computation; auto: bfloat16 on accelerators
+    # rows of zeros are added to the embeddings up to a multiple of it, for the hardware; results do
+    # not change
+    vocab_multiple: int = 1
+    # of computation; auto: bfloat16 on accelerators
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: int = 1  # layers compiled in line
     remat: Remat = "none"  # computed again in backward: nothing, all but products, all
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.normal(self.init_std)
-        output_init = nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5) if self.scaled_init else init
-        self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple)
-        self.position_embed = Embed(self.max_length, self.d_model, init, (None, "embed"), dtype,
-                                    key="max_length")
+        output_init = (
+            nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5)
+            if self.scaled_init
+            else init
+        )
+        self.token_embed = Embed(
+            self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple
+        )
+        self.position_embed = Embed(
+            self.max_length, self.d_model, init, (None, "embed"), dtype, key="max_length"
+        )
         self.embed_dropout = Dropout(self.dropout)
         linear = dict(kernel_init=init, output_init=output_init, dtype=dtype)
-        attention = partial(Attention, num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads,
-                            dropout=self.attention_dropout, **linear)
-        mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=partial(jax.nn.gelu, approximate=True), **linear)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            **linear,
+        )
+        mlp = partial(
+            MLP,
+            d_ff=self.d_ff or 4 * self.d_model,
+            activation=partial(jax.nn.gelu, approximate=True),
+            **linear,
+        )
         norm = partial(LayerNorm, self.norm_epsilon)
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_position=self.norm_position, dropout=self.dropout)
-        self.decoder = Stack(block, self.num_layers, self.unroll, self.remat, windows=(None, self.local_window))
+        block = partial(
+            Block,
+            attention=attention,
+            mlp=mlp,
+            norm=norm,
+            norm_position=self.norm_position,
+            dropout=self.dropout,
+        )
+        self.decoder = Stack(
+            block, self.num_layers, self.unroll, self.remat, windows=(None, self.local_window)
+        )
         if self.norm_position == "pre":
             self.norm = norm()
 
@@ -68,39 +107,68 @@ class GPT(nn.Module):
 
         With `decode` slots of cache, `positions` (B, L) also say which slots the tokens fill.
         """
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids, query_slots=positions if decode else None)
+        mask = Mask(
+            causal=True,
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            query_slots=positions if decode else None,
+        )
         if decode and not tokens.shape[1] <= decode <= self.max_length:
-            raise UserError(f"decode={decode}: a cache has a slot for each of a row's tokens "
-                            f"({tokens.shape[1]}) and at most config.model.max_length="
-                            f"{self.max_length}")
+            raise UserError(
+                f"decode={decode}: a cache has a slot for each of a row's tokens "
+                f"({tokens.shape[1]}) and at most config.model.max_length="
+                f"{self.max_length}"
+            )
         positions = row_positions(tokens, self.max_length) if positions is None else positions
-        x = self.embed_dropout(self.token_embed(tokens) + self.position_embed(positions), train=train)
+        x = self.embed_dropout(
+            self.token_embed(tokens) + self.position_embed(positions), train=train
+        )
         x = self.decoder(x, mask=mask, train=train, decode=decode)
         return self.norm(x) if self.norm_position == "pre" else x
 
     def logits(self, hidden):
         """Hidden states (..., M) -> float32 (..., V)."""
         table, _ = self.output()
-        return jnp.dot(hidden, table[: self.vocab_size].astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+        return jnp.dot(
+            hidden,
+            table[: self.vocab_size].astype(hidden.dtype).T,
+            preferred_element_type=jnp.float32,
+        )
 
     def output(self):
-        """The output projection, tied to the embeddings: table (V, M) float32, and bias (V,) or None; V a multiple of vocab_multiple."""
+        """The output projection, tied to the embeddings: table (V, M) float32, and bias (V,) or
+        None; V a multiple of vocab_multiple.
+        """
         table = self.token_embed.table()
         if table.shape[0] == self.vocab_size:
             return table, None
         return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, NO_TOKEN)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
-        """Of a forward pass over one row of which `predictions` positions are predicted (None: all): two per multiply-add of every matrix product, padding included.
+        """Of a forward pass over one row of which `predictions` positions are predicted (None:
+        all): two per multiply-add of every matrix product, padding included.
 
-        Causal attention counts the keys that are seen; norms, softmax and embedding look-ups count nothing.
+        Causal attention counts the keys that are seen; norms, softmax and embedding look-ups count
+        nothing.
         """
         width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
         seen = length**2 / 2
-        local = seen if self.local_window is None else length * min(self.local_window, length) - min(self.local_window, length) ** 2 / 2
-        attention = 8 * self.d_model * width * length + 4 * width * (seen * ((self.num_layers + 1) // 2) + local * (self.num_layers // 2)) / self.num_layers
+        local = (
+            seen
+            if self.local_window is None
+            else length * min(self.local_window, length) - min(self.local_window, length) ** 2 / 2
+        )
+        attention = (
+            8 * self.d_model * width * length
+            + 4
+            * width
+            * (seen * ((self.num_layers + 1) // 2) + local * (self.num_layers // 2))
+            / self.num_layers
+        )
         mlp = 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
-        return self.num_layers * (attention + mlp) + 2 * self.d_model * self.vocab_size * (length if predictions is None else predictions)
+        return self.num_layers * (attention + mlp) + 2 * self.d_model * self.vocab_size * (
+            length if predictions is None else predictions
+        )
 
     def num_padding(self) -> int:
         """Parameters that only fill up the vocabulary: no part of the model's size."""

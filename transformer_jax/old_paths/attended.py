@@ -1,2 +1,3 @@
 """Its place is transformer_jax.pictures.attended."""
+
 from transformer_jax.pictures.attended import *  # noqa: F403

@@ -1,2 +1,3 @@
 """Its place is transformer_jax.distributed.sharding."""
+
 from transformer_jax.distributed.sharding import *  # noqa: F403

@@ -2,6 +2,7 @@
 
 `pictures.attention`, `pictures.curves` and the other figures are functions of this package.
 """
+
 from transformer_jax.pictures.figures import (
     attended_by,
     attention,

@@ -2,14 +2,24 @@
 
 XLA's own cost analysis counts the body of a loop once, and knows nothing of collectives.
 """
+
 import collections
 import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16} | {f"{kind}{bits}": bits // 8 for kind in "suf" for bits in (8, 16, 32, 64)}
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16} | {
+    f"{kind}{bits}": bits // 8 for kind in "suf" for bits in (8, 16, 32, 64)
+}
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\]})]) ([a-z][\w\-]*)\(")
@@ -30,17 +40,28 @@ class Collective(NamedTuple):
 
     @property
     def moved(self) -> float:
-        """Bytes a device sends at least in one execution (Thakur et al. 2005): all-reduce 2 (n-1)/n of the array, gathering, scattering and exchanging (n-1)/n."""
+        """Bytes a device sends at least in one execution (Thakur et al. 2005): all-reduce 2 (n-1)/n
+        of the array, gathering, scattering and exchanging (n-1)/n.
+        """
         share = (self.devices - 1) / self.devices
-        return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1, "collective-broadcast": 1}.get(self.kind, share)
+        return self.bytes * {
+            "all-reduce": 2 * share,
+            "collective-permute": 1,
+            "collective-broadcast": 1,
+        }.get(self.kind, share)
 
 
 def collectives(text: str, num_devices: int) -> list[Collective]:
-    """Those of a compiled program of `num_devices`; an instruction in a loop counts as often as the loop goes round, nested loops multiply."""
+    """Those of a compiled program of `num_devices`; an instruction in a loop counts as often as the
+    loop goes round, nested loops multiply.
+    """
     computations, entry = _computations(text)
-    return [Collective(found.kind, found.count * times, found.bytes, found.devices)
-            for name, times in _executions(computations, entry).items()
-            for found in _found_in(name, computations[name], num_devices) if found.devices > 1]
+    return [
+        Collective(found.kind, found.count * times, found.bytes, found.devices)
+        for name, times in _executions(computations, entry).items()
+        for found in _found_in(name, computations[name], num_devices)
+        if found.devices > 1
+    ]
 
 
 def summary(found: list[Collective]) -> dict[str, dict[str, int]]:
@@ -86,7 +107,9 @@ def _executions(computations: dict[str, list[str]], entry: str) -> collections.C
 
 
 def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
-    """(computation, how often) that one execution of these lines calls; of a conditional's branches, each once: it can't be more."""
+    """(computation, how often) that one execution of these lines calls; of a conditional's
+    branches, each once: it can't be more.
+    """
     for line in lines:
         instruction = _INSTRUCTION.match(line)
         if not instruction:
@@ -102,10 +125,14 @@ def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
 
 
 def _trips(loop: str, condition: list[str]) -> int:
-    """How often a loop goes round: as XLA noted, else the constant its counter is compared with (JAX's scans count from 0 by 1)."""
+    """How often a loop goes round: as XLA noted, else the constant its counter is compared with
+    (JAX's scans count from 0 by 1).
+    """
     if known := _TRIPS.search(loop):
         return int(known[1])
-    compared = {int(n) for line in condition for n in re.findall(r"s32\[\]\S* constant\((\d+)\)", line)}
+    compared = {
+        int(n) for line in condition for n in re.findall(r"s32\[\]\S* constant\((\d+)\)", line)
+    }
     return max(compared, default=1)
 
 
@@ -121,25 +148,33 @@ def _found_in(name: str, lines: list[str], num_devices: int) -> Iterator[Collect
             continue
         parts, devices = _parts(shape), _group_size(line, num_devices)
         if op.endswith("-start") and kind != "all-reduce":  # (operands, results, state ...)
-            parts = sorted(parts)[-(len(parts) // 2 or 1):] if kind == "all-gather" else parts[:1]
+            parts = sorted(parts)[-(len(parts) // 2 or 1) :] if kind == "all-gather" else parts[:1]
         size = sum(parts)
         if kind == "reduce-scatter":
             size *= devices
-        elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):  # a TPU's reduce-scatter: an all-reduce and a slice, fused
+        # a TPU's reduce-scatter: an all-reduce and a slice, fused
+        elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
         yield Collective(kind, 1, int(size), devices)
 
 
 def _parts(shape: str) -> list[float]:
     """The bytes of each array of a shape."""
-    return [_BYTES[dtype] * math.prod(int(n) for n in sizes.split(",") if n) for dtype, sizes in _SHAPE.findall(shape)]
+    return [
+        _BYTES[dtype] * math.prod(int(n) for n in sizes.split(",") if n)
+        for dtype, sizes in _SHAPE.findall(shape)
+    ]
 
 
 def _group_size(line: str, num_devices: int) -> int:
     """Devices that take part together, in any of the ways HLO writes it."""
-    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):  # mesh['a'=4,'b'=2] {'b'}; 'b':(1)2 is a part of an axis
+    # mesh['a'=4,'b'=2] {'b'}; 'b':(1)2 is a part of an axis
+    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):
         sizes = dict((name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes[1]))
-        return math.prod(int(part) if part else sizes[name] for name, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", axes[2]))
+        return math.prod(
+            int(part) if part else sizes[name]
+            for name, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", axes[2])
+        )
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
         return int(iota[2])
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):

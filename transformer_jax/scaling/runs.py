@@ -1,43 +1,60 @@
-"""The runs of a family: trained one after the other, each in a folder of its own, and what they measured."""
+"""The runs of a family: trained one after the other, each in a folder of its own, and what they
+measured.
+"""
+
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.storage import buckets
-from transformer_jax.runs import workdir
 from transformer_jax.config import UserError
-from transformer_jax.planning import counts
 from transformer_jax.pictures.progress import say
+from transformer_jax.planning import counts
+from transformer_jax.runs import workdir
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Run
+from transformer_jax.storage import buckets
 
 
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
-    """Trains each config in `folder`/name, in turn; what has been done is left as it is, what was begun goes on. Raises as `workdir.train`."""
+    """Trains each config in `folder`/name, in turn; what has been done is left as it is, what was
+    begun goes on. Raises as `workdir.train`.
+    """
     folder = buckets.folder_of_run(folder)
     for name, config in configs.items():
         if config.train.patience:
-            raise UserError(f"config.train.patience={config.train.patience} ({name}): the runs of a "
-                            "scaling law must not end early; leave it at 0")
-    costs = {name: counts.training(workdir.make_task(config))[0] for name, config in configs.items()}
+            raise UserError(
+                f"config.train.patience={config.train.patience} ({name}): the runs of a "
+                "scaling law must not end early; leave it at 0"
+            )
+    costs = {
+        name: counts.training(workdir.make_task(config))[0] for name, config in configs.items()
+    }
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
         if measured(folder / name):
             say(f"{name}: done")
         else:
-            say(f"run {number} of {len(configs)}: {name}, {costs[name]:.2g} FLOPs; before it {done / sum(costs.values()):.0%} of all")
+            say(
+                f"run {number} of {len(configs)}: {name}, {costs[name]:.2g} FLOPs; before it {done / sum(costs.values()):.0%} of all"
+            )
             workdir.train(config, folder / name)
         done += costs[name]
 
 
 def collect(folder) -> list[Run]:
-    """What the finished runs in `folder` measured, but for the held-out one; those not finished are named on stderr. Raises UserError where there is none."""
+    """What the finished runs in `folder` measured, but for the held-out one; those not finished are
+    named on stderr. Raises UserError where there is none.
+    """
     folder = buckets.folder_of_run(folder)
     if not folder.is_dir():
         raise UserError(f"--workdir={folder}: no such folder")
-    names = sorted(path.name for path in folder.iterdir() if path.name != HELD_OUT and (path / "config.json").is_file())
+    names = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name != HELD_OUT and (path / "config.json").is_file()
+    )
     found = {name: measured(folder / name) for name in names}
     if missing := [name for name, run in found.items() if run is None]:
         say(f"not finished, left out: {', '.join(missing)}")
@@ -47,22 +64,39 @@ def collect(folder) -> list[Run]:
 
 
 def measured(folder: pathlib.Path | buckets.Path) -> Run | None:
-    """What the run in `folder` measured, from its metrics.jsonl; None where it has not been finished."""
+    """What the run in `folder` measured, from its metrics.jsonl; None where it has not been
+    finished.
+    """
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
     config = workdir.read_config(folder)[0]
     lines = workdir.metrics(folder)
-    ends = [line["valid/loss"] for line in lines if line["step"] == config.train.num_steps and line.get("valid/loss") is not None]
+    ends = [
+        line["valid/loss"]
+        for line in lines
+        if line["step"] == config.train.num_steps and line.get("valid/loss") is not None
+    ]
     logged = [line for line in lines if "train/loss" in line]
     if not ends or not logged:
         return None
-    return Run(folder.name, counts.parameters(workdir.make_task(config, folder))["params"], logged[-1]["train/tokens_total"], logged[-1]["train/flops_total"],
-               ends[-1], _curve(logged, config.train.log_every))
+    return Run(
+        folder.name,
+        counts.parameters(workdir.make_task(config, folder))["params"],
+        logged[-1]["train/tokens_total"],
+        logged[-1]["train/flops_total"],
+        ends[-1],
+        _curve(logged, config.train.log_every),
+    )
 
 
 def _curve(logged: list[dict], log_every: int) -> np.ndarray:
-    """(points, 2): FLOPs in the middle of each whole interval of the log, and its mean training loss."""
+    """(points, 2): FLOPs in the middle of each whole interval of the log, and its mean training
+    loss.
+    """
     before = [{"step": 0, "train/flops_total": 0.0}, *logged]
-    points = [((last["train/flops_total"] + line["train/flops_total"]) / 2, line["train/loss"]) for last, line in zip(before, logged)
-              if line["step"] - last["step"] >= log_every and line["train/loss"] is not None]
+    points = [
+        ((last["train/flops_total"] + line["train/flops_total"]) / 2, line["train/loss"])
+        for last, line in zip(before, logged)
+        if line["step"] - last["step"] >= log_every and line["train/loss"] is not None
+    ]
     return np.array(points).reshape(-1, 2)

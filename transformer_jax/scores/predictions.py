@@ -1,4 +1,5 @@
 """The measures of the fine-tuning tasks, by their published definitions. Pure Python and NumPy."""
+
 import collections
 import re
 import string
@@ -35,7 +36,9 @@ def confusion(labels: np.ndarray, found: np.ndarray, num_labels: int) -> np.ndar
 
 
 def matthews(labels: np.ndarray, found: np.ndarray) -> float:
-    """The correlation of two labellings (Matthews 1975; for several labels Gorodkin 2004); 0 where one of them is constant."""
+    """The correlation of two labellings (Matthews 1975; for several labels Gorodkin 2004); 0 where
+    one of them is constant.
+    """
     classes, index = np.unique(np.concatenate([labels, found]), return_inverse=True)
     one_hot = np.eye(len(classes))[index]
     x, y = (part - part.mean(axis=0) for part in np.split(one_hot, 2))
@@ -44,10 +47,16 @@ def matthews(labels: np.ndarray, found: np.ndarray) -> float:
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, first word, behind the last) of the entities, in any of IOB1, IOB2 and BIOES, as conlleval finds them; equal neighbours among other tags are one."""
+    """(type, first word, behind the last) of the entities, in any of IOB1, IOB2 and BIOES, as
+    conlleval finds them; equal neighbours among other tags are one.
+    """
     found, start, before = [], None, ("O", "")
     for place, tag in enumerate([*tags, "O"]):
-        mark, _, kind = tag.partition("-") if re.match(r"[BIES](-|$)", tag) else ("O" if tag == "O" else "I", "", tag)
+        mark, _, kind = (
+            tag.partition("-")
+            if re.match(r"[BIES](-|$)", tag)
+            else ("O" if tag == "O" else "I", "", tag)
+        )
         continues = mark in ("I", "E") and before[0] in ("B", "I") and kind == before[1]
         if start is not None and not continues:
             found.append((before[1], start, place))
@@ -59,16 +68,29 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def entity_f1(labels: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 over all entities; one is right if its type and both its ends are (Tjong Kim Sang & De Meulder 2003)."""
-    gold, guess = ({(number, *entity) for number, tags in enumerate(side) for entity in entities(tags)} for side in (labels, found))
+    """Precision, recall and F1 over all entities; one is right if its type and both its ends are
+    (Tjong Kim Sang & De Meulder 2003).
+    """
+    gold, guess = (
+        {(number, *entity) for number, tags in enumerate(side) for entity in entities(tags)}
+        for side in (labels, found)
+    )
     right = len(gold & guess)
     precision, recall = right / len(guess) if guess else 0.0, right / len(gold) if gold else 0.0
-    return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall) if right else 0.0}
+    return {
+        "precision": precision,
+        "recall": recall,
+        "f1": 2 * precision * recall / (precision + recall) if right else 0.0,
+    }
 
 
 def normalised(answer: str) -> str:
-    """As SQuAD's script compares answers: lower case, without punctuation, articles and extra spaces."""
-    answer = "".join(character for character in answer.lower() if character not in string.punctuation)
+    """As SQuAD's script compares answers: lower case, without punctuation, articles and extra
+    spaces.
+    """
+    answer = "".join(
+        character for character in answer.lower() if character not in string.punctuation
+    )
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
 
 
@@ -78,12 +100,17 @@ def exact_match(answers: Sequence[str], found: str) -> float:
 
 
 def overlap_f1(answers: Sequence[str], found: str) -> float:
-    """F1 of the words shared with an answer, of the best one (Rajpurkar et al. 2016, section 6.1); of an empty one: whether both are empty (2018)."""
+    """F1 of the words shared with an answer, of the best one (Rajpurkar et al. 2016, section 6.1);
+    of an empty one: whether both are empty (2018).
+    """
     return max(_overlap(answer.split(), normalised(found).split()) for answer in _asked(answers))
 
 
-def best_threshold(margins: Sequence[float], answered: Sequence[float], refused: Sequence[float]) -> tuple[float, float]:
-    """(the highest mean score, the threshold that gives it) when questions with a margin above the threshold are refused (Rajpurkar et al. 2018).
+def best_threshold(
+    margins: Sequence[float], answered: Sequence[float], refused: Sequence[float]
+) -> tuple[float, float]:
+    """(the highest mean score, the threshold that gives it) when questions with a margin above the
+    threshold are refused (Rajpurkar et al. 2018).
 
     `answered`, `refused`: each question's score either way.
     """
@@ -93,7 +120,9 @@ def best_threshold(margins: Sequence[float], answered: Sequence[float], refused:
     totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[last])
     thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[last])
     best = int(np.argmax(totals))
-    return float(totals[best] / len(margins)), float(min(thresholds[best], np.finfo(np.float32).max))
+    return float(totals[best] / len(margins)), float(
+        min(thresholds[best], np.finfo(np.float32).max)
+    )
 
 
 def _asked(answers: Sequence[str]) -> list[str]:

@@ -1,8 +1,11 @@
-"""Paths in a bucket (gs://BUCKET/NAME; data also s3://...), and what a bucket lacks: appending, and locks.
+"""Paths in a bucket (gs://BUCKET/NAME; data also s3://...), and what a bucket lacks: appending, and
+locks.
 
-TensorStore's key-value stores do the work, with their credentials and their patience: a request that is refused for being one too many, or not answered, is
-sent again for up to a quarter of an hour. Orbax takes these paths for its own through etils.epath, so that all in a bucket goes one way.
+TensorStore's key-value stores do the work, with their credentials and their patience: a request
+that is refused for being one too many, or not answered, is sent again for up to a quarter of an
+hour. Orbax takes these paths for its own through etils.epath, so that all in a bucket goes one way.
 """
+
 import contextlib
 import fnmatch
 import functools
@@ -20,7 +23,8 @@ from etils import epath
 
 from transformer_jax.config import RunError, UserError
 
-PATIENCE = 60  # seconds for a bucket's first answer; one that has answered gets all that TensorStore gives
+# seconds for a bucket's first answer; one that has answered gets all that TensorStore gives
+PATIENCE = 60
 _COMMIT = "commit_success.txt"  # Orbax's word that a checkpoint in a bucket is whole
 _BLOCK = 2**23  # bytes of a file that is read piece by piece
 _SCHEMES = ("gs://", "s3://")
@@ -28,14 +32,18 @@ _answered = set()  # buckets
 
 
 def path(where) -> "pathlib.Path | Path":
-    """A name on a disk or in a bucket. Raises UserError for URLs of neither, and for the home of a user there is not."""
+    """A name on a disk or in a bucket. Raises UserError for URLs of neither, and for the home of a
+    user there is not.
+    """
     if isinstance(where, Path) or "://" not in str(where):
         try:
             return where if isinstance(where, Path) else pathlib.Path(where).expanduser()
         except RuntimeError:
             raise UserError(f"{where}: no such user's home") from None
     if not str(where).startswith(_SCHEMES) or not str(where).partition("://")[2].strip("/"):
-        raise UserError(f"{where}: neither a path nor {' nor '.join(f'{scheme}BUCKET/NAME' for scheme in _SCHEMES)}")
+        raise UserError(
+            f"{where}: neither a path nor {' nor '.join(f'{scheme}BUCKET/NAME' for scheme in _SCHEMES)}"
+        )
     _register()
     return Path(str(where))
 
@@ -54,13 +62,15 @@ def folder_of_run(where) -> "pathlib.Path | Path":
 
 
 def matches(pattern: str) -> list[str]:
-    """The files that a shell pattern names, in order; without a wildcard its own name if there is such a file."""
+    """The files that a shell pattern names, in order; without a wildcard its own name if there is
+    such a file.
+    """
     if not re.search(r"[*?[]", pattern):
         return [str(path(pattern))] if path(pattern).is_file() else []
     if "://" not in pattern:
         return sorted(name for name in glob.glob(str(path(pattern))) if os.path.isfile(name))
     base = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
-    return [str(found) for found in path(base).glob(pattern[len(base) + 1:]) if found.is_file()]
+    return [str(found) for found in path(base).glob(pattern[len(base) + 1 :]) if found.is_file()]
 
 
 def version(where) -> Any:
@@ -83,13 +93,16 @@ def write(target: "pathlib.Path | Path", content: str) -> None:
 
 
 class Path(epath.gpath.PosixGPath):
-    """A name in a bucket, as pathlib and Orbax know paths. A folder is but the beginning that several names share: it needs no making, and goes with the last of them.
+    """A name in a bucket, as pathlib and Orbax know paths. A folder is but the beginning that
+    several names share: it needs no making, and goes with the last of them.
 
     Raises OSErrors of one line that begins with the URL.
     """
 
     def stamped(self) -> ts.KvStore.ReadResult:
-        """Whether there is such an object (`state` is "missing" or "value"), and of which generation; without its content."""
+        """Whether there is such an object (`state` is "missing" or "value"), and of which
+        generation; without its content.
+        """
         return self._ask(lambda files: files.read(self._name, byte_range=slice(0, 0)))
 
     def exists(self) -> bool:
@@ -106,8 +119,14 @@ class Path(epath.gpath.PosixGPath):
 
     def glob(self, pattern: str) -> Iterator["Path"]:
         """Files and folders; `**` stands for folders of any depth."""
-        known = {parts[:depth] for parts in (tuple(name.split("/")) for name in self._names()) for depth in range(1, len(parts) + 1)}
-        return (self.joinpath(*parts) for parts in sorted(known) if _fits(parts, pattern.split("/")))
+        known = {
+            parts[:depth]
+            for parts in (tuple(name.split("/")) for name in self._names())
+            for depth in range(1, len(parts) + 1)
+        }
+        return (
+            self.joinpath(*parts) for parts in sorted(known) if _fits(parts, pattern.split("/"))
+        )
 
     def read_bytes(self) -> bytes:
         found = self._ask(lambda files: files.read(self._name))
@@ -135,12 +154,19 @@ class Path(epath.gpath.PosixGPath):
     def write_text(self, data: str, *_, **__) -> int:
         return self.write_bytes(data.encode())
 
-    def write_if(self, data: bytes | None, generation: bytes, patience: float | None = None) -> bytes | None:
-        """Writes (None: deletes) where the object is still of a `generation` as `stamped` gives it. Returns the new one, None where it is another's."""
-        done = self._ask(lambda files: files.write(self._name, data, if_equal=generation), patience).generation
+    def write_if(
+        self, data: bytes | None, generation: bytes, patience: float | None = None
+    ) -> bytes | None:
+        """Writes (None: deletes) where the object is still of a `generation` as `stamped` gives it.
+        Returns the new one, None where it is another's.
+        """
+        done = self._ask(
+            lambda files: files.write(self._name, data, if_equal=generation), patience
+        ).generation
         if done or data is None:
             return done or None
-        there = self._ask(lambda files: files.read(self._name))  # the answer to a write that was done may have been lost, and the write sent again
+        # the answer to a write that was done may have been lost, and the write sent again
+        there = self._ask(lambda files: files.read(self._name))
         return there.stamp.generation if there.state == "value" and there.value == data else None
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
@@ -154,7 +180,8 @@ class Path(epath.gpath.PosixGPath):
         names = self._names()
         if not names and not missing_ok:
             raise FileNotFoundError(f"{self}: no such folder")
-        for name in sorted((name for name in names if name.endswith(_COMMIT)), key=len):  # these first: half a checkpoint must not look like a whole one
+        # these first: half a checkpoint must not look like a whole one
+        for name in sorted((name for name in names if name.endswith(_COMMIT)), key=len):
             (self / name).unlink()
         self._ask(lambda files: files.delete_range(self._below()))
 
@@ -169,7 +196,9 @@ class Path(epath.gpath.PosixGPath):
             target.write_bytes(self.read_bytes())
             self.unlink()
         else:
-            for name in sorted(self._names(), key=lambda name: (name.endswith(_COMMIT), -len(name))):
+            for name in sorted(
+                self._names(), key=lambda name: (name.endswith(_COMMIT), -len(name))
+            ):
                 (target / name).write_bytes((self / name).read_bytes())
             self.rmtree()
         return target
@@ -193,12 +222,22 @@ class Path(epath.gpath.PosixGPath):
         return _bucket("{}://{}/".format(*self.parts[1:3]))
 
     def _below(self) -> ts.KvStore.KeyRange:
-        return ts.KvStore.KeyRange(f"{self._name}/", f"{self._name}0") if self._name else ts.KvStore.KeyRange()  # "0" is what follows "/"
+        # "0" is what follows "/"
+        return (
+            ts.KvStore.KeyRange(f"{self._name}/", f"{self._name}0")
+            if self._name
+            else ts.KvStore.KeyRange()
+        )
 
     def _names(self) -> list[str]:
         """Of all objects below, relative to here."""
         start = len(self._name.encode()) + 1 if self._name else 0
-        return [name.decode() for name in self._ask(lambda files: files.list(self._below(), start)) if name and not name.endswith(b"/")]  # some programs write objects to stand for folders
+        # some programs write objects to stand for folders
+        return [
+            name.decode()
+            for name in self._ask(lambda files: files.list(self._below(), start))
+            if name and not name.endswith(b"/")
+        ]
 
     def _ask(self, request: Callable, patience: float | None = None):
         bucket = self.parts[1:3]
@@ -230,7 +269,11 @@ def told(where) -> Iterator[None]:
         raise TimeoutError(f"{where}: no answer within {PATIENCE} seconds") from None
     except ValueError as error:  # TensorStore's begin with a code
         detail = str(error).split(" [")[0].splitlines()[0]
-        kinds = {"NOT_FOUND": FileNotFoundError, "PERMISSION_DENIED": PermissionError, "UNAUTHENTICATED": PermissionError}
+        kinds = {
+            "NOT_FOUND": FileNotFoundError,
+            "PERMISSION_DENIED": PermissionError,
+            "UNAUTHENTICATED": PermissionError,
+        }
         raise kinds.get(detail.partition(":")[0], OSError)(f"{where}: {detail}") from None
 
 
@@ -275,9 +318,11 @@ class _Stream(io.RawIOBase):
 
 
 class Mirror:
-    """A folder for files that are appended to and redrawn: `folder` itself on a disk; for one in a bucket, where objects are only written whole, a local one.
+    """A folder for files that are appended to and redrawn: `folder` itself on a disk; for one in a
+    bucket, where objects are only written whole, a local one.
 
-    `send` brings to the bucket what has changed. A file that another run has written there since is not written over: RunError.
+    `send` brings to the bucket what has changed. A file that another run has written there since is
+    not written over: RunError.
     """
 
     def __init__(self, folder: "pathlib.Path | Path", *fetched: str):
@@ -297,9 +342,13 @@ class Mirror:
             if not file.is_file() or self._sent.get(name) == (status.st_size, status.st_mtime_ns):
                 continue
             if name in self._generations:
-                self._generations[name] = (self.folder / name).write_if(file.read_bytes(), self._generations[name])
+                self._generations[name] = (self.folder / name).write_if(
+                    file.read_bytes(), self._generations[name]
+                )
                 if self._generations[name] is None:
-                    raise RunError(f"{self.folder / name}: another run has written there; this one ends, nothing of it is saved from here on")
+                    raise RunError(
+                        f"{self.folder / name}: another run has written there; this one ends, nothing of it is saved from here on"
+                    )
             else:
                 (self.folder / name).write_bytes(file.read_bytes())
             self._sent[name] = status.st_size, status.st_mtime_ns

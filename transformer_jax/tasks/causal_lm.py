@@ -1,4 +1,7 @@
-"""Causal language modelling: predicting each token from those before it, and writing and scoring text with the trained model."""
+"""Causal language modelling: predicting each token from those before it, and writing and scoring
+text with the trained model.
+"""
+
 import dataclasses
 import itertools
 import math
@@ -15,16 +18,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
-from transformer_jax.pictures.attended import Attended, Side, between
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, tokenizers, windows
-from transformer_jax.data.sources import documents, pairs as sources
+from transformer_jax.data.sources import documents
+from transformer_jax.data.sources import pairs as sources
 from transformer_jax.inference import generation
 from transformer_jax.inference.generation import Continuation
-from transformer_jax.inference.sampling import Sampling, of_options as sampling_of
+from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.sampling import of_options as sampling_of
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.embeddings import check_ids
 from transformer_jax.losses import cross_entropy, token_log_probs
+from transformer_jax.pictures.attended import Attended, Side, between
 from transformer_jax.pictures.progress import say, track
 
 _BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
@@ -32,9 +37,11 @@ _BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are co
 
 @dataclasses.dataclass
 class CausalLM:
-    """The objective of Radford et al. 2018, equation 1. See tasks/task.py for the methods' contracts.
+    """The objective of Radford et al. 2018, equation 1. See tasks/task.py for the methods'
+    contracts.
 
-    `tokenizer_folder`: where a run has left its tokenizer; None: read or train what `config.data` says.
+    `tokenizer_folder`: where a run has left its tokenizer; None: read or train what `config.data`
+    says.
     """
 
     config: ConfigDict
@@ -49,18 +56,26 @@ class CausalLM:
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
         if not 2 <= self.length <= self.model.max_length:
-            raise UserError(f"config.task.length={self.length}: must be from 2 to config.model.max_length={self.model.max_length}")
+            raise UserError(
+                f"config.task.length={self.length}: must be from 2 to config.model.max_length={self.model.max_length}"
+            )
         if not 0 <= self.sample_tokens < self.model.max_length:
-            raise UserError(f"config.task.sample_tokens={self.sample_tokens}: must be less than config.model.max_length={self.model.max_length}")
+            raise UserError(
+                f"config.task.sample_tokens={self.sample_tokens}: must be less than config.model.max_length={self.model.max_length}"
+            )
         if not 0 <= self.config.decode.stride <= self.length:
-            raise UserError(f"config.decode.stride={self.config.decode.stride}: at most config.task.length={self.length}")
+            raise UserError(
+                f"config.decode.stride={self.config.decode.stride}: at most config.task.length={self.length}"
+            )
 
     # data
 
     @cached_property
     def tokenizer(self):
         text = lambda: documents.Together(tuple(text for text, _ in self._parts))
-        return tokenizers.of_run(self.tokenizer_folder, self.config.data, text, self.model.vocab_size)
+        return tokenizers.of_run(
+            self.tokenizer_folder, self.config.data, text, self.model.vocab_size
+        )
 
     @cached_property
     def _parts(self):
@@ -75,12 +90,33 @@ class CausalLM:
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
         data = self.config.data
-        names = ["train"] if len(self._parts) == 1 else [f"train-{number}" for number in range(len(self._parts))]
-        parts = [windows.Windows(self._tokens(text, name), self.length, data.mask_documents, (data.seed, 0, number))
-                 for number, (name, (text, _)) in enumerate(zip(names, self._parts))]
+        names = (
+            ["train"]
+            if len(self._parts) == 1
+            else [f"train-{number}" for number in range(len(self._parts))]
+        )
+        parts = [
+            windows.Windows(
+                self._tokens(text, name), self.length, data.mask_documents, (data.seed, 0, number)
+            )
+            for number, (name, (text, _)) in enumerate(zip(names, self._parts))
+        ]
         valid = self._text("valid")
-        found = {} if valid is None else {"valid": rows.EvalRows(windows.SlidingWindows(self._tokens(valid, "valid"), self.length, self.length, data.mask_documents))}
-        return types.SimpleNamespace(train=rows.train_rows(parts, self.config, [weight for _, weight in self._parts]), eval=found)
+        found = (
+            {}
+            if valid is None
+            else {
+                "valid": rows.EvalRows(
+                    windows.SlidingWindows(
+                        self._tokens(valid, "valid"), self.length, self.length, data.mask_documents
+                    )
+                )
+            }
+        )
+        return types.SimpleNamespace(
+            train=rows.train_rows(parts, self.config, [weight for _, weight in self._parts]),
+            eval=found,
+        )
 
     def rows(self):
         return self._rows
@@ -88,13 +124,22 @@ class CausalLM:
     def fingerprint(self) -> dict:
         """What the run's data and tokenizer are, by content."""
         weights = {"mixture": [weight for _, weight in self._parts]} if len(self._parts) > 1 else {}
-        return {"train": [text.fingerprint() for text, _ in self._parts], **weights, "tokenizer": self.tokenizer.fingerprint()}
+        return {
+            "train": [text.fingerprint() for text, _ in self._parts],
+            **weights,
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
 
     # training
 
     def batch_spec(self, phase: int):
-        keys = ("tokens", "labels", "weights") + (("positions", "segment_ids") if self.config.data.mask_documents else ())
-        return {key: jax.ShapeDtypeStruct((self.config.train.batch, self.length), jnp.int32) for key in keys}
+        keys = ("tokens", "labels", "weights") + (
+            ("positions", "segment_ids") if self.config.data.mask_documents else ()
+        )
+        return {
+            key: jax.ShapeDtypeStruct((self.config.train.batch, self.length), jnp.int32)
+            for key in keys
+        }
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
@@ -104,12 +149,25 @@ class CausalLM:
 
     def loss(self, params, batch, rng, *, train):
         variables = {"params": params}
-        hidden = self.model.apply(variables, batch["tokens"], batch.get("positions"), batch.get("segment_ids"), train=train, method="hidden",
-                                  rngs={"dropout": rng} if train else None)
+        hidden = self.model.apply(
+            variables,
+            batch["tokens"],
+            batch.get("positions"),
+            batch.get("segment_ids"),
+            train=train,
+            method="hidden",
+            rngs={"dropout": rng} if train else None,
+        )
         table, bias = self.model.apply(variables, method="output")
-        loss, _, correct = cross_entropy(hidden, table, bias, batch["labels"], batch["weights"].astype(jnp.float32))
+        loss, _, correct = cross_entropy(
+            hidden, table, bias, batch["labels"], batch["weights"].astype(jnp.float32)
+        )
         filled = batch["weights"].sum(dtype=jnp.int32)
-        return {"loss": loss}, {"loss": (loss, filled), "accuracy": (correct, filled), "filled": (filled, jnp.int32(batch["weights"].size))}
+        return {"loss": loss}, {
+            "loss": (loss, filled),
+            "accuracy": (correct, filled),
+            "filled": (filled, jnp.int32(batch["weights"].size)),
+        }
 
     def trainable(self, path) -> bool:
         return True
@@ -135,22 +193,44 @@ class CausalLM:
     # use
 
     def evaluate(self, params, split: str) -> dict:
-        """Perplexity, bits per byte and per character of a whole split, by windows that slide over it by `config.decode.stride`.
+        """Perplexity, bits per byte and per character of a whole split, by windows that slide over
+        it by `config.decode.stride`.
 
         Raises UserError where the run's data has no such split.
         """
         sources.check_evaluated(split)
         text, batch = self._text(split), self.config.decode.batch
         if text is None:
-            raise UserError(f"--set={split}: this run names no such text; give --config.data.{split}_files")
+            raise UserError(
+                f"--set={split}: this run names no such text; give --config.data.{split}_files"
+            )
         stride = self.config.decode.stride or max(self.length // 2, 1)
-        found = rows.EvalRows(windows.SlidingWindows(self._tokens(text, split), self.length, stride, self.config.data.mask_documents))
+        found = rows.EvalRows(
+            windows.SlidingWindows(
+                self._tokens(text, split), self.length, stride, self.config.data.mask_documents
+            )
+        )
         step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
-        numbers = track(range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch))
-        sums = [jax.device_get(step(params, found.batch(number, range(batch), batch))) for number in numbers]
-        means, meta = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums)), found.component.store.meta
-        return {"loss": means["loss"], "accuracy": means["accuracy"], **_measures(means["loss"], meta), "tokens": meta["tokens"], "bytes": meta["bytes"],
-                "length": self.length, "stride": stride}
+        numbers = track(
+            range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch)
+        )
+        sums = [
+            jax.device_get(step(params, found.batch(number, range(batch), batch)))
+            for number in numbers
+        ]
+        means, meta = (
+            metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums)),
+            found.component.store.meta,
+        )
+        return {
+            "loss": means["loss"],
+            "accuracy": means["accuracy"],
+            **_measures(means["loss"], meta),
+            "tokens": meta["tokens"],
+            "bytes": meta["bytes"],
+            "length": self.length,
+            "stride": stride,
+        }
 
     def generate(
         self,
@@ -189,19 +269,26 @@ class CausalLM:
         return generator(params, sources.several(prompts), request)
 
     def begun(self, ids: list[int]) -> list[int]:
-        """The ids of a text's beginning as in training: behind the end of another, where rows keep documents apart or there is nothing else."""
+        """The ids of a text's beginning as in training: behind the end of another, where rows keep
+        documents apart or there is nothing else.
+        """
         return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """What each word of a text, or each of its `pieces`, attends to. Raises UserError for a text longer than `config.model.max_length`."""
+        """What each word of a text, or each of its `pieces`, attends to. Raises UserError for a
+        text longer than `config.model.max_length`.
+        """
         ids = self.begun(self.tokenizer.encode([text])[0])
         if len(ids) > self.model.max_length:
-            raise UserError(f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read")
+            raise UserError(
+                f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read"
+            )
         side = Side.of(self.tokenizer, ids, pieces)
         return between(weights_in(self.model, params, "decoder", jnp.array([ids])), side, side)
 
     def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator["Likelihood"]:
-        """log P(continuation | context) for each (context, continuation), in order. An empty context is the beginning of a document.
+        """log P(continuation | context) for each (context, continuation), in order. An empty
+        context is the beginning of a document.
 
         What is too long for the model loses the beginning of its context.
         """
@@ -210,13 +297,21 @@ class CausalLM:
             yield from self.token_log_likelihoods(params, self._split(chunk))
 
     def _split(self, pairs):
-        """Token ids of contexts and continuations. Spaces that end a context belong to the continuation, as its first word's token has them."""
+        """Token ids of contexts and continuations. Spaces that end a context belong to the
+        continuation, as its first word's token has them.
+        """
         contexts = [context.rstrip() for context, _ in pairs]
         wholes = self.tokenizer.encode([context + continuation for context, continuation in pairs])
-        shared = [len(os.path.commonprefix([*both])) for both in zip(wholes, self.tokenizer.encode(contexts))]  # a token across the border is the continuation's
+        # a token across the border is the continuation's
+        shared = [
+            len(os.path.commonprefix([*both]))
+            for both in zip(wholes, self.tokenizer.encode(contexts))
+        ]
         return [(self.begun(whole[:count]), whole[count:]) for whole, count in zip(wholes, shared)]
 
-    def token_log_likelihoods(self, params, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator["Likelihood"]:
+    def token_log_likelihoods(
+        self, params, pairs: Sequence[tuple[list[int], list[int]]]
+    ) -> Iterator["Likelihood"]:
         """As `log_likelihoods`, of token ids: (context, continuation).
 
         Raises UserError for an empty context, and for ids that the vocabulary lacks.
@@ -224,21 +319,34 @@ class CausalLM:
         size, room = self.config.decode.batch, self.model.max_length
         for number, pair in enumerate(pairs, 1):
             self._check_pair(number, *pair)
-        if long := next((len(continuation) for _, continuation in pairs if len(continuation) > room), None):
-            raise UserError(f"a continuation has {long} tokens, more than config.model.max_length={room}")
-        whole = [((context + continuation)[-room - 1:], len(continuation)) for context, continuation in pairs]
+        if long := next(
+            (len(continuation) for _, continuation in pairs if len(continuation) > room), None
+        ):
+            raise UserError(
+                f"a continuation has {long} tokens, more than config.model.max_length={room}"
+            )
+        whole = [
+            ((context + continuation)[-room - 1 :], len(continuation))
+            for context, continuation in pairs
+        ]
         order = sorted(range(len(whole)), key=lambda i: -len(whole[i][0]))
         found = {}
         for start in range(0, len(order), size):
-            chosen = order[start:start + size]
+            chosen = order[start : start + size]
             length = min(_rounded(len(whole[chosen[0]][0]) - 1), room)
-            tokens, weights = np.zeros((size, length + 1), np.int32), np.zeros((size, length), np.int32)
+            tokens, weights = (
+                np.zeros((size, length + 1), np.int32),
+                np.zeros((size, length), np.int32),
+            )
             for row, i in enumerate(chosen):
                 ids, count = whole[i]
                 tokens[row, : len(ids)] = ids
-                weights[row, len(ids) - 1 - count:len(ids) - 1] = 1
+                weights[row, len(ids) - 1 - count : len(ids) - 1] = 1
             sums, greedy = jax.device_get(self._score(params, tokens, weights))
-            found |= {i: Likelihood(float(sums[row]), bool(greedy[row]), whole[i][1]) for row, i in enumerate(chosen)}
+            found |= {
+                i: Likelihood(float(sums[row]), bool(greedy[row]), whole[i][1])
+                for row, i in enumerate(chosen)
+            }
         return (found[i] for i in range(len(whole)))
 
     def _check_pair(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> None:
@@ -251,11 +359,16 @@ class CausalLM:
 
     @cached_property
     def _score(self):
-        """Compiled: params, tokens (B, L + 1), weights (B, L) -> sums of the weighted labels' log-probabilities (B,), and whether all are the likeliest."""
+        """Compiled: params, tokens (B, L + 1), weights (B, L) -> sums of the weighted labels'
+        log-probabilities (B,), and whether all are the likeliest.
+        """
+
         @jax.jit
         def score(params, tokens, weights):
             hidden = self.model.apply({"params": params}, tokens[:, :-1], method="hidden")
-            log_probs, likeliest = token_log_probs(hidden, *self.model.apply({"params": params}, method="output"), tokens[:, 1:])
+            log_probs, likeliest = token_log_probs(
+                hidden, *self.model.apply({"params": params}, method="output"), tokens[:, 1:]
+            )
             return jnp.sum(log_probs * weights, axis=1), jnp.all(likeliest | (weights == 0), axis=1)
 
         return score
@@ -270,7 +383,11 @@ class Likelihood(NamedTuple):
 def _measures(loss: float, meta: dict) -> dict[str, float]:
     """Of a mean loss over all tokens of a text, its document ends included."""
     bits = loss * meta["tokens"] / math.log(2)
-    return {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": bits / meta["bytes"], "bits_per_character": bits / meta["characters"]}
+    return {
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_byte": bits / meta["bytes"],
+        "bits_per_character": bits / meta["characters"],
+    }
 
 
 def _rounded(length: int) -> int:

@@ -1,4 +1,7 @@
-"""Classifying a text or a pair of texts, and giving them a number (Devlin et al. 2018, figure 4a and b; Radford et al. 2018, figure 1)."""
+"""Classifying a text or a pair of texts, and giving them a number (Devlin et al. 2018, figure 4a
+and b; Radford et al. 2018, figure 1).
+"""
+
 import collections
 import contextlib
 import dataclasses
@@ -11,33 +14,42 @@ import scipy.stats
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
-from transformer_jax.scores import predictions as scores
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Asked
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.pictures.progress import say
+from transformer_jax.scores import predictions as scores
 
 
 @dataclasses.dataclass
 class Classification(FineTuning):
-    """Columns are names in a table's header, keys of JSON lines or TFDS features; or numbers from 1 in a table without a header."""
+    """Columns are names in a table's header, keys of JSON lines or TFDS features; or numbers from 1
+    in a table without a header.
+    """
 
     text: str = "1"  # column of the text
     pair: str = ""  # column of the second text, if there is one
     label: str = "2"  # column of the label
-    labels: tuple = ()  # all labels, in the head's order; (): those of the training examples, sorted
+    # all labels, in the head's order; (): those of the training examples, sorted
+    labels: tuple = ()
     regression: bool = False  # labels are numbers, to be approached by the squared error
-    skip_malformed: bool = False  # leave out, and count, rows of a wrong number of columns or without a text; else they are refused
-    symmetric: bool = False  # the order of the texts means nothing: both are read and their vectors added (Radford et al. 2018, section 3.3)
+    # leave out, and count, rows of a wrong number of columns or without a text; else they are
+    # refused
+    skip_malformed: bool = False
+    # the order of the texts means nothing: both are read and their vectors added (Radford et al.
+    # 2018, section 3.3)
+    symmetric: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         if self.symmetric and not self.pair:
             raise UserError("config.task.symmetric needs config.task.pair, a second text")
         if self.label in (self.text, self.pair):
-            raise UserError(f"config.task.label={self.label}: that column is a text; name the column of the labels")
+            raise UserError(
+                f"config.task.label={self.label}: that column is a text; name the column of the labels"
+            )
         self.rows_of_example = 1 + self.symmetric
 
     @property
@@ -45,7 +57,12 @@ class Classification(FineTuning):
         return bool(self.pair)
 
     def read(self, split):
-        return tables.table(self.config.data, split, [self.text, *([self.pair] if self.pair else []), self.label], self.skip_malformed)
+        return tables.table(
+            self.config.data,
+            split,
+            [self.text, *([self.pair] if self.pair else []), self.label],
+            self.skip_malformed,
+        )
 
     @cached_property
     def names(self) -> list[str]:
@@ -57,9 +74,13 @@ class Classification(FineTuning):
         count = collections.Counter(record.values[-1] for record in self.read("train"))
         names, first = sorted(count), next(iter(count), None)
         if self.label.isdecimal() and count[first] == 1 and len(names) > 2:
-            say(f"the label of the first row, {first!r}, is that of no other: if it is a header, name the columns in config.task.text and config.task.label")
+            say(
+                f"the label of the first row, {first!r}, is that of no other: if it is a header, name the columns in config.task.text and config.task.label"
+            )
         if len(names) < 2:
-            raise UserError(f"config.task.label={self.label}: {f'only one label, {names[0]!r},' if names else 'no label'} in the training examples")
+            raise UserError(
+                f"config.task.label={self.label}: {f'only one label, {names[0]!r},' if names else 'no label'} in the training examples"
+            )
         return names
 
     def examples(self, records):
@@ -88,7 +109,9 @@ class Classification(FineTuning):
                     return value
             raise UserError(f"{record.where}: the label {label!r} is no number")
         if label not in self._index:
-            raise UserError(f"{record.where}: unknown label {label!r}; there are: {', '.join(self.names[:20])}")
+            raise UserError(
+                f"{record.where}: unknown label {label!r}; there are: {', '.join(self.names[:20])}"
+            )
         return self._index[label]
 
     @cached_property
@@ -110,8 +133,14 @@ class Classification(FineTuning):
         first, second, label = example
         orders = [(first, second), (second, first)] if self.symmetric else [(first, second)]
         made = [self.encoder.row(self.tokenizer, *texts, self.length) for texts in orders]
-        found = {name: np.stack([row[name] for row in made]) for name in ROW} if self.symmetric else made[0]
-        return found | ({"value": np.float32(label)} if self.regression else {"label": np.int32(label)})
+        found = (
+            {name: np.stack([row[name] for row in made]) for name in ROW}
+            if self.symmetric
+            else made[0]
+        )
+        return found | (
+            {"value": np.float32(label)} if self.regression else {"label": np.int32(label)}
+        )
 
     def filled(self, example):
         first, second, _ = example
@@ -119,7 +148,7 @@ class Classification(FineTuning):
 
     def shapes(self, length):
         row = (2, length) if self.symmetric else (length,)
-        return {name: row for name in ROW} | {"value" if self.regression else "label": ()}
+        return dict.fromkeys(ROW, row) | {"value" if self.regression else "label": ()}
 
     @cached_property
     def _num_outputs(self) -> int:
@@ -138,7 +167,11 @@ class Classification(FineTuning):
         if self.regression:
             return jnp.sum(jnp.square(outputs[:, 0] - batch["value"]) * there), count, {}
         right = jnp.sum((outputs.argmax(axis=-1) == batch["label"]) & there, dtype=jnp.float32)
-        return jnp.sum(label_nll(outputs, batch["label"]) * there), count, {"accuracy": (right, count)}
+        return (
+            jnp.sum(label_nll(outputs, batch["label"]) * there),
+            count,
+            {"accuracy": (right, count)},
+        )
 
     def _added(self, outputs):
         """The head is linear: the outputs of both orders add up as their vectors would."""
@@ -161,18 +194,28 @@ class Classification(FineTuning):
         if self.regression:
             if min(len(np.unique(labels)), len(np.unique(outputs))) < 2:  # nothing varies
                 return {"pearson": 0.0, "spearman": 0.0}
-            return {"pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]), "spearman": float(scipy.stats.spearmanr(labels, outputs[:, 0])[0])}
+            return {
+                "pearson": float(scipy.stats.pearsonr(labels, outputs[:, 0])[0]),
+                "spearman": float(scipy.stats.spearmanr(labels, outputs[:, 0])[0]),
+            }
         found = outputs.argmax(axis=-1)
         count = len(self.names)
-        return {"accuracy": scores.accuracy(labels, found), "f1": scores.f1(labels, found, count), "macro_f1": scores.macro_f1(labels, found, range(count)),
-                "matthews": scores.matthews(labels, found)}
+        return {
+            "accuracy": scores.accuracy(labels, found),
+            "f1": scores.f1(labels, found, count),
+            "macro_f1": scores.macro_f1(labels, found, range(count)),
+            "matthews": scores.matthews(labels, found),
+        }
 
     def shown(self, examples, outputs):
         outputs = outputs[0].sum(axis=0)
         if self.regression:
             return f"{outputs[0]:.4f}", {"value": float(outputs[0])}
         label = self.names[int(outputs.argmax())]
-        return label, {"label": label, "probabilities": dict(zip(self.names, map(float, scipy.special.softmax(outputs))))}
+        return label, {
+            "label": label,
+            "probabilities": dict(zip(self.names, map(float, scipy.special.softmax(outputs)))),
+        }
 
     def asked(self, lines):
         """A text a line; pairs are separated by a tab."""
@@ -181,7 +224,9 @@ class Classification(FineTuning):
         for (number, _), parts in zip(lines, texts):
             whole = all(part.strip() for part in parts)
             if len(parts) != wanted or not whole:
-                raise UserError(f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if whole else 'an empty one'}")
+                raise UserError(
+                    f"line {number}: {wanted} text{'s, separated by a tab,' * (wanted == 2)} asked for, not {len(parts) if whole else 'an empty one'}"
+                )
         if not texts:
             return []
         encoded = zip(*self._encoded(texts))

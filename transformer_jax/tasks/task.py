@@ -1,4 +1,7 @@
-"""What the training loop knows of a task: which rows, which loss, which evaluations. It knows no model and no data."""
+"""What the training loop knows of a task: which rows, which loss, which evaluations. It knows no
+model and no data.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -28,7 +31,9 @@ class EvalRows(Protocol):
     def num_batches(self, batch: int) -> int: ...
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> dict[str, np.ndarray]:
-        """Rows number `places` of the step-th batch of `batch` rows; beyond the last row, rows of weight 0."""
+        """Rows number `places` of the step-th batch of `batch` rows; beyond the last row, rows of
+        weight 0.
+        """
 
 
 class Rows(Protocol):
@@ -37,11 +42,15 @@ class Rows(Protocol):
 
 
 class Task(Protocol):
-    """A training objective over a model. Everything it computes is a pure function of its arguments."""
+    """A training objective over a model. Everything it computes is a pure function of its
+    arguments.
+    """
 
     config: ConfigDict
     coefficients: dict[str, float]  # of the loss terms
-    num_phases: int  # parts of a run, or kinds of its batches, that differ in the shape of their rows; the first of a task that does not plan them has the longest
+    # parts of a run, or kinds of its batches, that differ in the shape of their rows; the first of
+    # a task that does not plan them has the longest
+    num_phases: int
     model: Any  # the Linen module
     tokenizer: Any  # has save(folder) and fingerprint()
 
@@ -60,8 +69,12 @@ class Task(Protocol):
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """Each loss term's denominator, summed over the batch it is given (the whole global one)."""
 
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, *, train: bool) -> tuple[dict[str, jax.Array], Metrics]:
-        """{term: sum over the batch} and metrics; among them "filled": (target positions that are no padding, all)."""
+    def loss(
+        self, params: Params, batch: Batch, rng: jax.Array, *, train: bool
+    ) -> tuple[dict[str, jax.Array], Metrics]:
+        """{term: sum over the batch} and metrics; among them "filled": (target positions that are
+        no padding, all).
+        """
 
     def trainable(self, path: tuple[str, ...]) -> bool:
         """Whether the optimizer changes the parameter at this path."""

@@ -1,4 +1,5 @@
 """From step numbers to device arrays: each host reads the rows its own devices hold, ahead of time."""
+
 from collections.abc import Callable, Iterator
 
 import grain
@@ -9,11 +10,20 @@ from jax.sharding import NamedSharding
 _AHEAD = 4  # batches read, and copied to the devices, before they are asked for
 
 
-def stream(read: Callable[[int, np.ndarray], dict], rows: int, accumulation: int, where: NamedSharding, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
-    """The batches of updates start to stop - 1 as global arrays (accumulation, rows / accumulation, ...).
+def stream(
+    read: Callable[[int, np.ndarray], dict],
+    rows: int,
+    accumulation: int,
+    where: NamedSharding,
+    start: int,
+    stop: int,
+) -> Iterator[dict[str, jax.Array]]:
+    """The batches of updates start to stop - 1 as global arrays (accumulation, rows / accumulation,
+    ...).
 
-    `read(step, places)` gives the rows at these places of the batch: arrays (len(places), ...). Row j of an update is row
-    j mod (rows / accumulation) of microbatch j div (rows / accumulation), whatever the mesh.
+    `read(step, places)` gives the rows at these places of the batch: arrays (len(places), ...). Row
+    j of an update is row j mod (rows / accumulation) of microbatch j div (rows / accumulation),
+    whatever the mesh.
     """
     places = np.arange(rows).reshape(accumulation, -1)
     indices = where.addressable_devices_indices_map(places.shape)
@@ -29,4 +39,6 @@ def stream(read: Callable[[int, np.ndarray], dict], rows: int, accumulation: int
 
 def _globally(values, places, here, where):
     shape = (*places.shape, *values.shape[1:])
-    return jax.make_array_from_callback(shape, where, lambda index: values[np.searchsorted(here, places[index[:2]])])
+    return jax.make_array_from_callback(
+        shape, where, lambda index: values[np.searchsorted(here, places[index[:2]])]
+    )

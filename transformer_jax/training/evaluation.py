@@ -1,4 +1,5 @@
 """The evaluations of a run."""
+
 import dataclasses
 import functools
 from typing import Any
@@ -40,8 +41,10 @@ class Evaluation:
             self.reporter.evaluation(step, values)
         best = self.task.config.checkpoint.best_metric
         if best and best not in values:
-            say(f"config.checkpoint.best_metric={best} is not measured, and no checkpoint kept "
-                f"for it; there are: {', '.join(values)}")
+            say(
+                f"config.checkpoint.best_metric={best} is not measured, and no checkpoint kept "
+                f"for it; there are: {', '.join(values)}"
+            )
         return values
 
     def _means(self, params) -> dict[str, float]:
@@ -49,8 +52,9 @@ class Evaluation:
         batch = train.batch // train.accumulation
         for name, source in self.rows.eval.items():
             read = functools.partial(source.batch, batch=batch)
-            feed = batches.stream(read, batch, 1, self.program.batch_sharding,
-                                  0, source.num_batches(batch))
+            feed = batches.stream(
+                read, batch, 1, self.program.batch_sharding, 0, source.num_batches(batch)
+            )
             sums = functools.reduce(metrics.add, self._sums(params, feed))
             means = {key: mean for key, mean in metrics.means(sums).items() if key != "filled"}
             means |= self.task.derived(name, means)

@@ -1,4 +1,5 @@
 """A training that runs out of memory: where, what takes the memory, and what to try."""
+
 import contextlib
 import math
 import traceback
@@ -6,8 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
-from transformer_jax.training import memory
 from transformer_jax.config import RunError
+from transformer_jax.training import memory
 
 # (part of a module's name, part of a function's name, what is done there); the first that fits
 _PLACES = (
@@ -62,13 +63,17 @@ def _place(error: BaseException) -> str:
 
 def _state(program) -> dict[str, int]:
     """Bytes of the state on a device, by what they are for."""
-    return {"parameters": _bytes(program.state.params),
-            "optimizer state": _bytes(program.state.opt_state)}
+    return {
+        "parameters": _bytes(program.state.params),
+        "optimizer state": _bytes(program.state.opt_state),
+    }
 
 
 def _bytes(tree) -> int:
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-               for leaf in jax.tree.leaves(tree))
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _takes(program, compiled: bool) -> str:

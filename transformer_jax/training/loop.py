@@ -1,4 +1,5 @@
 """The one training loop. It knows no model and no data set, only a task."""
+
 import dataclasses
 import functools
 import math
@@ -10,12 +11,13 @@ import optax
 
 import transformer_jax
 from transformer_jax import hardware, metrics
-from transformer_jax.storage import buckets
-from transformer_jax.distributed import hosts, sharding
-from transformer_jax.configuration import run_length
 from transformer_jax.config import RunError, UserError
+from transformer_jax.configuration import run_length
+from transformer_jax.distributed import hosts, sharding
 from transformer_jax.pictures.progress import say
-from transformer_jax.training import batches, optimizer, state as states
+from transformer_jax.storage import buckets
+from transformer_jax.training import batches, optimizer
+from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import Evaluation
 from transformer_jax.training.origin import Origin
@@ -39,14 +41,17 @@ class Program:
     tx: optax.GradientTransformation
     learning_rate: optax.Schedule
     batch_sharding: jax.sharding.NamedSharding
-    batch: dict[str, jax.ShapeDtypeStruct]  # of the first phase, (microbatches, rows, ...), with shardings
+    # of the first phase, (microbatches, rows, ...), with shardings
+    batch: dict[str, jax.ShapeDtypeStruct]
     state: Any  # TrainState of ShapeDtypeStructs with shardings
     train_step: Any  # jitted (state, batch) -> state
     eval_step: Any  # jitted (params, batch) -> metrics
 
     @functools.cached_property
     def peak(self) -> float:
-        """FLOP/s of the mesh, of which MFU is the share that the model's own take (Chowdhery et al. 2022, appendix B)."""
+        """FLOP/s of the mesh, of which MFU is the share that the model's own take (Chowdhery et al.
+        2022, appendix B).
+        """
         rate, source = hardware.peak(self.mesh)
         say(f"MFU is the share of {rate / 1e12:.4g} TFLOP/s, {source}")
         return rate
@@ -57,27 +62,57 @@ class Program:
         mesh, table = sharding.make_mesh(config.mesh, devices), sharding.rules(config.mesh)
         rows = sharding.batch_sharding(mesh, table)
         accumulation = config.train.accumulation
-        most = max(task.positions(phase) for phase in range(task.num_phases)) * config.train.batch * config.train.log_every
+        most = (
+            max(task.positions(phase) for phase in range(task.num_phases))
+            * config.train.batch
+            * config.train.log_every
+        )
         if most >= 2**31:
-            raise UserError(f"config.train.log_every={config.train.log_every}: {most:,} positions between two lines are more than are counted exactly (2^31)")
+            raise UserError(
+                f"config.train.log_every={config.train.log_every}: {most:,} positions between two lines are more than are counted exactly (2^31)"
+            )
 
         def place(spec):
             for size in (config.train.first_batch, spec.shape[0]):
                 shape = (accumulation, size // accumulation, *spec.shape[1:])
-                sharding.check(shape, rows, "batch (config.train.accumulation, rows of a microbatch, positions)")
+                sharding.check(
+                    shape,
+                    rows,
+                    "batch (config.train.accumulation, rows of a microbatch, positions)",
+                )
             return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=rows)
 
-        batch, *_ = [{name: place(spec) for name, spec in task.batch_spec(phase).items()} for phase in range(task.num_phases)]
+        batch, *_ = [
+            {name: place(spec) for name, spec in task.batch_spec(phase).items()}
+            for phase in range(task.num_phases)
+        ]
         tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
         state = states.abstract(task, tx, mesh, table)
-        return cls(mesh, table, tx, optimizer.schedule(config.optimizer, config.train.num_steps), rows, batch, state,
-                   make_train_step(task, tx, mesh, table, state), make_eval_step(task, mesh, table))
+        return cls(
+            mesh,
+            table,
+            tx,
+            optimizer.schedule(config.optimizer, config.train.num_steps),
+            rows,
+            batch,
+            state,
+            make_train_step(task, tx, mesh, table, state),
+            make_eval_step(task, mesh, table),
+        )
 
 
-def run(config, task, workdir, program: Program | None = None,
-        profile: tuple[int, int] | None = None, *,
-        origin: Origin | None = None, before=None) -> dict[str, float]:
-    """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in `workdir`; returns the last evaluation.
+def run(
+    config,
+    task,
+    workdir,
+    program: Program | None = None,
+    profile: tuple[int, int] | None = None,
+    *,
+    origin: Origin | None = None,
+    before=None,
+) -> dict[str, float]:
+    """Trains `task` to `config.train.num_steps`, or goes on from the newest checkpoint in
+    `workdir`; returns the last evaluation.
 
     `program`: what the config compiles to; by default on all devices. `profile`: first and last of
     the updates that are traced. `origin`: the run that `config.init_from` names, which a run
@@ -89,9 +124,11 @@ def run(config, task, workdir, program: Program | None = None,
     program = program or Program.of(config, task)
     rows, clock = task.rows(), Clock()
     check_evaluated(rows, task)
-    with (Stop(train.grace) as stop,
-          Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints,
-          Watchdog(stop, train.grace) as watchdog):
+    with (
+        Stop(train.grace) as stop,
+        Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints,
+        Watchdog(stop, train.grace) as watchdog,
+    ):
         state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
         _announce(config, state, start, before)
@@ -99,7 +136,10 @@ def run(config, task, workdir, program: Program | None = None,
         saves_evaluated = run_length.saves_at_evaluations(config)
         timer = SaveTimer(config.checkpoint.minutes, start)
         feed = _batches(rows, program, train, start)
-        with Reporter(workdir, start, train.num_steps) as reporter, Trace(reporter.folder, profile) as trace:
+        with (
+            Reporter(workdir, start, train.num_steps) as reporter,
+            Trace(reporter.folder, profile) as trace,
+        ):
             update = _Updates(program.train_step, clock, watchdog)
             evaluation = Evaluation(task, rows, program, clock, reporter, stop, watchdog)
             scores = hosts.share(reporter.evaluated)
@@ -113,14 +153,17 @@ def run(config, task, workdir, program: Program | None = None,
             if start >= train.num_steps:
                 say(f"nothing to do: {workdir} has done {start:,} of {train.num_steps:,} steps")
             elif patience.over:
-                say(f"nothing to do: {workdir} ended at step {start:,} of {train.num_steps:,}: "
-                    f"{patience.reason}")
+                say(
+                    f"nothing to do: {workdir} ended at step {start:,} of {train.num_steps:,}: "
+                    f"{patience.reason}"
+                )
 
             for step in range(start + 1, train.num_steps + 1):
                 if patience.over:
                     break
                 trace.before(step)
-                with clock("data", state.step.is_ready):  # where updates are still under way, nothing has waited
+                # where updates are still under way, nothing has waited
+                with clock("data", state.step.is_ready):
                     batch = next(feed)
                 state = update(step, state, batch)
                 trace.after(step, state)
@@ -146,8 +189,9 @@ def run(config, task, workdir, program: Program | None = None,
                         checkpoints.save(state, totals, scores)
                     timer.saved()
                 if stop.reached:
-                    raise stop.error(f"stopped at step {step:,}, state saved; "
-                                     "run the same command again")
+                    raise stop.error(
+                        f"stopped at step {step:,}, state saved; run the same command again"
+                    )
     return scores
 
 
@@ -173,18 +217,23 @@ def _start(task, program, checkpoints, origin):
             unreadable.append(step)
             continue
         with hosts.first():
-            for damaged in unreadable:  # only now: had none been readable, the fault might not be theirs
+            # only now: had none been readable, the fault might not be theirs
+            for damaged in unreadable:
                 checkpoints.set_aside(damaged)
         say(f"resuming from step {step:,}")
         return state, totals
     if unreadable:
-        raise RunError(f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir")
+        raise RunError(
+            f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir"
+        )
     say(f"no checkpoint in {checkpoints.folder}: beginning with step 0")
     state = states.init(task, program.tx, program.state)
     if task.config.init_from and task.config.train.pretrained:
         if origin is None:
-            raise ValueError(f"config.init_from={task.config.init_from}: run needs its argument "
-                             "origin, which workdir.origin_of(config, workdir) gives")
+            raise ValueError(
+                f"config.init_from={task.config.init_from}: run needs its argument "
+                "origin, which workdir.origin_of(config, workdir) gives"
+            )
         state = state.replace(params=origin.params(task.config, program, state.params))
     return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}
 
@@ -194,12 +243,21 @@ def _batches(rows, program, train, start):
     step = start
     while step < train.num_steps:
         stop = min(rows.train.until(step), train.num_steps)
-        yield from batches.stream(rows.train.batch, rows.train.size(step), train.accumulation, program.batch_sharding, step, stop)
+        yield from batches.stream(
+            rows.train.batch,
+            rows.train.size(step),
+            train.accumulation,
+            program.batch_sharding,
+            step,
+            stop,
+        )
         step = stop
 
 
 class _Updates:
-    """The updates, one by one. The first of each shape is compiled, which is no measure of speed: its time is counted apart."""
+    """The updates, one by one. The first of each shape is compiled, which is no measure of speed:
+    its time is counted apart.
+    """
 
     def __init__(self, train_step, clock, watchdog):
         self._train_step, self._clock, self._watchdog = train_step, clock, watchdog
@@ -226,19 +284,30 @@ class _Updates:
 
 
 def _log(state, step, totals, program, task, rows, clock, reporter, update):
-    """Fetches the sums since the last line, reports them, and starts them anew: the state's only visit to the host."""
+    """Fetches the sums since the last line, reports them, and starts them anew: the state's only
+    visit to the host.
+    """
     sums, skipped = jax.device_get((state.metrics, state.skipped))
     filled, positions = (int(x) for x in sums.pop("filled"))
     totals["tokens"] += filled
-    flops = {s: task.flops(rows.train.phase(s - 1)[0]) * rows.train.size(s - 1) for s in range(totals["logged_step"] + 1, step + 1)}
+    flops = {
+        s: task.flops(rows.train.phase(s - 1)[0]) * rows.train.size(s - 1)
+        for s in range(totals["logged_step"] + 1, step + 1)
+    }
     seconds, measured = clock.lap(), sum(flops[s] for s in update.measured())
     rate = measured / (seconds["step"] + seconds["data"]) if measured else math.nan
     totals["flops"] += (done := sum(flops.values()))
     totals["logged_step"] = step
     values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
-    values |= {"train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))), "train/skipped": int(skipped),
-               "train/padding": 1 - filled / positions if positions else 0.0, "train/tokens_total": totals["tokens"], "train/flops_total": totals["flops"],
-               "train/tokens_per_second": filled * rate / done, "train/mfu": rate / program.peak}
+    values |= {
+        "train/learning_rate": float(program.learning_rate(step - 1 - int(skipped))),
+        "train/skipped": int(skipped),
+        "train/padding": 1 - filled / positions if positions else 0.0,
+        "train/tokens_total": totals["tokens"],
+        "train/flops_total": totals["flops"],
+        "train/tokens_per_second": filled * rate / done,
+        "train/mfu": rate / program.peak,
+    }
     values |= {f"seconds/{purpose}": spent for purpose, spent in seconds.items()}
     reporter.write(step, values)
     reporter.progress(step, values)
@@ -246,10 +315,14 @@ def _log(state, step, totals, program, task, rows, clock, reporter, update):
 
 
 def _check_finite(state, train, start):
-    """Of the updates since `start`: earlier ones may have been skipped by another setting. Waits for the updates under way."""
+    """Of the updates since `start`: earlier ones may have been skipped by another setting. Waits
+    for the updates under way.
+    """
     if int(state.skipped) and int(state.last_skipped) >= start and train.nonfinite == "stop":
-        raise RunError(f"loss, gradient or parameters not finite at update {int(state.last_skipped):,}; nothing was saved after it. --config.train.nonfinite=skip "
-                       "goes on without such updates; a lower learning rate, longer warm-up or clipping may help, in a new workdir")
+        raise RunError(
+            f"loss, gradient or parameters not finite at update {int(state.last_skipped):,}; nothing was saved after it. --config.train.nonfinite=skip "
+            "goes on without such updates; a lower learning rate, longer warm-up or clipping may help, in a new workdir"
+        )
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 The host's memory and a device's run out alike. XLA raises a JaxRuntimeError, numpy and Python a
 MemoryError.
 """
+
 import contextlib
 import errno
 import pathlib
@@ -11,8 +12,11 @@ import re
 from ml_collections import ConfigDict
 
 _JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")  # by name: this module imports no jax
-_SIZE = re.compile(r"(?:allocat\w*|reserve|Used|request for)[^\d\n]{0,20}"
-                   r"([\d.]*\d) ?([KMGTP]?)(?:i?B|bytes)?\b", re.IGNORECASE)
+_SIZE = re.compile(
+    r"(?:allocat\w*|reserve|Used|request for)[^\d\n]{0,20}"
+    r"([\d.]*\d) ?([KMGTP]?)(?:i?B|bytes)?\b",
+    re.IGNORECASE,
+)
 _UNITS = "KMGTP"
 
 
@@ -48,8 +52,10 @@ def of_host() -> int | None:
     sizes = []
     with contextlib.suppress(OSError, ValueError):
         text = pathlib.Path("/proc/meminfo").read_text()
-        sizes.append(1024 * sum(int(re.search(rf"{name}: +(\d+)", text)[1])
-                                for name in ("MemTotal", "SwapTotal")))
+        sizes.append(
+            1024
+            * sum(int(re.search(rf"{name}: +(\d+)", text)[1]) for name in ("MemTotal", "SwapTotal"))
+        )
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             sizes.append(int(pathlib.Path("/sys/fs/cgroup", name).read_text()))
@@ -60,22 +66,32 @@ def line(error: BaseException, doing: str, takes: str, remedies: str) -> str:
     """The one line. `takes` and `remedies` may be empty."""
     size = asked(error)
     wanted = f"{shown(size)} asked for" if size else "how much was asked for is not known"
-    return "; ".join(part for part in (f"out of memory{doing and f' {doing}'}: {wanted}", takes,
-                                       remedies) if part)
+    return "; ".join(
+        part
+        for part in (f"out of memory{doing and f' {doing}'}: {wanted}", takes, remedies)
+        if part
+    )
 
 
 def training_remedies(config: ConfigDict) -> str:
     """What to try, in this order."""
     train, tries = config.train, []
-    more = next((n for n in range(train.accumulation + 1, train.batch + 1)
-                 if train.batch % n == 0 and train.first_batch % n == 0), None)
+    more = next(
+        (
+            n
+            for n in range(train.accumulation + 1, train.batch + 1)
+            if train.batch % n == 0 and train.first_batch % n == 0
+        ),
+        None,
+    )
     if more:
         tries.append(f"--config.train.accumulation={more} or more (now {train.accumulation})")
     if config.model.get("remat", "full") != "full":
         tries.append("--config.model.remat=full")
     tries.append(f"more devices with --config.mesh.fsdp=N (now {config.mesh.fsdp})")
-    return (f"try, in this order: {'; '.join(tries)}; "
-            "python -m transformer_jax.dry_run shows what fits")
+    return (
+        f"try, in this order: {'; '.join(tries)}; python -m transformer_jax.dry_run shows what fits"
+    )
 
 
 def decoding_remedies(config: ConfigDict) -> str:
@@ -85,5 +101,3 @@ def decoding_remedies(config: ConfigDict) -> str:
     if decode.beam > 1:
         tries.append(f"--config.decode.beam={decode.beam // 2} or less (now {decode.beam})")
     return f"try, in this order: {'; '.join(tries)}"
-
-

@@ -1,4 +1,5 @@
 """How checkpoint.py uses Orbax: its handlers, its log and its paths."""
+
 import contextlib
 import functools
 import logging
@@ -19,11 +20,13 @@ def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
     """
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE)
     leaves = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler()), (jax.Array, arrays))
+        (np.ndarray, ocp.type_handlers.NumpyHandler()), (jax.Array, arrays)
+    )
     return ocp.handlers.create_default_handler_registry(
         params=ocp.PyTreeCheckpointHandler(type_handler_registry=leaves),
         rest=ocp.PyTreeCheckpointHandler(type_handler_registry=leaves),
-        meta=ocp.JsonCheckpointHandler())
+        meta=ocp.JsonCheckpointHandler(),
+    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
 """The run whose parameters a new run begins with."""
+
 import dataclasses
 import json
 import pathlib
@@ -7,9 +8,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.storage import buckets
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
+from transformer_jax.storage import buckets
 from transformer_jax.training import optimizer
 from transformer_jax.training.checkpoint import Checkpoints
 
@@ -36,11 +37,16 @@ class Origin:
         same_head = all(_plain(before, key) == _plain(now, key) for key in _HEAD_KEYS)
         known = self.config.model.vocab_size
         shared, new, dropped = checkpoints.compare(
-            program.state.params, step, may_grow=known <= config.model.vocab_size,
-            without=None if same_head else "head/")
+            program.state.params,
+            step,
+            may_grow=known <= config.model.vocab_size,
+            without=None if same_head else "head/",
+        )
         if not shared:
-            raise UserError(f"config.init_from={config.init_from}: none of its tensors is one of "
-                            f"this model's, as {dropped[0]} is not")
+            raise UserError(
+                f"config.init_from={config.init_from}: none of its tensors is one of "
+                f"this model's, as {dropped[0]} is not"
+            )
         return Match(checkpoints, step, shared, new, dropped, known)
 
     def params(self, config, program, params):
@@ -54,7 +60,7 @@ class Origin:
             say(f"  {len(match.dropped)} dropped, not in this model: {', '.join(match.dropped)}")
 
         def with_known_rows(leaf, value):
-            return leaf.at[:match.known].set(value[:match.known])
+            return leaf.at[: match.known].set(value[: match.known])
 
         def begun(path, leaf):
             name = "/".join(optimizer.names(path))

@@ -1,4 +1,5 @@
 """How far the host may be ahead of the devices."""
+
 import time
 from collections.abc import Callable
 

@@ -1,9 +1,10 @@
 """Early stopping: a run ends once its best score has not improved for a number of evaluations."""
+
 import math
 from collections.abc import Iterable
 
-from transformer_jax.distributed import hosts
 from transformer_jax.config import UserError
+from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 
 
@@ -31,7 +32,8 @@ class Patience:
         if self._metric not in scores:
             raise UserError(
                 f"config.checkpoint.best_metric={self._metric} is not measured, and "
-                f"config.train.patience={self._limit} needs it; there are: {', '.join(scores)}")
+                f"config.train.patience={self._limit} needs it; there are: {', '.join(scores)}"
+            )
         self._count(scores[self._metric])
         self._decide()
         if self.over:
@@ -39,8 +41,10 @@ class Patience:
 
     @property
     def reason(self) -> str:
-        return (f"{self._metric} has not improved in {self._limit} evaluations "
-                f"(config.train.patience={self._limit})")
+        return (
+            f"{self._metric} has not improved in {self._limit} evaluations "
+            f"(config.train.patience={self._limit})"
+        )
 
     def _count(self, score: float | None) -> None:
         """A score that is not finite, which a record keeps as None, is no improvement."""
@@ -58,9 +62,15 @@ def check_evaluated(rows, task):
     if "valid" in {*rows.eval, *task.evaluations()}:
         return
     data, patience = task.config.data, task.config.train.patience
-    named = ("config.data.valid_source and valid_target" if data.train_source else
-             "config.data.valid_split" if data.tfds_name else "config.data.valid_files")
+    named = (
+        "config.data.valid_source and valid_target"
+        if data.train_source
+        else "config.data.valid_split"
+        if data.tfds_name
+        else "config.data.valid_files"
+    )
     if patience:
-        raise UserError(f"config.train.patience={patience} needs a validation set: "
-                        f"name it in {named}")
+        raise UserError(
+            f"config.train.patience={patience} needs a validation set: name it in {named}"
+        )
     say(f"no validation set: this run will not be evaluated ({named} would name one)")

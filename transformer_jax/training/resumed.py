@@ -1,4 +1,5 @@
 """What becomes of the learning rate where a resumed run is longer or shorter than it was."""
+
 from transformer_jax.configuration import run_length
 from transformer_jax.training import optimizer
 
@@ -11,23 +12,30 @@ def rate_line(before, config, step: int, skipped: int) -> str | None:
     lengths = [one.train.num_steps for one in (before, config)]
     if lengths[0] == lengths[1]:
         return None
-    old, new = (float(optimizer.schedule(one.optimizer, one.train.num_steps)(step - skipped))
-                for one in (before, config))
+    old, new = (
+        float(optimizer.schedule(one.optimizer, one.train.num_steps)(step - skipped))
+        for one in (before, config)
+    )
     now = f"is {new:.3g} instead of {old:.3g}" if new != old else f"stays {new:.3g}"
-    return (f"config.train.num_steps {lengths[0]:,} -> {lengths[1]:,}: "
-            f"{''.join(_moved(before, config))}the learning rate at update {step + 1:,} {now}")
+    return (
+        f"config.train.num_steps {lengths[0]:,} -> {lengths[1]:,}: "
+        f"{''.join(_moved(before, config))}the learning rate at update {step + 1:,} {now}"
+    )
 
 
 def _moved(before, config) -> list[str]:
     """The parts of the schedule that end at another update than before."""
     parts = []
-    warmup, decay = ([_end(one, key) for one in (before, config)]
-                     for key in ("warmup_steps", "decay_steps"))
+    warmup, decay = (
+        [_end(one, key) for one in (before, config)] for key in ("warmup_steps", "decay_steps")
+    )
     if warmup[0] != warmup[1]:
         parts.append(f"the warm-up now ends at {warmup[1]:,} instead of {warmup[0]:,}; ")
     if config.optimizer.schedule in ("linear", "cosine") and decay[0] != decay[1]:
-        parts.append(f"the {config.optimizer.schedule} schedule now ends at {decay[1]:,} "
-                     f"instead of {decay[0]:,}; ")
+        parts.append(
+            f"the {config.optimizer.schedule} schedule now ends at {decay[1]:,} "
+            f"instead of {decay[0]:,}; "
+        )
     return parts
 
 

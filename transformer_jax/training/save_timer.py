@@ -1,4 +1,5 @@
 """Checkpoints by the clock, agreed on by all hosts."""
+
 import time
 from collections.abc import Callable
 

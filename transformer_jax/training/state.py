@@ -1,4 +1,5 @@
 """The training state, and its initialisation where it will live."""
+
 from typing import Any
 
 import flax.linen as nn
@@ -27,18 +28,27 @@ class TrainState:
 
 
 def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> TrainState:
-    """The state's shapes, dtypes and shardings; nothing is computed. Raises UserError where the mesh does not divide a parameter."""
+    """The state's shapes, dtypes and shardings; nothing is computed. Raises UserError where the
+    mesh does not divide a parameter.
+    """
     boxed = jax.eval_shape(lambda: _create(task, tx))
     specs = nn.get_partition_spec(boxed)  # logical axes, as PartitionSpecs of names
 
     def place(path, leaf, axes):
         if isinstance(leaf, optax.MaskedNode):  # the optimizer keeps nothing of a frozen parameter
             return leaf
-        where = NamedSharding(mesh, sharding.spec(axes, table) if axes is not None else PartitionSpec())
+        where = NamedSharding(
+            mesh, sharding.spec(axes, table) if axes is not None else PartitionSpec()
+        )
         sharding.check(leaf.shape, where, "parameter " + "/".join(optimizer.names(path)))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
-    return jax.tree_util.tree_map_with_path(place, nn.unbox(boxed), specs, is_leaf=lambda x: isinstance(x, (jax.ShapeDtypeStruct, optax.MaskedNode)))
+    return jax.tree_util.tree_map_with_path(
+        place,
+        nn.unbox(boxed),
+        specs,
+        is_leaf=lambda x: isinstance(x, (jax.ShapeDtypeStruct, optax.MaskedNode)),
+    )
 
 
 def abstract_params(task) -> Any:
@@ -76,8 +86,22 @@ def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> 
 
 def _create(task, tx):
     params = task.init(jax.random.key(task.config.train.seed))
-    rows = {name: jnp.zeros((1, *spec.shape[1:]), spec.dtype) for name, spec in task.batch_spec(0).items()}
-    sums = jax.eval_shape(lambda p, b: task.loss(p, b, jax.random.key(0), train=True)[1], nn.unbox(params), rows)
-    sums |= {name: (jnp.zeros(()), jnp.zeros((), jnp.int32)) for name in ("grad_norm", "update_norm", "param_norm")}
-    return TrainState(step=jnp.int32(0), params=params, opt_state=tx.init(params), metrics=metrics.zeros_like(sums),
-                      skipped=jnp.int32(0), last_skipped=jnp.int32(-1))
+    rows = {
+        name: jnp.zeros((1, *spec.shape[1:]), spec.dtype)
+        for name, spec in task.batch_spec(0).items()
+    }
+    sums = jax.eval_shape(
+        lambda p, b: task.loss(p, b, jax.random.key(0), train=True)[1], nn.unbox(params), rows
+    )
+    sums |= {
+        name: (jnp.zeros(()), jnp.zeros((), jnp.int32))
+        for name in ("grad_norm", "update_norm", "param_norm")
+    }
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        metrics=metrics.zeros_like(sums),
+        skipped=jnp.int32(0),
+        last_skipped=jnp.int32(-1),
+    )

@@ -1,4 +1,7 @@
-"""The training step (state, batch) -> state and the evaluation step (params, batch) -> metrics, compiled."""
+"""The training step (state, batch) -> state and the evaluation step (params, batch) -> metrics,
+compiled.
+"""
+
 from functools import partial
 
 import jax
@@ -10,11 +13,13 @@ from transformer_jax.distributed import sharding
 
 
 def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
-    """Batches have shape (microbatches, rows, ...). The state is donated, and stays laid out as `abstract_state` says.
+    """Batches have shape (microbatches, rows, ...). The state is donated, and stays laid out as
+    `abstract_state` says.
 
-    The loss is the sum over terms t of c_t * sum_t / W_t with W_t over the whole global batch, so accumulation and mesh
-    change nothing but rounding (dropout keys are per microbatch). Gradients cross the mesh axis "data" once an update, whatever the
-    accumulation. A non-finite loss, gradient or update leaves the parameters and optimizer as they are and is recorded in the state.
+    The loss is the sum over terms t of c_t * sum_t / W_t with W_t over the whole global batch, so
+    accumulation and mesh change nothing but rounding (dropout keys are per microbatch). Gradients
+    cross the mesh axis "data" once an update, whatever the accumulation. A non-finite loss,
+    gradient or update leaves the parameters and optimizer as they are and is recorded in the state.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 
@@ -24,15 +29,24 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
             grads, sums = _gradients(task, state, batch, shardings.params)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            norms = {"grad_norm": optax.tree.norm(grads), "update_norm": optax.tree.norm(updates), "param_norm": optax.tree.norm(params)}
-            # Of finite parameters and a finite update the sum is finite. To ask it of the new parameters would keep both beside each other (GPT-3 175B on 64 chips: 3 GB).
+            norms = {
+                "grad_norm": optax.tree.norm(grads),
+                "update_norm": optax.tree.norm(updates),
+                "param_norm": optax.tree.norm(params),
+            }
+            # Of finite parameters and a finite update the sum is finite. To ask it of the new
+            # parameters would keep both beside each other (GPT-3 175B on 64 chips: 3 GB).
             finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
             sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
             keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
             return state.replace(
-                step=state.step + 1, params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),
+                step=state.step + 1,
+                params=keep(params, state.params),
+                opt_state=keep(opt_state, state.opt_state),
                 metrics=keep(metrics.add(state.metrics, sums), state.metrics),
-                skipped=state.skipped + ~finite, last_skipped=jnp.where(finite, state.last_skipped, state.step))
+                skipped=state.skipped + ~finite,
+                last_skipped=jnp.where(finite, state.last_skipped, state.step),
+            )
 
     return train_step
 
@@ -75,10 +89,13 @@ def _summed(one, batch):
 
 
 def _by_group(one, groups: int, param_shardings, number, microbatch):
-    """one(number, microbatch) for each group of rows by itself: arrays (groups, ...), split over the mesh axis "data".
+    """one(number, microbatch) for each group of rows by itself: arrays (groups, ...), split over
+    the mesh axis "data".
 
-    Nothing is summed over the groups, so nothing crosses the axis. The sum over the microbatches then takes one reduction an update.
+    Nothing is summed over the groups, so nothing crosses the axis. The sum over the microbatches
+    then takes one reduction an update.
     """
+
     def of_group(group, rows):
         with sharding.within_group(group, groups):
             grads, sums = one(number, rows)

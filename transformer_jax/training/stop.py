@@ -1,4 +1,5 @@
 """SIGTERM and Ctrl-C: a run stops where its state can be saved, on all hosts alike."""
+
 import contextlib
 import faulthandler
 import os
@@ -8,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from transformer_jax.distributed import hosts
 from transformer_jax.config import Interrupted, Preempted
+from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 
 ECHO = 1.0  # seconds; SIGINTs this close are one Ctrl-C, sent by a terminal and a script alike
@@ -116,8 +117,10 @@ class Stop:
             self._signal = self._signal or number
         self._ask()
         again = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
-        say(f"{signal.Signals(number).name}: the run saves its state after this step and ends"
-            f"{again}")
+        say(
+            f"{signal.Signals(number).name}: the run saves its state after this step and ends"
+            f"{again}"
+        )
 
     def _leave(self, number):
         """Nothing has to be saved."""

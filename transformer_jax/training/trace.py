@@ -1,4 +1,5 @@
 """A profile of some updates, for xprof or TensorBoard."""
+
 import pathlib
 
 import jax
@@ -7,14 +8,20 @@ from transformer_jax.pictures.progress import say
 
 
 class Trace:
-    """Traces the updates first to last into `folder`/profile: tensorboard --logdir (with its profile plugin), or xprof. Nothing without `updates` or, on all processes but one, a folder.
+    """Traces the updates first to last into `folder`/profile: tensorboard --logdir (with its
+    profile plugin), or xprof. Nothing without `updates` or, on all processes but one, a folder.
 
-    Operations, the updates and what the clock tells apart are in it, Python's calls are not: hooking into threads that begin and end
-    meanwhile, as those of a save do, has crashed the process (jax 0.10 with Python 3.11).
+    Operations, the updates and what the clock tells apart are in it, Python's calls are not:
+    hooking into threads that begin and end meanwhile, as those of a save do, has crashed the
+    process (jax 0.10 with Python 3.11).
     """
 
     def __init__(self, folder: pathlib.Path | None, updates: tuple[int, int] | None):
-        self.folder, (self.first, self.last), self.running = folder and folder / "profile", updates if updates and folder else (0, -1), False
+        self.folder, (self.first, self.last), self.running = (
+            folder and folder / "profile",
+            updates if updates and folder else (0, -1),
+            False,
+        )
         self._options, self._update = jax.profiler.ProfileOptions(), None
         self._options.python_tracer_level = 0
 

@@ -1,4 +1,5 @@
 """A run that hangs says where it stands, and ends where it could never go on."""
+
 import contextlib
 import faulthandler
 import os

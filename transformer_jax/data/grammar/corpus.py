@@ -1,19 +1,21 @@
 """The built-in English-German parallel corpus: a seeded synchronous grammar.
 
-A sentence is first drawn as an abstract structure (clauses made of noun phrases, verbs and adverbials) and then
-put into words twice, by `english` and by `german`, so that both sides always say the same.  It covers what makes
-translation more than looking up words:
+A sentence is first drawn as an abstract structure (clauses made of noun phrases, verbs and
+adverbials) and then put into words twice, by `english` and by `german`, so that both sides always
+say the same.  It covers what makes translation more than looking up words:
 
 * articles, possessives and adjectives inflected for gender, number and case; weak nouns; genitives;
-* German verb second, verb first and verb last; the brackets of separable verbs, modal verbs and the perfect;
-* subordinate, relative and infinitive clauses with their commas, fronting and inversion;
-* government: dative verbs, two-object verbs, reflexive verbs, prepositions with their cases and contractions;
-* English do-support, progressive, irregular forms, a/an, stranded prepositions and particles;
-* pronouns that take the gender of the German noun they stand for, numbers in words, time of day, comparison.
+* German verb second, verb first and verb last; the brackets of separable verbs, modal verbs and the
+perfect; * subordinate, relative and infinitive clauses with their commas, fronting and inversion; *
+government: dative verbs, two-object verbs, reflexive verbs, prepositions with their cases and
+contractions; * English do-support, progressive, irregular forms, a/an, stranded prepositions and
+particles; * pronouns that take the gender of the German noun they stand for, numbers in words, time
+of day, comparison.
 
-The German is a function of the English: no sentence has two translations.  Where German leaves a choice, the grammar
-always makes the same one (see `syntax.py`), and pronouns whose German gender would be unclear are not used.  The words
-are listed in `lexicon.py`, inflected in `morphology.py` and chosen to fit each other in `constructions.py`.
+The German is a function of the English: no sentence has two translations.  Where German leaves a
+choice, the grammar always makes the same one (see `syntax.py`), and pronouns whose German gender
+would be unclear are not used.  The words are listed in `lexicon.py`, inflected in `morphology.py`
+and chosen to fit each other in `constructions.py`.
 """
 
 import hashlib
@@ -69,7 +71,6 @@ from transformer_jax.data.grammar.morphology import (
     nouns,
 )
 from transformer_jax.data.grammar.syntax import (
-    A,
     DETERMINERS,
     FIRST,
     FIXED,
@@ -87,6 +88,7 @@ from transformer_jax.data.grammar.syntax import (
     SHARED,
     STRONG,
     WHO,
+    A,
     Both,
     Clause,
     Determiner,
@@ -110,7 +112,19 @@ REASONS = (("because", "weil"), ("because", "weil"), ("although", "obwohl"))
 MOMENTS = (("before", "bevor"), ("while", "während"), ("as soon as", "sobald"), ("until", "bis"))
 INTENSITIES = (("", ""), ("very ", "sehr "), ("too ", "zu "))
 HELPED = ("I", "I", "we", "he", "she", "they")
-FIRST_ACTS = {"write", "build", "paint", "draw", "find", "lose", "look", "forget", "buy", "take", "need"}
+FIRST_ACTS = {
+    "write",
+    "build",
+    "paint",
+    "draw",
+    "find",
+    "lose",
+    "look",
+    "forget",
+    "buy",
+    "take",
+    "need",
+}
 RELATED = tuple(noun for noun in THINGS if BY_OBJECT[noun])
 OWNABLE = nouns("house car dog bicycle garden shoe coat cat book room".split())
 PRICED = nouns("reading wear vehicle thing device furniture".split())
@@ -119,7 +133,8 @@ SETTLEMENTS, ROOMS = nouns("city village island".split()), nouns(["room"])
 OUTSIDE = nouns("garden forest park farm".split())
 
 
-# ---- clauses within clauses -------------------------------------------------------------------------------------
+# ---- clauses within clauses
+# -------------------------------------------------------------------------------------
 
 
 def coreferent(d: Draw, np: NP) -> NP | None:
@@ -134,7 +149,9 @@ def coreferent(d: Draw, np: NP) -> NP | None:
 
 
 def embedded(clause: Clause) -> Clause:
-    """The clause without anything in front; with a complement at its end there is no room for the time."""
+    """The clause without anything in front; with a complement at its end there is no room for the
+    time.
+    """
     if clause.complement:
         clause.time = None
     clause.lead_time = False
@@ -151,7 +168,9 @@ def attach_relative(d: Draw, np: NP, past: bool, avoid: Verb) -> None:
     noun, forms = np.noun, tuple(row[np.gender] for row in RELATIVE)
     person, x, lead = noun.kind in ("person", "kin"), d.random(), ""
     word = "who" if person else "that"
-    pronoun = NP(word, word, np.agreement, np.person, forms, np.gender, np.sex, np.possessive, pronoun=True)
+    pronoun = NP(
+        word, word, np.agreement, np.person, forms, np.gender, np.sex, np.possessive, pronoun=True
+    )
     if noun in HOMES and x < 0.4:
         clause = Clause(draw_person(d), VERBS["location"][0], PAST if past else PRESENT)
         preposition, _, german_preposition, *_ = PLACES[noun]
@@ -162,7 +181,12 @@ def attach_relative(d: Draw, np: NP, past: bool, avoid: Verb) -> None:
     elif person and x < 0.24:
         clause = draw_clause(d, ("dative",), draw_person(d), past)
         clause.dative, word, lead = None, "whom", forms[DAT]
-    elif person and x < 0.6 or BY_OBJECT[noun] and (x < 0.6 or avoid is BE or np.modifiers or not noun.adjectives):
+    elif (
+        person
+        and x < 0.6
+        or BY_OBJECT[noun]
+        and (x < 0.6 or avoid is BE or np.modifiers or not noun.adjectives)
+    ):
         clause, lead = object_relative(d, np, past, avoid, forms)
         word = "whom" if person else "that"
     elif person:
@@ -171,11 +195,16 @@ def attach_relative(d: Draw, np: NP, past: bool, avoid: Verb) -> None:
         pronoun.noun = noun
         clause = draw_copula(d, pronoun, past)
     embedded(clause)
-    np.relative = (f"{word} {english(clause)}", f"{lead} {german(clause, LAST)}") if lead else \
-        (english(clause), german(clause, LAST))
+    np.relative = (
+        (f"{word} {english(clause)}", f"{lead} {german(clause, LAST)}")
+        if lead
+        else (english(clause), german(clause, LAST))
+    )
 
 
-def object_relative(d: Draw, np: NP, past: bool, avoid: Verb, forms: tuple[str, ...]) -> tuple[Clause, str]:
+def object_relative(
+    d: Draw, np: NP, past: bool, avoid: Verb, forms: tuple[str, ...]
+) -> tuple[Clause, str]:
     """That I bought, whom I wait for: the German preposition goes along to the front."""
     noun = np.noun
     verbs = [verb for verb in BY_OBJECT[noun] if verb is not avoid] or BY_OBJECT[noun]
@@ -193,7 +222,9 @@ def draw_asked(d: Draw) -> NP:
 
 def ask_object(d: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
     """Who(m) or what, by the first class of objects of the verb."""
-    clause = draw_clause(d, ("accusative", "accusative", "dative", "prepositional"), subject, past, positive=True)
+    clause = draw_clause(
+        d, ("accusative", "accusative", "dative", "prepositional"), subject, past, positive=True
+    )
     while clause.verb.base == "speak":
         clause = draw_clause(d, ("accusative",), subject, past, positive=True)
     verb = clause.verb
@@ -213,7 +244,11 @@ def ask_object(d: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
 def ask_which(d: Draw, subject: NP, past: bool) -> tuple[Clause, str, str]:
     """Which book, how many books."""
     clause = draw_clause(d, ("accusative",), subject, past, positive=True)
-    while clause.accusative.noun is None or clause.accusative.noun.kind in ("tongue", "subject", "kin"):
+    while clause.accusative.noun is None or clause.accusative.noun.kind in (
+        "tongue",
+        "subject",
+        "kin",
+    ):
         clause = draw_clause(d, ("accusative",), subject, past, positive=True)
     noun, clause.accusative = clause.accusative.noun, None
     many = noun.countable and d.chance(0.5)
@@ -243,7 +278,9 @@ def content_question(d: Draw, past: bool | None = None, direct: bool = True) -> 
     past = d.chance(0.4) if past is None else past
     x, subject, word, lead = d.random(), draw_asked(d), "", ""
     if x < 0.12:
-        clause = draw_clause(d, ("accusative", "intransitive", "dative", "prepositional"), WHO, past, positive=True)
+        clause = draw_clause(
+            d, ("accusative", "intransitive", "dative", "prepositional"), WHO, past, positive=True
+        )
     elif x < 0.46:
         clause, word, lead = ask_object(d, subject, past)
     elif x < 0.65:
@@ -254,13 +291,20 @@ def content_question(d: Draw, past: bool | None = None, direct: bool = True) -> 
     if lead:
         clause.already = None
     if direct:
-        return f"{word} {english(clause, inverted=bool(lead))}?".lstrip(), f"{german(clause, SECOND, lead)}?"
-    return f"{word} {english(clause)}".lstrip(), f", {lead} {german(clause, LAST)},".replace("  ", " ")
+        return (
+            f"{word} {english(clause, inverted=bool(lead))}?".lstrip(),
+            f"{german(clause, SECOND, lead)}?",
+        )
+    return f"{word} {english(clause)}".lstrip(), f", {lead} {german(clause, LAST)},".replace(
+        "  ", " "
+    )
 
 
 def draw_control(d: Draw, past: bool | None = None) -> Clause:
     """A verb with an infinitive clause: try to, stop doing, help or ask somebody to."""
-    verb = draw_verb(d, ("infinitive",) * 4 + ("gerund",) + ("dative-infinitive", "accusative-infinitive") * 2)
+    verb = draw_verb(
+        d, ("infinitive",) * 4 + ("gerund",) + ("dative-infinitive", "accusative-infinitive") * 2
+    )
     clause = Clause(draw_person(d), verb)
     draw_tense(d, clause, d.chance(0.5) if past is None else past)
     if clause.tense == PROGRESSIVE or verb.frame == "gerund" and clause.tense == MODAL:
@@ -276,7 +320,9 @@ def draw_control(d: Draw, past: bool | None = None) -> Clause:
 
 
 def draw_report(d: Draw, nested: bool = False) -> Clause:
-    """Somebody says, knows, hopes that; asks or does not know whether, who, where; at most one level more."""
+    """Somebody says, knows, hopes that; asks or does not know whether, who, where; at most one
+    level more.
+    """
     past = d.chance(0.35)
     if d.chance(0.65):
         verb, conjunction = d.pick(VERBS["that"]), ("that", "dass")
@@ -293,11 +339,14 @@ def draw_report(d: Draw, nested: bool = False) -> Clause:
     elif d.chance(0.15) and not nested:
         clause.complement = subclause(conjunction, draw_control(d, embedded_past))
     else:
-        clause.complement = subclause(conjunction, draw_any(d, embedded_past, subject=coreferent(d, clause.subject)))
+        clause.complement = subclause(
+            conjunction, draw_any(d, embedded_past, subject=coreferent(d, clause.subject))
+        )
     return clause
 
 
-# ---- sentences -------------------------------------------------------------------------------------------------
+# ---- sentences
+# -------------------------------------------------------------------------------------------------
 
 
 def statement(d: Draw) -> Both:
@@ -315,9 +364,16 @@ def relative_statement(d: Draw) -> Both:
         clause = draw_any(d, past, False, subject) if person else draw_copula(d, subject, past)
         clause.lead_time, clause.time = False, None if clause.lead_time else clause.time
     else:
-        clause = draw_clause(d, ("accusative",), draw_person(d), past, trailing=False, positive=True)
-        while clause.accusative.noun is None or clause.accusative.noun.kind in ("tongue", "subject"):
-            clause = draw_clause(d, ("accusative",), draw_person(d), past, trailing=False, positive=True)
+        clause = draw_clause(
+            d, ("accusative",), draw_person(d), past, trailing=False, positive=True
+        )
+        while clause.accusative.noun is None or clause.accusative.noun.kind in (
+            "tongue",
+            "subject",
+        ):
+            clause = draw_clause(
+                d, ("accusative",), draw_person(d), past, trailing=False, positive=True
+            )
         attach_relative(d, clause.accusative, past, clause.verb)
     return f"{english(clause)}.", f"{german(clause)}."
 
@@ -328,7 +384,9 @@ def weather_clause(d: Draw, past: bool, plain: bool = False) -> Clause:
 
 
 def temporal_clauses(d: Draw, conjunction: Both, past: bool) -> tuple[Clause, Clause]:
-    """Plain clauses for before, while, when, if; what lasts "until" or "while" is a state or an activity."""
+    """Plain clauses for before, while, when, if; what lasts "until" or "while" is a state or an
+    activity.
+    """
     frames = ("intransitive", "location") if conjunction[0] in ("while", "until") else DYNAMIC
     main = draw_clause(d, past=past, verb=draw_verb(d, frames, dynamic=True), plain=True)
     if not past and conjunction[0] != "while" and main.subject.person < 4 and d.chance(0.4):
@@ -341,12 +399,18 @@ def temporal_clauses(d: Draw, conjunction: Both, past: bool) -> tuple[Clause, Cl
 
 
 def complex_statement(d: Draw) -> Both:
-    """Because, although, if, before, when: the subordinate clause behind, or in front with inversion."""
+    """Because, although, if, before, when: the subordinate clause behind, or in front with
+    inversion.
+    """
     past, x = d.chance(0.45), d.random()
     if x < 0.55:
         conjunction = d.pick(REASONS)
         main = draw_report(d, nested=True) if d.chance(0.08) else draw_any(d, past)
-        sub = weather_clause(d, past) if d.chance(0.12) else draw_any(d, past, subject=coreferent(d, main.subject))
+        sub = (
+            weather_clause(d, past)
+            if d.chance(0.12)
+            else draw_any(d, past, subject=coreferent(d, main.subject))
+        )
     else:
         conjunction = d.pick(MOMENTS) if x < 0.8 else ("when", "als") if past else ("if", "wenn")
         main, sub = temporal_clauses(d, conjunction, past)
@@ -354,7 +418,10 @@ def complex_statement(d: Draw) -> Both:
         if main.lead_time:
             main.time, main.lead_time = None, False
         first, german_first = subclause(conjunction, sub)
-        return f"{first}, {english(main)}.", f"{german(main, SECOND, german_first.removeprefix(', '))}."
+        return (
+            f"{first}, {english(main)}.",
+            f"{german(main, SECOND, german_first.removeprefix(', '))}.",
+        )
     if main.time and not main.lead_time:
         sub.time = None
     second, german_second = subclause(conjunction, sub)
@@ -375,11 +442,21 @@ def purpose_statement(d: Draw) -> Both:
     """In order to, without doing: "um ... zu", "ohne ... zu"."""
     past = d.chance(0.5)
     verb = draw_verb(d, ("direction", "direction", "journey", "accusative"), dynamic=True)
-    clause = draw_clause(d, subject=draw_person(d), past=past, verb=verb, plain=d.chance(0.5), trailing=False,
-                         positive=True)
+    clause = draw_clause(
+        d,
+        subject=draw_person(d),
+        past=past,
+        verb=verb,
+        plain=d.chance(0.5),
+        trailing=False,
+        positive=True,
+    )
     without = d.chance(0.25)
-    clause.complement = infinitive(draw_infinitive(d, clause.subject, AIMS), gerund=without,
-                                   opening=("without", "ohne") if without else ("in order", "um"))
+    clause.complement = infinitive(
+        draw_infinitive(d, clause.subject, AIMS),
+        gerund=without,
+        opening=("without", "ohne") if without else ("in order", "um"),
+    )
     return f"{english(clause)}.", f"{german(clause)}."
 
 
@@ -395,44 +472,82 @@ def coordination(d: Draw) -> Both:
     """And, but, so; "so" is "deshalb" with the verb right behind it."""
     past, x = d.chance(0.45), d.random()
     first = weather_clause(d, past) if x > 0.9 else draw_any(d, past)
-    second = draw_any(d, past, subject=coreferent(d, first.subject) if first.subject is not DUMMY else draw_person(d))
+    second = draw_any(
+        d,
+        past,
+        subject=coreferent(d, first.subject) if first.subject is not DUMMY else draw_person(d),
+    )
     if x < 0.35:
         return f"{english(first)}, and {english(second)}.", f"{german(first)} und {german(second)}."
     if x < 0.7:
-        return f"{english(first)}, but {english(second)}.", f"{german(first)}, aber {german(second)}."
+        return (
+            f"{english(first)}, but {english(second)}.",
+            f"{german(first)}, aber {german(second)}.",
+        )
     second.time, second.lead_time = None if second.lead_time else second.time, False
-    return f"{english(first)}, so {english(second)}.", f"{german(first)}, {german(second, SECOND, 'deshalb')}."
+    return (
+        f"{english(first)}, so {english(second)}.",
+        f"{german(first)}, {german(second, SECOND, 'deshalb')}.",
+    )
 
 
 def shares_auxiliary(clause: Clause, other: Verb) -> bool:
-    """Whether a second verb can follow with the subject, and the auxiliary if any, left out in both languages."""
+    """Whether a second verb can follow with the subject, and the auxiliary if any, left out in both
+    languages.
+    """
     if clause.tense == MODAL:
         return not clause.modal.full and not clause.modal.link
     return clause.tense != PROGRESSIVE and (clause.tense != PAST or bool(other.past))
 
 
 def anaphora(d: Draw) -> Both:
-    """"It" and "them" for a thing: the German pronoun has the gender of the German noun."""
+    """ "It" and "them" for a thing: the German pronoun has the gender of the German noun."""
     noun: Noun = d.pick(INANIMATE)
     past, subject = d.chance(0.5), draw_person(d)
     verbs = [verb for verb in BY_OBJECT[noun] if "state" not in verb.flags]
     np = draw_np(d, (noun,), subject, "definite" if d.chance(0.6) else "indefinite")
-    clause = draw_clause(d, subject=subject, past=past, verb=d.pick(verbs), trailing=False, accusative=np,
-                         positive=True)
+    clause = draw_clause(
+        d,
+        subject=subject,
+        past=past,
+        verb=d.pick(verbs),
+        trailing=False,
+        accusative=np,
+        positive=True,
+    )
     clause.time, clause.lead_time, clause.frequency = None, False, None
-    again = NP(*(("it", "it", 2) if np.agreement == 2 else ("they", "them", 1)), np.person,
-               IT[np.gender].forms if np.gender < 3 else PRONOUNS["they"].forms, np.gender, pronoun=True)
+    again = NP(
+        *(("it", "it", 2) if np.agreement == 2 else ("they", "them", 1)),
+        np.person,
+        IT[np.gender].forms if np.gender < 3 else PRONOUNS["they"].forms,
+        np.gender,
+        pronoun=True,
+    )
     other = d.pick(verbs)
-    if d.chance(0.6) and other is not clause.verb and other.base not in FIRST_ACTS and shares_auxiliary(clause, other):
+    if (
+        d.chance(0.6)
+        and other is not clause.verb
+        and other.base not in FIRST_ACTS
+        and shares_auxiliary(clause, other)
+    ):
         second = Clause(subject, other, clause.tense, clause.modal, accusative=again)
-        return (f"{english(clause)} and {english(second, shared=True)}.",
-                f"{german(clause)} und {german(second, SHARED)}.")
+        return (
+            f"{english(clause)} and {english(second, shared=True)}.",
+            f"{german(clause)} und {german(second, SHARED)}.",
+        )
     adjective = d.pick(fitting(noun, np.modifiers))
     degree, german_degree = d.pick(INTENSITIES if adjective.comparable else INTENSITIES[:1])
-    second = Clause(again, BE, PAST if past else PRESENT,
-                    predicate=(degree + adjective.english, german_degree + adjective.german))
+    second = Clause(
+        again,
+        BE,
+        PAST if past else PRESENT,
+        predicate=(degree + adjective.english, german_degree + adjective.german),
+    )
     if d.chance(0.3):
-        return f"{english(clause)}, but {english(second)}.", f"{german(clause)}, aber {german(second)}."
+        return (
+            f"{english(clause)}, but {english(second)}.",
+            f"{german(clause)}, aber {german(second)}.",
+        )
     reason, german_reason = subclause(d.pick(REASONS), second)
     return f"{english(clause)} {reason}.", f"{german(clause)}{german_reason}."
 
@@ -462,16 +577,28 @@ def request(d: Draw) -> Both:
 def imperative(clause: Clause, polite: bool = False) -> Both:
     """To one person; or, if the subject is "we", "let us" with the German infinitive."""
     verb, together = clause.verb, clause.subject is PRONOUNS["we"]
-    words = ["please" if polite else "", "do not" if clause.negated else "", "let us" if together else "", verb.base]
+    words = [
+        "please" if polite else "",
+        "do not" if clause.negated else "",
+        "let us" if together else "",
+        verb.base,
+    ]
     words += english_rest(clause, "")
     middle = middle_field(clause, clause.accusative, clause.dative)
     if together:
         phrase = ["lass uns", *middle, verb.infinitive]
     else:
-        phrase = ["bitte" if polite else "", verb.imperative, "dich" if verb.reflexive else "", *middle,
-                  verb.prefix.strip()]
+        phrase = [
+            "bitte" if polite else "",
+            verb.imperative,
+            "dich" if verb.reflexive else "",
+            *middle,
+            verb.prefix.strip(),
+        ]
     mark = "." if polite else "!"
-    return " ".join([word for word in words if word]) + mark, " ".join([word for word in phrase if word]) + mark
+    return " ".join([word for word in words if word]) + mark, " ".join(
+        [word for word in phrase if word]
+    ) + mark
 
 
 def command(d: Draw) -> Both:
@@ -489,7 +616,9 @@ def existential(d: Draw) -> Both:
     noun = d.pick(FURNISHED) if d.chance(0.5) else d.pick(ANIMALS)
     determiner = A
     if plural:
-        determiner = numeral(draw_number(d)) if d.chance(0.5) else DETERMINERS[d.pick(("many", "some"))]
+        determiner = (
+            numeral(draw_number(d)) if d.chance(0.5) else DETERMINERS[d.pick(("many", "some"))]
+        )
     np = noun_phrase(determiner, noun, plural, draw_modifiers(d, noun, determiner))
     if noun.kind == "building":
         place = draw_place(d, None, SETTLEMENTS, 0.5)
@@ -514,7 +643,10 @@ def age(d: Draw) -> Both:
 def price(d: Draw) -> Both:
     clause = Clause(draw_np(d, PRICED, None, "definite"), COST)
     if d.chance(0.25):
-        return f"how much {english(clause, inverted=True)}?", f"{german(clause, SECOND, 'wie viel')}?"
+        return (
+            f"how much {english(clause, inverted=True)}?",
+            f"{german(clause, SECOND, 'wie viel')}?",
+        )
     x = d.random()
     n = 2 + int(d.random() * (88 if x < 0.6 else 998 if x < 0.8 else 9998))
     n += n % 100 == 1  # "hunderteins Euro" is avoided
@@ -530,16 +662,40 @@ def time_of_day(d: Draw) -> Both:
     return f"it is {clock}.", f"es ist {german_clock}."
 
 
-SENTENCES = tuple(kind for kind, weight in (
-    (statement, 16), (complex_statement, 18), (relative_statement, 12), (report_statement, 10), (control_statement, 7),
-    (purpose_statement, 3), (impersonal_statement, 2), (coordination, 8), (anaphora, 6), (polar_question, 7),
-    (request, 2), (content_question, 6), (command, 5), (existential, 2), (age, 1), (price, 1), (time_of_day, 0.4)
-    ) for _ in range(round(5 * weight)))
+SENTENCES = tuple(
+    kind
+    for kind, weight in (
+        (statement, 16),
+        (complex_statement, 18),
+        (relative_statement, 12),
+        (report_statement, 10),
+        (control_statement, 7),
+        (purpose_statement, 3),
+        (impersonal_statement, 2),
+        (coordination, 8),
+        (anaphora, 6),
+        (polar_question, 7),
+        (request, 2),
+        (content_question, 6),
+        (command, 5),
+        (existential, 2),
+        (age, 1),
+        (price, 1),
+        (time_of_day, 0.4),
+    )
+    for _ in range(round(5 * weight))
+)
 
 
 def finish(en: str, de: str) -> Both:
     """Capitals and commas: a comma that closes a clause merges with the next mark."""
-    de = de.replace(" ,", ",").replace(",,", ",").replace(",.", ".").replace(",?", "?").replace(",!", "!")
+    de = (
+        de.replace(" ,", ",")
+        .replace(",,", ",")
+        .replace(",.", ".")
+        .replace(",?", "?")
+        .replace(",!", "!")
+    )
     return en[0].upper() + en[1:], de[0].upper() + de[1:]
 
 
@@ -548,22 +704,29 @@ def sentence(d: Draw) -> Both:
     return finish(*d.pick(SENTENCES)(d))
 
 
-# ---- the corpus ------------------------------------------------------------------------------------------------
+# ---- the corpus
+# ------------------------------------------------------------------------------------------------
 
 
 def split_of(english_sentence: str) -> str:
-    """The split is a property of the English sentence: 80 % train, 10 % valid, 10 % test, whatever the seed."""
+    """The split is a property of the English sentence: 80 % train, 10 % valid, 10 % test, whatever
+    the seed.
+    """
     bucket = zlib.crc32(english_sentence.encode()) % 10
     return SPLITS[0] if bucket < 8 else SPLITS[bucket - 7]
 
 
 def sentence_pair(seed: int, split: str, index: int) -> tuple[str, str]:
-    """English and German; a pure function of its arguments, on every machine and in every version of Python."""
+    """English and German; a pure function of its arguments, on every machine and in every version
+    of Python.
+    """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     attempt = 0
     while True:
-        key = hashlib.blake2b(f"{VERSION}/{seed}/{split}/{index}/{attempt}".encode(), digest_size=8).digest()
+        key = hashlib.blake2b(
+            f"{VERSION}/{seed}/{split}/{index}/{attempt}".encode(), digest_size=8
+        ).digest()
         pair = sentence(Draw(int.from_bytes(key, "big")))
         if split_of(pair[0]) == split and MIN_WORDS <= pair[0].count(" ") + 1 <= MAX_WORDS:
             return pair

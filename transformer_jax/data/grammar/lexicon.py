@@ -1,25 +1,27 @@
-"""The words of the built-in English-German grammar, one lexeme per line, as in a learner's dictionary.
+"""The words of the built-in English-German grammar, one lexeme per line, as in a learner's
+dictionary.
 
 This module holds tables only; `grammar.py` reads them.  Conventions, for each table:
 
-* Nouns: ``english[/plural] gender German genitive plural``.  Endings are written as in dictionaries:
-  ``-es`` is appended, ``¨er`` changes the last vowel to its umlaut and is then appended, ``-`` changes
-  nothing, and anything else is the whole form.  A plural ``.`` means: no plural (a mass noun).
-  The gender ``w`` is masculine of the weak declension, where the genitive is also accusative and dative.
-  Words that differ in number between the languages: ``>`` after the line says English plural, German
-  singular (trousers, die Hose); ``<`` says English singular, German plural (furniture, die Möbel);
-  ``pl`` in place of the gender says plural in both.
-* Adjectives: ``english German [comparative superlative]``, the German as ``predicative:stem`` where
-  endings go to another stem (teuer, ein teures Buch).  ``!`` marks adjectives without comparison.
-* Verbs: ``english = German : ...``.  English principal parts are ``give/gave/given``; a past ``-`` is
-  avoided because it sounds or looks like the present (read, put).  ``+on`` may follow a pronoun
-  object ("turn it on").  German parts are ``geben gibt gegeben``, with ``ist`` before the participle
-  if that is the auxiliary; ``an|rufen`` is separable, ``Klavier_spielen`` too but written apart.
-  Regular parts are left out.  What follows the colon lists noun classes or nouns that fit as object,
-  after the German preposition and case if it governs one.  ``*state`` means: not in the progressive;
-  the other starred words name classes of adverbials and subjects that fit.
+* Nouns: ``english[/plural] gender German genitive plural``.  Endings are written as in
+dictionaries: ``-es`` is appended, ``¨er`` changes the last vowel to its umlaut and is then
+appended, ``-`` changes nothing, and anything else is the whole form.  A plural ``.`` means: no
+plural (a mass noun). The gender ``w`` is masculine of the weak declension, where the genitive is
+also accusative and dative. Words that differ in number between the languages: ``>`` after the line
+says English plural, German singular (trousers, die Hose); ``<`` says English singular, German
+plural (furniture, die Möbel); ``pl`` in place of the gender says plural in both. * Adjectives:
+``english German [comparative superlative]``, the German as ``predicative:stem`` where endings go to
+another stem (teuer, ein teures Buch).  ``!`` marks adjectives without comparison. * Verbs:
+``english = German : ...``.  English principal parts are ``give/gave/given``; a past ``-`` is
+avoided because it sounds or looks like the present (read, put).  ``+on`` may follow a pronoun
+object ("turn it on").  German parts are ``geben gibt gegeben``, with ``ist`` before the participle
+if that is the auxiliary; ``an|rufen`` is separable, ``Klavier_spielen`` too but written apart.
+Regular parts are left out.  What follows the colon lists noun classes or nouns that fit as object,
+after the German preposition and case if it governs one.  ``*state`` means: not in the progressive;
+the other starred words name classes of adverbials and subjects that fit.
 
-One English word in one frame with one class of objects has exactly one German translation; "you" is always "du".
+One English word in one frame with one class of objects has exactly one German translation; "you" is
+always "du".
 """
 
 NOUNS = {
@@ -398,8 +400,10 @@ NOUN_ADJECTIVES = {
 }
 
 # Names end in a sound that takes a plain genitive -s; Maria's book is "Marias Buch".
-NAMES = {"f": "Anna Maria Julia Laura Sophie Emma Lena Clara Eva Lisa Nina Martha",
-         "m": "Peter Paul Jan Martin Karl David Daniel Michael Anton Otto Simon Robert"}
+NAMES = {
+    "f": "Anna Maria Julia Laura Sophie Emma Lena Clara Eva Lisa Nina Martha",
+    "m": "Peter Paul Jan Martin Karl David Daniel Michael Anton Otto Simon Robert",
+}
 SURNAMES = "Weber Schneider Becker Meyer Wagner Keller"
 
 # english  German: where, where to, where from
@@ -678,23 +682,23 @@ MODALS = """
 # Adverbials of time, by what they say about the verb; English = German
 TIMES = {
     "past": "yesterday = gestern; last week = letzte Woche; last year = letztes Jahr; last summer = letzten Sommer; "
-            "the day before yesterday = vorgestern; yesterday evening = gestern Abend; "
-            "last Sunday = letzten Sonntag; last night = letzte Nacht",
+    "the day before yesterday = vorgestern; yesterday evening = gestern Abend; "
+    "last Sunday = letzten Sonntag; last night = letzte Nacht",
     "future": "tomorrow = morgen; next week = nächste Woche; next year = nächstes Jahr; soon = bald; "
-              "the day after tomorrow = übermorgen; tomorrow evening = morgen Abend; "
-              "next Friday = nächsten Freitag; this evening = heute Abend",
+    "the day after tomorrow = übermorgen; tomorrow evening = morgen Abend; "
+    "next Friday = nächsten Freitag; this evening = heute Abend",
     "now": "now = jetzt; at the moment = im Moment; today = heute",
     "habit": "every day = jeden Tag; every morning = jeden Morgen; every week = jede Woche; "
-             "every evening = jeden Abend; on Mondays = montags; on Saturdays = samstags; "
-             "in the evening = am Abend; in the morning = am Morgen; in the afternoon = am Nachmittag; "
-             "at the weekend = am Wochenende",
+    "every evening = jeden Abend; on Mondays = montags; on Saturdays = samstags; "
+    "in the evening = am Abend; in the morning = am Morgen; in the afternoon = am Nachmittag; "
+    "at the weekend = am Wochenende",
     "season": "in summer = im Sommer; in winter = im Winter; in June = im Juni; in August = im August; "
-              "every year = jedes Jahr; in spring = im Frühling; in autumn = im Herbst",
+    "every year = jedes Jahr; in spring = im Frühling; in autumn = im Herbst",
     "any": "after the concert = nach dem Konzert; after the lesson = nach dem Unterricht; "
-           "before the exam = vor der Prüfung; before the meeting = vor der Besprechung; "
-           "during the holiday = während des Urlaubs; during the trip = während der Reise; "
-           "because of the weather = wegen des Wetters; because of the rain = wegen des Regens; "
-           "despite the storm = trotz des Sturms; on Tuesday = am Dienstag; on Thursday = am Donnerstag",
+    "before the exam = vor der Prüfung; before the meeting = vor der Besprechung; "
+    "during the holiday = während des Urlaubs; during the trip = während der Reise; "
+    "because of the weather = wegen des Wetters; because of the rain = wegen des Regens; "
+    "despite the storm = trotz des Sturms; on Tuesday = am Dienstag; on Thursday = am Donnerstag",
     "often": "often = oft; always = immer; sometimes = manchmal; usually = meistens; rarely = selten; never = nie",
     "unit": "hour = Stunden; day = Tagen; week = Wochen; month = Monaten; year = Jahren",
 }
@@ -704,6 +708,8 @@ MANNERS = {
     "loud": "loudly = laut; quietly = leise",
     "well": "well = gut; badly = schlecht",
 }
-VALUES = "important = wichtig; difficult = schwierig; easy = einfach; possible = möglich; necessary = notwendig; " \
-         "dangerous = gefährlich; useful = nützlich; forbidden = verboten"
+VALUES = (
+    "important = wichtig; difficult = schwierig; easy = einfach; possible = möglich; necessary = notwendig; "
+    "dangerous = gefährlich; useful = nützlich; forbidden = verboten"
+)
 DEGREES = "very = sehr; too = zu; quite = ziemlich; really = wirklich; still = noch"

@@ -1,7 +1,8 @@
 """Inflection of the words of the built-in English-German grammar.
 
-Reads the tables of `lexicon.py` into nouns, adjectives and verbs that know all their forms in both languages, and
-writes numbers in words.  Regular forms are computed by rule, irregular ones are listed in the lexicon.
+Reads the tables of `lexicon.py` into nouns, adjectives and verbs that know all their forms in both
+languages, and writes numbers in words.  Regular forms are computed by rule, irregular ones are
+listed in the lexicon.
 """
 
 import re
@@ -11,10 +12,12 @@ from transformer_jax.data.grammar import lexicon
 
 SINGULAR, PLURAL = False, True
 NOM, ACC, DAT, GEN = range(4)
-GENDERS = {"m": 0, "w": 0, "f": 1, "n": 2}  # the fourth column of each declension table is the plural
+# the fourth column of each declension table is the plural
+GENDERS = {"m": 0, "w": 0, "f": 1, "n": 2}
 
 
-# ---- inflection ------------------------------------------------------------------------------------------------
+# ---- inflection
+# ------------------------------------------------------------------------------------------------
 
 
 def _columns(text: str) -> tuple[tuple[str, ...], ...]:
@@ -29,7 +32,9 @@ ARTICLE = _columns("der die das die / den die das die / dem der dem den / des de
 DIES = _columns("er e es e / en e es e / em er em en / es er es er")
 EIN = _columns("- e - e / en e - e / em er em en / es er es er")
 FIXED = _columns("- - - - / - - - - / - - - - / - - - -")
-RELATIVE = _columns("der die das die / den die das die / dem der dem denen / dessen deren dessen deren")
+RELATIVE = _columns(
+    "der die das die / den die das die / dem der dem denen / dessen deren dessen deren"
+)
 
 
 def umlaut(word: str) -> str:
@@ -37,7 +42,11 @@ def umlaut(word: str) -> str:
     at = max(word.lower().rfind(vowel) for vowel in "aou")
     if word[at] == "u" and word[at - 1] in "aA":
         at -= 1
-    return word[:at] + {"a": "ä", "o": "ö", "u": "ü", "A": "Ä", "O": "Ö", "U": "Ü"}[word[at]] + word[at + 1:]
+    return (
+        word[:at]
+        + {"a": "ä", "o": "ö", "u": "ü", "A": "Ä", "O": "Ö", "U": "Ü"}[word[at]]
+        + word[at + 1 :]
+    )
 
 
 def english_plural(noun: str) -> str:
@@ -47,7 +56,9 @@ def english_plural(noun: str) -> str:
 
 
 def doubled(word: str) -> str:
-    """Doubles the last consonant where a vowel ending requires it: sit -> sitt(ing), big -> bigg(er)."""
+    """Doubles the last consonant where a vowel ending requires it: sit -> sitt(ing), big ->
+    bigg(er).
+    """
     short = re.fullmatch(r"[^aeiou]*[aeiou][^aeiouwxy]", word)
     return word + word[-1] if short or word in ("begin", "forget", "travel") else word
 
@@ -64,11 +75,15 @@ def english_comparison(adjective: str) -> tuple[str, str]:
     return "more " + adjective, "most " + adjective
 
 
-ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen " \
-       "seventeen eighteen nineteen".split()
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen".split()
+)
 TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
-EINER = "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn " \
-        "siebzehn achtzehn neunzehn".split()
+EINER = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn "
+    "siebzehn achtzehn neunzehn".split()
+)
 ZEHNER = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 
 
@@ -98,7 +113,8 @@ def german_number(n: int, last: bool = True) -> str:
     return (EINER[n % 10] + "und" if n % 10 else "") + ZEHNER[n // 10]
 
 
-# ---- words -----------------------------------------------------------------------------------------------------
+# ---- words
+# -----------------------------------------------------------------------------------------------------
 
 
 class Adjective:
@@ -112,7 +128,10 @@ class Adjective:
         self.comparable = not english.endswith("!")
         comparative, superlative = english_comparison(self.english)
         sibilant = "e" if re.search(r"(t|d|s|ß|z|sch|eu)$", stem) else ""
-        self.german_comparative, self.german_superlative = degrees or (stem + "er", f"{stem}{sibilant}st")
+        self.german_comparative, self.german_superlative = degrees or (
+            stem + "er",
+            f"{stem}{sibilant}st",
+        )
         self.positive = (self.english, stem)
         self.comparative = (comparative, self.german_comparative)
         self.superlative = (superlative, self.german_superlative)
@@ -128,7 +147,12 @@ class Noun:
         self.kind, self.gender = kind, GENDERS.get(gender, 3)
         self.sex = {"m": "m", "w": "m", "f": "f"}.get(gender) if kind in ("person", "kin") else None
         # Some never stand without an article: "die Hose", "der Unterricht".
-        self.bare = not (line.endswith(">") and kind in ("wear", "thing") or line.endswith(".") and kind == "event")
+        self.bare = not (
+            line.endswith(">")
+            and kind in ("wear", "thing")
+            or line.endswith(".")
+            and kind == "event"
+        )
         genitive, nominative_plural = (rest + ["-", "-"])[:2] if gender != "pl" else ("-", "-")
         genitive = german if genitive == "-" else german + genitive.removeprefix("-")
         oblique = genitive if gender == "w" else german
@@ -136,7 +160,9 @@ class Noun:
         if nominative_plural[0] == "¨":
             plural = umlaut(german) + nominative_plural[1:]
         else:
-            plural = german + nominative_plural[1:] if nominative_plural[0] == "-" else nominative_plural
+            plural = (
+                german + nominative_plural[1:] if nominative_plural[0] == "-" else nominative_plural
+            )
         dative = plural if plural[-1] in "ns" else plural + "n"
         self.plural = (plural, plural, dative, plural)
         self.adjectives: list[Adjective] = []
@@ -169,7 +195,7 @@ class Verb:
             self.objects = self.objects[2:]
         self._english(*english)
         self.reflexive = german[0] == "sich"
-        self._german(*german[self.reflexive:])
+        self._german(*german[self.reflexive :])
         self.nouns: tuple[Noun, ...] = ()
 
     def _english(self, parts: str, *tail: str) -> None:
@@ -177,13 +203,19 @@ class Verb:
         self.tail = " ".join(word for word in tail if word[0] != "+")
         self.movable = " ".join(word[1:] for word in tail if word[0] == "+")
         if not past:
-            stem = self.base[:-1] + "i" if re.search(r"[^aeiou]y$", self.base) else doubled(self.base)
+            stem = (
+                self.base[:-1] + "i" if re.search(r"[^aeiou]y$", self.base) else doubled(self.base)
+            )
             past = stem + ("d" if stem.endswith("e") else "ed")
         self.past, self.participle = past.strip("-"), participle or past
-        self.third = {"have": "has", "go": "goes", "be": "is"}.get(self.base) or english_plural(self.base)
+        self.third = {"have": "has", "go": "goes", "be": "is"}.get(self.base) or english_plural(
+            self.base
+        )
         silent = re.search(r"[^e]e$", self.base)
         lying = re.sub("ie$", "y", self.base)
-        self.ing = (lying if lying != self.base else self.base[:-1] if silent else doubled(self.base)) + "ing"
+        self.ing = (
+            lying if lying != self.base else self.base[:-1] if silent else doubled(self.base)
+        ) + "ing"
 
     def _german(self, infinitive: str, *parts: str) -> None:
         self.prefix, _, simple = infinitive.replace("_", " |").rpartition("|")
@@ -196,16 +228,27 @@ class Verb:
         third = principal[0] if len(principal) == 2 else regular
         root = third[:-1]
         first = stem[:-2] + "le" if clipped and stem.endswith("el") else stem + "e"
-        self.present = (first, root + ("t" if re.search("[sßzx]$", root) else "st"), third, simple, simple)
+        self.present = (
+            first,
+            root + ("t" if re.search("[sßzx]$", root) else "st"),
+            third,
+            simple,
+            simple,
+        )
         self.preterite = None
         forms = IRREGULAR.get(simple)
         if forms:
-            self.present, self.preterite = (*forms[:4], forms[3]), (*forms[4:], forms[-1]) if forms[4:] else None
+            self.present, self.preterite = (
+                (*forms[:4], forms[3]),
+                (*forms[4:], forms[-1]) if forms[4:] else None,
+            )
         if third != regular and "ä" not in third:
             self.imperative = third[:-1]  # hilf, gib, lies; but: schlaf, fahr
         else:
             self.imperative = first if joint or clipped else stem
-        participle = principal[-1] if principal else regular if INSEPARABLE.match(simple) else "ge" + regular
+        participle = (
+            principal[-1] if principal else regular if INSEPARABLE.match(simple) else "ge" + regular
+        )
         self.infinitive, self.participle_german = self.prefix + simple, self.prefix + participle
         joined = self.prefix and not self.prefix.endswith(" ")
         self.zu = f"{self.prefix}zu{simple}" if joined else f"{self.prefix}zu {simple}"
@@ -213,7 +256,10 @@ class Verb:
 
 @dataclass(slots=True)
 class Modal:
-    """An English modal; `full` ones need do-support.  Without a German verb it is the adverb "gern"."""
+    """An English modal; `full` ones need do-support.  Without a German verb it is the adverb
+    "gern".
+    """
+
     first: str
     third: str
     link: str
@@ -227,7 +273,9 @@ def _modal(line: str) -> Modal:
     forms, *link = english.split()
     first, third = forms.split("/")
     verb, tense = german.split()
-    full = {"want": "want", "wanted": "want", "have": "have", "had": "have", "like": "like"}.get(first, "")
+    full = {"want": "want", "wanted": "want", "have": "have", "had": "have", "like": "like"}.get(
+        first, ""
+    )
     forms = IRREGULAR.get(verb)
     forms = forms and (forms[:4] if tense == "present" else forms[4:])
     return Modal(first, third, " ".join(link), full, tense == "past", forms and (*forms, forms[3]))
@@ -241,12 +289,18 @@ def _adverbs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(tuple(entry.strip().split(" = ")) for entry in text.split(";"))
 
 
-NOUNS = {(noun := Noun(line, kind)).english: noun for kind, table in lexicon.NOUNS.items() for line in _lines(table)}
+NOUNS = {
+    (noun := Noun(line, kind)).english: noun
+    for kind, table in lexicon.NOUNS.items()
+    for line in _lines(table)
+}
 
 
 def nouns(words: list[str]) -> tuple[Noun, ...]:
     """The nouns of a list of classes and single words."""
-    return tuple(noun for word in words for noun in NOUNS.values() if word in (noun.kind, noun.english))
+    return tuple(
+        noun for word in words for noun in NOUNS.values() if word in (noun.kind, noun.english)
+    )
 
 
 for _kinds, _table in [*lexicon.ADJECTIVES.items(), *lexicon.NOUN_ADJECTIVES.items()]:
@@ -254,16 +308,28 @@ for _kinds, _table in [*lexicon.ADJECTIVES.items(), *lexicon.NOUN_ADJECTIVES.ite
         for _noun in nouns(_kinds.split()):
             if all(_adjective.english != known.english for known in _noun.adjectives):
                 _noun.adjectives.append(_adjective)
-VERBS = {frame: tuple(Verb(line, frame) for line in _lines(table)) for frame, table in lexicon.VERBS.items()}
+VERBS = {
+    frame: tuple(Verb(line, frame) for line in _lines(table))
+    for frame, table in lexicon.VERBS.items()
+}
 for _verb in (verb for verbs in VERBS.values() for verb in verbs):
     _verb.nouns = nouns(_verb.objects)
 BE = VERBS["copula"][0]
 MODALS = {modal.first: modal for modal in map(_modal, _lines(lexicon.MODALS))}
-HABEN, SEIN, WERDEN = ((*IRREGULAR[verb][:4], IRREGULAR[verb][3]) for verb in ("haben", "sein", "werden"))
+HABEN, SEIN, WERDEN = (
+    (*IRREGULAR[verb][:4], IRREGULAR[verb][3]) for verb in ("haben", "sein", "werden")
+)
 TIMES = {kind: _adverbs(text) for kind, text in lexicon.TIMES.items()}
 MANNERS = {kind: _adverbs(text) for kind, text in lexicon.MANNERS.items()}
 DEGREES = _adverbs(lexicon.DEGREES)
 REGIONS = tuple(tuple(re.split("  +", line)) for line in _lines(lexicon.REGIONS))
-PLACES = {noun: tuple(key.split()) for key, words in lexicon.PLACES.items() for noun in nouns(words.split())}
-SPOTS = tuple((key.split()[0].replace("_", " "), key.split()[1], noun)
-              for key, words in lexicon.SPOTS.items() for noun in nouns(words.split()))
+PLACES = {
+    noun: tuple(key.split())
+    for key, words in lexicon.PLACES.items()
+    for noun in nouns(words.split())
+}
+SPOTS = tuple(
+    (key.split()[0].replace("_", " "), key.split()[1], noun)
+    for key, words in lexicon.SPOTS.items()
+    for noun in nouns(words.split())
+)

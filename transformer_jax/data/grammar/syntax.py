@@ -1,11 +1,13 @@
 """Phrases and clauses of the built-in English-German grammar, put into words in both languages.
 
-A `Clause` is an abstract structure of noun phrases (`NP`), a verb and adverbials.  `english` and `german` spell it out,
-each by the rules of its language: do-support, particles and inversion here; case, the place of the finite verb, the
-middle field and the verbal bracket there.  So both sides always say the same.
+A `Clause` is an abstract structure of noun phrases (`NP`), a verb and adverbials.  `english` and
+`german` spell it out, each by the rules of its language: do-support, particles and inversion here;
+case, the place of the finite verb, the middle field and the verbal bracket there.  So both sides
+always say the same.
 
-Where German leaves a choice this grammar always makes the same one: "you" is "du"; the English past and present perfect
-become the German perfect, except for "sein", "haben", "wissen" and the modal verbs, which take the preterite.
+Where German leaves a choice this grammar always makes the same one: "you" is "du"; the English past
+and present perfect become the German perfect, except for "sein", "haben", "wissen" and the modal
+verbs, which take the preterite.
 """
 
 from dataclasses import dataclass
@@ -34,18 +36,31 @@ from transformer_jax.data.grammar.morphology import (
 )
 
 PRESENT, PROGRESSIVE, PAST, PERFECT, FUTURE, MODAL = range(6)
-SECOND, FIRST, LAST, SHARED = range(4)  # places of the German finite verb; SHARED: subject and auxiliary left out
+# places of the German finite verb; SHARED: subject and auxiliary left out
+SECOND, FIRST, LAST, SHARED = range(4)
 
 
-# ---- noun phrases ----------------------------------------------------------------------------------------------
+# ---- noun phrases
+# ----------------------------------------------------------------------------------------------
 
 
 class Determiner:
-    """English singular and plural, German forms by case and gender, and the declension of a following adjective."""
+    """English singular and plural, German forms by case and gender, and the declension of a
+    following adjective.
+    """
 
-    def __init__(self, singular: str, plural: str, stem: str | None, table: tuple, adjective: tuple):
-        self.singular, self.plural, self.adjective, self.negative = singular, plural, adjective, stem == "kein"
-        self.forms = stem is not None and tuple(tuple(stem + ending for ending in row) for row in table)
+    def __init__(
+        self, singular: str, plural: str, stem: str | None, table: tuple, adjective: tuple
+    ):
+        self.singular, self.plural, self.adjective, self.negative = (
+            singular,
+            plural,
+            adjective,
+            stem == "kein",
+        )
+        self.forms = stem is not None and tuple(
+            tuple(stem + ending for ending in row) for row in table
+        )
 
 
 POSSESSIVES = dict(my="mein", your="dein", his="sein", her="ihr", our="unser", their="ihr")
@@ -62,8 +77,12 @@ DETERMINERS = {
     "how many": Determiner("", "how many", "wie viel", DIES, STRONG),
     "no": Determiner("no", "no", "kein", EIN, MIXED),
     "not a": Determiner("a", "any", "kein", EIN, MIXED),  # "does not have a car", hat kein Auto
-    "not": Determiner("", "", "kein", EIN, MIXED),        # "does not speak German", spricht kein Deutsch
-    **{english: Determiner(english, english, german, EIN, MIXED) for english, german in POSSESSIVES.items()},
+    # "does not speak German", spricht kein Deutsch
+    "not": Determiner("", "", "kein", EIN, MIXED),
+    **{
+        english: Determiner(english, english, german, EIN, MIXED)
+        for english, german in POSSESSIVES.items()
+    },
 }
 THE, A, BARE, NOT_A = (DETERMINERS[word] for word in ("the", "a", "", "not a"))
 
@@ -75,12 +94,42 @@ def numeral(n: int) -> Determiner:
 class NP:
     """A noun phrase: the English subject and object form, and the German one by case."""
 
-    __slots__ = ("en", "object", "agreement", "person", "gender", "sex", "pronoun", "possessive", "forms", "noun",
-                 "determiner", "modifiers", "attribute", "relative")
+    __slots__ = (
+        "en",
+        "object",
+        "agreement",
+        "person",
+        "gender",
+        "sex",
+        "pronoun",
+        "possessive",
+        "forms",
+        "noun",
+        "determiner",
+        "modifiers",
+        "attribute",
+        "relative",
+    )
 
-    def __init__(self, en: str, obj: str, agreement: int, person: int, forms: tuple | None = None,
-                 gender: int = 0, sex: str | None = None, possessive: str | None = None, pronoun: bool = False):
-        self.en, self.object, self.agreement, self.person, self.forms = en, obj, agreement, person, forms
+    def __init__(
+        self,
+        en: str,
+        obj: str,
+        agreement: int,
+        person: int,
+        forms: tuple | None = None,
+        gender: int = 0,
+        sex: str | None = None,
+        possessive: str | None = None,
+        pronoun: bool = False,
+    ):
+        self.en, self.object, self.agreement, self.person, self.forms = (
+            en,
+            obj,
+            agreement,
+            person,
+            forms,
+        )
         self.gender, self.sex, self.possessive, self.pronoun = gender, sex, possessive, pronoun
         self.noun = self.determiner = self.relative = None
 
@@ -100,30 +149,58 @@ PRONOUNS = {
     "I": NP("I", "me", 0, 0, ("ich", "mich", "mir"), possessive="my", pronoun=True),
     "you": NP("you", "you", 1, 1, ("du", "dich", "dir"), possessive="your", pronoun=True),
     "he": NP("he", "him", 2, 2, ("er", "ihn", "ihm"), sex="m", possessive="his", pronoun=True),
-    "she": NP("she", "her", 2, 2, ("sie", "sie", "ihr"), 1, sex="f", possessive="her", pronoun=True),
+    "she": NP(
+        "she", "her", 2, 2, ("sie", "sie", "ihr"), 1, sex="f", possessive="her", pronoun=True
+    ),
     "we": NP("we", "us", 1, 3, ("wir", "uns", "uns"), possessive="our", pronoun=True),
     "they": NP("they", "them", 1, 4, ("sie", "sie", "ihnen"), 3, possessive="their", pronoun=True),
 }
-IT = tuple(NP("it", "it", 2, 2, forms, gender, pronoun=True) for gender, forms in enumerate(
-    [("er", "ihn", "ihm"), ("sie", "sie", "ihr"), ("es", "es", "ihm")]))
+IT = tuple(
+    NP("it", "it", 2, 2, forms, gender, pronoun=True)
+    for gender, forms in enumerate(
+        [("er", "ihn", "ihm"), ("sie", "sie", "ihr"), ("es", "es", "ihm")]
+    )
+)
 WHO = NP("who", "who", 2, 2, ("wer", "wen", "wem"))
 REFLEXIVE = ("mich", "dich", "sich", "uns", "sich")
-NAMES = tuple(NP(name, name, 2, 2, (name, name, name, name + "s"), "mf".index(sex), sex, possessive)
-              for sex, possessive in (("m", "his"), ("f", "her")) for name in lexicon.NAMES[sex].split())
-SIRS = tuple(NP(f"{title} {name}", f"{title} {name}", 2, 2, tuple(f"{form} {name}" for form in forms),
-                "mf".index(sex), sex, possessive)
-             for title, forms, sex, possessive in (("Mr", ("Herr", "Herrn", "Herrn"), "m", "his"),
-                                                   ("Mrs", ("Frau", "Frau", "Frau"), "f", "her"))
-             for name in lexicon.SURNAMES.split())
+NAMES = tuple(
+    NP(name, name, 2, 2, (name, name, name, name + "s"), "mf".index(sex), sex, possessive)
+    for sex, possessive in (("m", "his"), ("f", "her"))
+    for name in lexicon.NAMES[sex].split()
+)
+SIRS = tuple(
+    NP(
+        f"{title} {name}",
+        f"{title} {name}",
+        2,
+        2,
+        tuple(f"{form} {name}" for form in forms),
+        "mf".index(sex),
+        sex,
+        possessive,
+    )
+    for title, forms, sex, possessive in (
+        ("Mr", ("Herr", "Herrn", "Herrn"), "m", "his"),
+        ("Mrs", ("Frau", "Frau", "Frau"), "f", "her"),
+    )
+    for name in lexicon.SURNAMES.split()
+)
 
 
 def article(word: str) -> str:
     return "an" if word[0] in "aeiou" and not word.startswith(("uni", "use")) else "a"
 
 
-def noun_phrase(determiner: Determiner, noun: Noun, plural: bool = False, modifiers: tuple = (),
-                owner: NP | None = None) -> NP:
-    """`modifiers` are (English, German stem) pairs; the genitive of an `owner` takes the article's place."""
+def noun_phrase(
+    determiner: Determiner,
+    noun: Noun,
+    plural: bool = False,
+    modifiers: tuple = (),
+    owner: NP | None = None,
+) -> NP:
+    """`modifiers` are (English, German stem) pairs; the genitive of an `owner` takes the article's
+    place.
+    """
     english_plural_, german_plural = noun.numbers[-1 if plural else 0]
     words = [english for english, _ in modifiers]
     words.append(noun.english_plural if english_plural_ else noun.english)
@@ -138,20 +215,49 @@ def noun_phrase(determiner: Determiner, noun: Noun, plural: bool = False, modifi
         head = article(words[0]) if noun.countable else "any"
     english = f"{head} {' '.join(words)}" if head else " ".join(words)
     sex = None if german_plural else noun.sex
-    possessive = "their" if english_plural_ and noun.kind in ("person", "kin") else {"m": "his", "f": "her"}.get(sex)
-    np = NP(english, english, 1 if english_plural_ else 2, 4 if german_plural else 2, None,
-            3 if german_plural else noun.gender, sex, possessive)
+    possessive = (
+        "their"
+        if english_plural_ and noun.kind in ("person", "kin")
+        else {"m": "his", "f": "her"}.get(sex)
+    )
+    np = NP(
+        english,
+        english,
+        1 if english_plural_ else 2,
+        4 if german_plural else 2,
+        None,
+        3 if german_plural else noun.gender,
+        sex,
+        possessive,
+    )
     np.noun, np.determiner, np.modifiers, np.attribute = noun, determiner, modifiers, attribute
     return np
 
 
 def conjoined(first: NP, second: NP) -> NP:
     forms = tuple(f"{first.german(case)} und {second.german(case)}" for case in (NOM, ACC, DAT))
-    return NP(f"{first.en} and {second.en}", f"{first.object} and {second.object}", 1, 4, forms, 3, None, "their")
+    return NP(
+        f"{first.en} and {second.en}",
+        f"{first.object} and {second.object}",
+        1,
+        4,
+        forms,
+        3,
+        None,
+        "their",
+    )
 
 
-CONTRACTIONS = {("in", "dem"): "im", ("in", "das"): "ins", ("an", "dem"): "am", ("an", "das"): "ans",
-                ("zu", "dem"): "zum", ("zu", "der"): "zur", ("bei", "dem"): "beim", ("von", "dem"): "vom"}
+CONTRACTIONS = {
+    ("in", "dem"): "im",
+    ("in", "das"): "ins",
+    ("an", "dem"): "am",
+    ("an", "das"): "ans",
+    ("zu", "dem"): "zum",
+    ("zu", "der"): "zur",
+    ("bei", "dem"): "beim",
+    ("von", "dem"): "vom",
+}
 
 
 def prepositional(preposition: str, np: NP, case: int) -> str:
@@ -165,7 +271,8 @@ def prepositional(preposition: str, np: NP, case: int) -> str:
     return f"{preposition} {text}"
 
 
-# ---- clauses ---------------------------------------------------------------------------------------------------
+# ---- clauses
+# ---------------------------------------------------------------------------------------------------
 
 Both = tuple[str, str]  # an adverbial or complement, English and German
 
@@ -173,6 +280,7 @@ Both = tuple[str, str]  # an adverbial or complement, English and German
 @dataclass(slots=True)
 class Clause:
     """The abstract structure of a clause.  `lead_time` puts the adverbial of time first."""
+
     subject: NP
     verb: Verb
     tense: int = PRESENT
@@ -181,7 +289,7 @@ class Clause:
     accusative: NP | None = None
     dative: NP | None = None
     governed: NP | None = None  # the object of the preposition that the verb takes
-    to: bool = False            # "gives the book to her", not "gives her the book"
+    to: bool = False  # "gives the book to her", not "gives her the book"
     lead_time: bool = False
     time: Both | None = None
     frequency: Both | None = None
@@ -193,12 +301,22 @@ class Clause:
     complement: Both | None = None
 
 
-AM, WAS, HAVE, DO = ("am", "are", "is"), ("was", "were", "was"), ("have", "have", "has"), ("do", "do", "does")
+AM, WAS, HAVE, DO = (
+    ("am", "are", "is"),
+    ("was", "were", "was"),
+    ("have", "have", "has"),
+    ("do", "do", "does"),
+)
 
 
 def english_verb(clause: Clause, inverted: bool) -> Both:
     """The auxiliary, if any, and the rest of the verb: ("does", "call"), ("", "called")."""
-    verb, tense, agreement, modal = clause.verb, clause.tense, clause.subject.agreement, clause.modal
+    verb, tense, agreement, modal = (
+        clause.verb,
+        clause.tense,
+        clause.subject.agreement,
+        clause.modal,
+    )
     support = inverted or clause.negated
     if tense == MODAL:
         if not modal.full:
@@ -292,7 +410,9 @@ def negative_object(clause: Clause) -> bool:
 
 
 def middle_field(clause: Clause, accusative: NP | None, dative: NP | None) -> list[str]:
-    """Pronouns, time, noun objects (dative first), negation, manner, company, place: the order of this grammar."""
+    """Pronouns, time, noun objects (dative first), negation, manner, company, place: the order of
+    this grammar.
+    """
     words = []
     if accusative and accusative.pronoun:
         words.append(accusative.german(ACC))
@@ -321,8 +441,15 @@ def middle_field(clause: Clause, accusative: NP | None, dative: NP | None) -> li
 
 
 def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
-    """A clause by the place of its finite verb; whatever leads a main clause makes the subject follow the verb."""
-    subject, accusative, dative, verb = clause.subject, clause.accusative, clause.dative, clause.verb
+    """A clause by the place of its finite verb; whatever leads a main clause makes the subject
+    follow the verb.
+    """
+    subject, accusative, dative, verb = (
+        clause.subject,
+        clause.accusative,
+        clause.dative,
+        clause.verb,
+    )
     if verb.frame == "pleasing":  # "Anna likes the coat" is "der Mantel gefällt Anna"
         subject, accusative, dative = accusative, None, subject
     finite, rest, final = german_verb(clause, subject.person)
@@ -334,7 +461,12 @@ def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
     elif order == SECOND and not lead:
         words += (finite, *pronouns)
     else:
-        if not subject.pronoun and dative and dative.pronoun and not (accusative and accusative.pronoun):
+        if (
+            not subject.pronoun
+            and dative
+            and dative.pronoun
+            and not (accusative and accusative.pronoun)
+        ):
             pronouns.append(dative.german(DAT))
             dative = None
         words = [*words, *pronouns] if subject.pronoun else [*pronouns, *words]
@@ -354,6 +486,13 @@ def infinitive(clause: Clause, gerund: bool = False, opening: Both = ("", "")) -
     words = english_rest(clause, verb.ing if gerund else f"to {verb.base}")
     reflexive = [REFLEXIVE[clause.subject.person]] if verb.reflexive else []
     end = f", {clause.complement[1].strip(', ')}" if clause.complement else ""
-    phrase = [opening[1], *reflexive, *middle_field(clause, clause.accusative, clause.dative), verb.zu]
-    return (" ".join([word for word in [opening[0], *words] if word]),
-            ", " + " ".join([word for word in phrase if word]) + end + ",")
+    phrase = [
+        opening[1],
+        *reflexive,
+        *middle_field(clause, clause.accusative, clause.dative),
+        verb.zu,
+    ]
+    return (
+        " ".join([word for word in [opening[0], *words] if word]),
+        ", " + " ".join([word for word in phrase if word]) + end + ",",
+    )

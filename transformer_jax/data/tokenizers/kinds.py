@@ -1,4 +1,5 @@
 """Kinds of tokenizers behind one interface: text to ids and back."""
+
 import io
 import itertools
 import json
@@ -18,9 +19,15 @@ _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 
 
 def in_blocks(tokenizer: huggingface.Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text. What the library gives for one takes many times their memory: so it holds no more than 10,000 of them."""
-    blocks = (texts[start:start + 10_000] for start in range(0, len(texts), 10_000))
-    return [found.ids for block in blocks for found in tokenizer.encode_batch_fast(block, add_special_tokens=False)]
+    """Ids of each text. What the library gives for one takes many times their memory: so it holds
+    no more than 10,000 of them.
+    """
+    blocks = (texts[start : start + 10_000] for start in range(0, len(texts), 10_000))
+    return [
+        found.ids
+        for block in blocks
+        for found in tokenizer.encode_batch_fast(block, add_special_tokens=False)
+    ]
 
 
 def _known(tokenizer, ids):
@@ -28,7 +35,9 @@ def _known(tokenizer, ids):
 
 
 class SentencePiece(Tokenizer):
-    """A SentencePiece model (Kudo & Richardson 2018), unigram or BPE. Ids 0 to 3: padding, unknown, start, end."""
+    """A SentencePiece model (Kudo & Richardson 2018), unigram or BPE. Ids 0 to 3: padding, unknown,
+    start, end.
+    """
 
     file = "sentencepiece.model"
     pad_id, unk_id, bos_id, eos_id = range(4)
@@ -36,15 +45,21 @@ class SentencePiece(Tokenizer):
     def __init__(self, model: bytes):
         super().__init__(model)
         self._processor = sentencepiece.SentencePieceProcessor()
-        self._processor.LoadFromSerializedProto(model)  # unlike the constructor it refuses an empty file
+        # unlike the constructor it refuses an empty file
+        self._processor.LoadFromSerializedProto(model)
         self.vocab_size = self._processor.vocab_size()
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int, model_type: str, **options) -> "SentencePiece":
-        """Trains on the lines (a sample of two million, if there are more); fewer pieces if the text has no more."""
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, model_type: str, **options
+    ) -> "SentencePiece":
+        """Trains on the lines (a sample of two million, if there are more); fewer pieces if the
+        text has no more.
+        """
         model, failed = io.BytesIO(), []
 
-        def watched():  # SentencePiece turns what the iterator raises into a RuntimeError of its own
+        # SentencePiece turns what the iterator raises into a RuntimeError of its own
+        def watched():
             try:
                 yield from lines
             except UserError as error:
@@ -53,27 +68,67 @@ class SentencePiece(Tokenizer):
 
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=watched(), model_writer=model, vocab_size=vocab_size, model_type=model_type,
-                character_coverage=1.0 if vocab_size > 2000 else 0.9995, hard_vocab_limit=False, input_sentence_size=2_000_000,
-                max_sentence_length=2**16, pad_id=0, unk_id=1, bos_id=2, eos_id=3, num_threads=_THREADS, minloglevel=2, **options)
+                sentence_iterator=watched(),
+                model_writer=model,
+                vocab_size=vocab_size,
+                model_type=model_type,
+                character_coverage=1.0 if vocab_size > 2000 else 0.9995,
+                hard_vocab_limit=False,
+                input_sentence_size=2_000_000,
+                max_sentence_length=2**16,
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                num_threads=_THREADS,
+                minloglevel=2,
+                **options,
+            )
         except (RuntimeError, OSError) as error:
-            raise failed[0] if failed else UserError(f"the tokenizer can't be trained with {vocab_size} pieces on this text: {error}") from None
+            raise (
+                failed[0]
+                if failed
+                else UserError(
+                    f"the tokenizer can't be trained with {vocab_size} pieces on this text: {error}"
+                )
+            ) from None
         return cls(model.getvalue())
 
     @classmethod
-    def train_documents(cls, texts: Iterable[str], vocab_size: int, model_type: str) -> "SentencePiece":
+    def train_documents(
+        cls, texts: Iterable[str], vocab_size: int, model_type: str
+    ) -> "SentencePiece":
         """As `train`, but newlines and every space survive: one newline is one piece."""
-        longest = 2**13  # characters; longer lines than `max_sentence_length` bytes would be left out
-        lines = (line[start:start + longest] for text in texts for line in text.split("\n") for start in range(0, len(line), longest))
-        return cls.train(lines, vocab_size, model_type, user_defined_symbols=["\n"], normalization_rule_name="identity",
-                         remove_extra_whitespaces=False, add_dummy_prefix=False)
+        # characters; longer lines than `max_sentence_length` bytes would be left out
+        longest = 2**13
+        lines = (
+            line[start : start + longest]
+            for text in texts
+            for line in text.split("\n")
+            for start in range(0, len(line), longest)
+        )
+        return cls.train(
+            lines,
+            vocab_size,
+            model_type,
+            user_defined_symbols=["\n"],
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+        )
 
     def _encode(self, texts):
         return self._processor.encode(texts, num_threads=os.cpu_count())
 
     def encode_spans(self, texts):
-        ends = [itertools.accumulate(map(len, pieces), initial=0) for pieces in self._processor.encode(texts, out_type=str)]  # trained on documents, it changes no character
-        return [(ids, list(itertools.pairwise(each))) for ids, each in zip(self.encode(texts), ends)]
+        # trained on documents, it changes no character
+        ends = [
+            itertools.accumulate(map(len, pieces), initial=0)
+            for pieces in self._processor.encode(texts, out_type=str)
+        ]
+        return [
+            (ids, list(itertools.pairwise(each))) for ids, each in zip(self.encode(texts), ends)
+        ]
 
     def _decode(self, ids):
         return self._processor.decode([_known(self, each) for each in ids])
@@ -83,7 +138,9 @@ class SentencePiece(Tokenizer):
 
 
 class BPE(Tokenizer):
-    """Byte-pair encoding (Sennrich et al. 2016): pieces, their indices the ids, and the merges that make them in order of rank."""
+    """Byte-pair encoding (Sennrich et al. 2016): pieces, their indices the ids, and the merges that
+    make them in order of rank.
+    """
 
     symbols: tuple[str, ...] = ()  # pieces there must be
     hf_class: str
@@ -92,14 +149,24 @@ class BPE(Tokenizer):
     def __init__(self, model: bytes):
         super().__init__(model)
         content = json.loads(model)
-        self._vocab, self._merges = {piece: i for i, piece in enumerate(content["pieces"])}, content["merges"]
-        if missing := [piece for piece in (self.ends[-1], *self.symbols) if piece not in self._vocab]:
+        self._vocab, self._merges = (
+            {piece: i for i, piece in enumerate(content["pieces"])},
+            content["merges"],
+        )
+        if missing := [
+            piece for piece in (self.ends[-1], *self.symbols) if piece not in self._vocab
+        ]:
             raise ValueError(f"no piece {missing[0]!r} in the vocabulary")
-        special = lambda piece: len(piece.removesuffix("</w>")) == 1 or piece.startswith("<") and piece.endswith(">")
+        special = lambda piece: (
+            len(piece.removesuffix("</w>")) == 1 or piece.startswith("<") and piece.endswith(">")
+        )
         merged = {merge.replace(" ", "") for merge in self._merges}
-        if lost := [piece for piece in self._vocab if piece not in merged and not special(piece)]:  # merges cut short would give other ids
+        # merges cut short would give other ids
+        if lost := [piece for piece in self._vocab if piece not in merged and not special(piece)]:
             raise ValueError(f"{len(lost)} pieces that no merge makes, {lost[0]!r} the first")
-        self._tokenizer = self.pipeline(self._vocab, [tuple(merge.split(" ")) for merge in self._merges])
+        self._tokenizer = self.pipeline(
+            self._vocab, [tuple(merge.split(" ")) for merge in self._merges]
+        )
         self.vocab_size = len(self._vocab)
         self.eos_id = next(self._vocab[piece] for piece in self.ends if piece in self._vocab)
 
@@ -121,33 +188,65 @@ class BPE(Tokenizer):
 
     def hf_files(self) -> dict[str, bytes]:
         """What Hugging Face's AutoTokenizer reads."""
-        return {"vocab.json": json.dumps(self._vocab).encode(), "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
-                "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode()}
+        return {
+            "vocab.json": json.dumps(self._vocab).encode(),
+            "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
+            "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode(),
+        }
 
     def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
-        """The same, for a model whose texts stand between tokens with these ids, the last it has: what begins a text, parts two, and ends them."""
-        library, names = huggingface.Tokenizer.from_str(self._tokenizer.to_str()), ("<start>", "<delimiter>", "<extract>")
-        library.add_special_tokens([*(f"<unused {i}>" for i in range(self.vocab_size, marks[0])), *names])
+        """The same, for a model whose texts stand between tokens with these ids, the last it has:
+        what begins a text, parts two, and ends them.
+        """
+        library, names = (
+            huggingface.Tokenizer.from_str(self._tokenizer.to_str()),
+            ("<start>", "<delimiter>", "<extract>"),
+        )
+        library.add_special_tokens(
+            [*(f"<unused {i}>" for i in range(self.vocab_size, marks[0])), *names]
+        )
         library.post_processor = huggingface.processors.TemplateProcessing(
-            single="<start> $A <extract>", pair="<start> $A <delimiter> $B <extract>", special_tokens=list(zip(names, marks)))
-        return {"tokenizer.json": library.to_str().encode(), "tokenizer_config.json": json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}).encode()}
+            single="<start> $A <extract>",
+            pair="<start> $A <delimiter> $B <extract>",
+            special_tokens=list(zip(names, marks)),
+        )
+        return {
+            "tokenizer.json": library.to_str().encode(),
+            "tokenizer_config.json": json.dumps(
+                {"tokenizer_class": "PreTrainedTokenizerFast"}
+            ).encode(),
+        }
 
 
 class ByteBPE(BPE):
-    """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2): any text comes back as it was."""
+    """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2): any text comes back
+    as it was.
+    """
 
     file = "byte_bpe.json"
-    symbols = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())  # a printable character for each of the 256 bytes
+    # a printable character for each of the 256 bytes
+    symbols = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
     hf_class, ends = "GPT2Tokenizer", ("<|endoftext|>",)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "ByteBPE":
-        """Merges what occurs at least twice; fewer pieces if the text has no more. Ids in GPT-2's order: bytes, merges, the end."""
+        """Merges what occurs at least twice; fewer pieces if the text has no more. Ids in GPT-2's
+        order: bytes, merges, the end.
+        """
         if vocab_size < 257:
-            raise UserError(f"config.model.vocab_size={vocab_size}: byte-level BPE needs at least 257, the bytes and the end of a document")
+            raise UserError(
+                f"config.model.vocab_size={vocab_size}: byte-level BPE needs at least 257, the bytes and the end of a document"
+            )
         tokenizer = cls.pipeline({}, [])
-        tokenizer.train_from_iterator(texts, huggingface.trainers.BpeTrainer(
-            vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=list(cls.symbols), show_progress=False))
+        tokenizer.train_from_iterator(
+            texts,
+            huggingface.trainers.BpeTrainer(
+                vocab_size=vocab_size - 1,
+                min_frequency=2,
+                initial_alphabet=list(cls.symbols),
+                show_progress=False,
+            ),
+        )
         vocab, merges, _ = opened(tokenizer)
         return cls.of(vocab | {cls.ends[0]: len(vocab)}, merges)
 
@@ -163,10 +262,12 @@ class ByteBPE(BPE):
 
 
 class GPT1BPE(BPE):
-    """GPT's BPE over the characters of lower-cased words, "</w>" closing each (Radford et al. 2018).
+    """GPT's BPE over the characters of lower-cased words, "</w>" closing each (Radford et al.
+    2018).
 
-    As Hugging Face's OpenAIGPTTokenizer without spacy and ftfy, which splits words as BERT does. The published vocabulary
-    has no end of a document: the end of a line, which no text encodes to, stands for it.
+    As Hugging Face's OpenAIGPTTokenizer without spacy and ftfy, which splits words as BERT does.
+    The published vocabulary has no end of a document: the end of a line, which no text encodes to,
+    stands for it.
     """
 
     file = "gpt1_bpe.json"
@@ -174,7 +275,11 @@ class GPT1BPE(BPE):
 
     @staticmethod
     def pipeline(vocab, merges):
-        tokenizer = huggingface.Tokenizer(huggingface.models.BPE(vocab, merges, unk_token="<unk>", end_of_word_suffix="</w>", fuse_unk=False))
+        tokenizer = huggingface.Tokenizer(
+            huggingface.models.BPE(
+                vocab, merges, unk_token="<unk>", end_of_word_suffix="</w>", fuse_unk=False
+            )
+        )
         tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = huggingface.decoders.BPEDecoder(suffix="</w>")
@@ -192,7 +297,9 @@ class GPT1BPE(BPE):
 
 def bpe(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
     """The kind is told by GPT's ends of words."""
-    return (GPT1BPE if any(piece.endswith("</w>") for piece in vocab) else ByteBPE).of(vocab, merges)
+    return (GPT1BPE if any(piece.endswith("</w>") for piece in vocab) else ByteBPE).of(
+        vocab, merges
+    )
 
 
 def bpe_of_library(text: str) -> ByteBPE | GPT1BPE:
@@ -200,7 +307,11 @@ def bpe_of_library(text: str) -> ByteBPE | GPT1BPE:
     vocab, merges, manner = opened(huggingface.Tokenizer.from_str(text))
     for kind in (ByteBPE, GPT1BPE):
         if manner == opened(kind.pipeline({}, []))[-1]:
-            return kind.of(vocab | {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}, merges)
+            return kind.of(
+                vocab
+                | {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]},
+                merges,
+            )
     raise ValueError("tokenizer.json is neither GPT-2's byte-level BPE nor GPT's BPE")
 
 
@@ -217,12 +328,23 @@ def opened(tokenizer: huggingface.Tokenizer) -> tuple[dict[str, int], list[str],
     content = json.loads(tokenizer.to_str())
     model, splitting = content["model"], content["pre_tokenizer"] or {}
     vocab, merges = model.pop("vocab"), [" ".join(merge) for merge in model.pop("merges", ())]
-    model = {key: value for key, value in model.items() if value and key != "unk_token"}  # None, "" and False all mean no
-    return vocab, merges, [model, content["normalizer"], {key: value for key, value in splitting.items() if key != "trim_offsets"}]
+    # None, "" and False all mean no
+    model = {key: value for key, value in model.items() if value and key != "unk_token"}
+    return (
+        vocab,
+        merges,
+        [
+            model,
+            content["normalizer"],
+            {key: value for key, value in splitting.items() if key != "trim_offsets"},
+        ],
+    )
 
 
 class Characters(Tokenizer):
-    """A character is a token. Ids: 0 the end of a document, 1 any character the training text lacks, then its own in order."""
+    """A character is a token. Ids: 0 the end of a document, 1 any character the training text
+    lacks, then its own in order.
+    """
 
     file = "characters.json"
     eos_id, unk_id = range(2)
@@ -243,15 +365,22 @@ class Characters(Tokenizer):
         for text in texts:
             characters.update(text)
         if len(characters) + 2 > vocab_size:
-            raise UserError(f"the training text has {len(characters)} characters, with the end of a document and the unknown one "
-                            f"{len(characters) + 2}: more than config.model.vocab_size={vocab_size}")
+            raise UserError(
+                f"the training text has {len(characters)} characters, with the end of a document and the unknown one "
+                f"{len(characters) + 2}: more than config.model.vocab_size={vocab_size}"
+            )
         return cls(json.dumps({"characters": "".join(sorted(characters))}).encode())
 
     def _encode(self, texts):
-        return [self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].tolist() for text in texts]
+        return [
+            self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].tolist()
+            for text in texts
+        ]
 
     def encode_spans(self, texts):
-        return [(ids, [(place, place + 1) for place in range(len(ids))]) for ids in self.encode(texts)]
+        return [
+            (ids, [(place, place + 1) for place in range(len(ids))]) for ids in self.encode(texts)
+        ]
 
     def _decode(self, ids):
         return ["".join(self._characters[i] for i in _known(self, each)) for each in ids]

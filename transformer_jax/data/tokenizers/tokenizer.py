@@ -1,4 +1,5 @@
 """The interface of every kind of tokenizer: text to ids and back."""
+
 import hashlib
 import numbers
 import pathlib

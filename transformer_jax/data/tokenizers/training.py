@@ -1,4 +1,7 @@
-"""Tokenizers: trained once and kept, saved beside the run that uses them, read from published checkpoints."""
+"""Tokenizers: trained once and kept, saved beside the run that uses them, read from published
+checkpoints.
+"""
+
 import contextlib
 import itertools
 import json
@@ -8,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 import sentencepiece
 import tokenizers as huggingface
 
-from transformer_jax.storage import buckets
 from transformer_jax.config import UserError
 from transformer_jax.data import store
 from transformer_jax.data.sources import pairs as sources
-from transformer_jax.data.tokenizers import kinds as tokenizer_kinds, wordpiece
+from transformer_jax.data.tokenizers import kinds as tokenizer_kinds
+from transformer_jax.data.tokenizers import wordpiece
+from transformer_jax.data.tokenizers.kinds import GPT1BPE, ByteBPE, Characters, SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write
-from transformer_jax.data.tokenizers.kinds import ByteBPE, Characters, GPT1BPE, SentencePiece
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
+from transformer_jax.storage import buckets
 
 
 class Pair:
@@ -29,7 +33,10 @@ class Pair:
 
     def files(self) -> dict[str, bytes]:
         names = ("shared",) * 2 if self.source is self.target else ("source", "target")
-        return {f"{name}.model": tokenizer.model for name, tokenizer in zip(names, (self.source, self.target))}
+        return {
+            f"{name}.model": tokenizer.model
+            for name, tokenizer in zip(names, (self.source, self.target))
+        }
 
     def save(self, folder: pathlib.Path) -> None:
         write(self.files(), folder)
@@ -57,12 +64,15 @@ def _of(files: dict[str, bytes]) -> Tokenizer:
     kinds = {kind.file: kind for kind in (SentencePiece, ByteBPE, GPT1BPE, Characters, WordPiece)}
     found = [name for name in kinds if name in files]
     if len(found) != 1:
-        raise ValueError(f"it should hold one of {', '.join(kinds)}; it holds {' and '.join(found) or 'none'}")
+        raise ValueError(
+            f"it should hold one of {', '.join(kinds)}; it holds {' and '.join(found) or 'none'}"
+        )
     return kinds[found[0]](files[found[0]])
 
 
 def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -> Tokenizer:
-    """What a run has left in `folder`; else what `config.data.tokenizer_files` holds, else what is trained on the documents `text()`.
+    """What a run has left in `folder`; else what `config.data.tokenizer_files` holds, else what is
+    trained on the documents `text()`.
 
     Raises UserError where it has more tokens than the model.
     """
@@ -87,26 +97,44 @@ def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> No
 
 def _check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
     if tokenizer.vocab_size > size:
-        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} tokens: "
-                        f"more than config.model.{key}={size:,}")
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens: "
+            f"more than config.model.{key}={size:,}"
+        )
 
 
 def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
-    """The tokenizer of a published GPT, GPT-2 or BERT, from OpenAI's files, Google's or Hugging Face's."""
+    """The tokenizer of a published GPT, GPT-2 or BERT, from OpenAI's files, Google's or Hugging
+    Face's.
+    """
     with _readable(folder):
         if (folder / "vocab.txt").exists():
             config = folder / "tokenizer_config.json"
-            return wordpiece.of_vocabulary(list(sources.text_lines(str(folder / "vocab.txt"))), json.loads(config.read_bytes()) if config.exists() else {})
+            return wordpiece.of_vocabulary(
+                list(sources.text_lines(str(folder / "vocab.txt"))),
+                json.loads(config.read_bytes()) if config.exists() else {},
+            )
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).exists() and (folder / merges).exists():
-                lines = (folder / merges).read_bytes().decode().split("\n")  # some merges hold characters that also end lines
-                lines = [line for i, line in enumerate(lines) if line and not (i == 0 and line.startswith("#version"))]
+                # some merges hold characters that also end lines
+                lines = (folder / merges).read_bytes().decode().split("\n")
+                lines = [
+                    line
+                    for i, line in enumerate(lines)
+                    if line and not (i == 0 and line.startswith("#version"))
+                ]
                 return tokenizer_kinds.bpe(json.loads((folder / vocab).read_bytes()), lines)
         if (folder / "tokenizer.json").exists():
             text = (folder / "tokenizer.json").read_bytes().decode()
-            of_library = wordpiece.of_library if json.loads(text)["model"]["type"] == "WordPiece" else tokenizer_kinds.bpe_of_library
+            of_library = (
+                wordpiece.of_library
+                if json.loads(text)["model"]["type"] == "WordPiece"
+                else tokenizer_kinds.bpe_of_library
+            )
             return of_library(text)
-        raise ValueError("it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and vocab.bpe, or tokenizer.json")
+        raise ValueError(
+            "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and vocab.bpe, or tokenizer.json"
+        )
 
 
 @contextlib.contextmanager
@@ -114,13 +142,19 @@ def _readable(folder):
     try:
         yield
     except Exception as error:  # the libraries raise nothing narrower
-        raise UserError(f"{folder}: no tokenizer that can be read here ({str(error).partition(chr(10))[0]})") from None
+        raise UserError(
+            f"{folder}: no tokenizer that can be read here ({str(error).partition(chr(10))[0]})"
+        ) from None
 
 
 def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False) -> Tokenizer:
-    """Trains on documents, which are read more than once; `kind` and `cased` as in `config.data`. Raises UserError where the text doesn't suffice."""
+    """Trains on documents, which are read more than once; `kind` and `cased` as in `config.data`.
+    Raises UserError where the text doesn't suffice.
+    """
     if not any(texts):
-        raise UserError("the tokenizer can't be trained: there is no training text, or all of it is empty")
+        raise UserError(
+            "the tokenizer can't be trained: there is no training text, or all of it is empty"
+        )
     match kind:
         case "byte_bpe":
             return ByteBPE.train(texts, vocab_size)
@@ -132,17 +166,34 @@ def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False)
 
 
 def trained(documents, data, vocab_size: int) -> Tokenizer:
-    """The tokenizer trained on the documents as `config.data.tokenizer` says. Kept in `config.data.cache`."""
-    key = {"text": documents.fingerprint(), "type": data.tokenizer, "cased": data.cased, "size": vocab_size,
-           "sentencepiece": sentencepiece.__version__, "tokenizers": huggingface.__version__}
+    """The tokenizer trained on the documents as `config.data.tokenizer` says. Kept in
+    `config.data.cache`.
+    """
+    key = {
+        "text": documents.fingerprint(),
+        "type": data.tokenizer,
+        "cased": data.cased,
+        "size": vocab_size,
+        "sentencepiece": sentencepiece.__version__,
+        "tokenizers": huggingface.__version__,
+    }
     return _kept(data, key, lambda: train(documents, data.tokenizer, vocab_size, data.cased), _of)
 
 
 def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> Pair:
-    """Tokenizers trained on the training pairs; shared if there is one vocabulary size. Kept in `config.data.cache`."""
+    """Tokenizers trained on the training pairs; shared if there is one vocabulary size. Kept in
+    `config.data.cache`.
+    """
     if data.tokenizer not in ("unigram", "bpe"):
-        raise UserError(f"config.data.tokenizer={data.tokenizer}: sentence pairs take unigram or bpe")
-    key = {"text": pairs.fingerprint(), "type": data.tokenizer, "sizes": [source_vocab_size, vocab_size], "sentencepiece": sentencepiece.__version__}
+        raise UserError(
+            f"config.data.tokenizer={data.tokenizer}: sentence pairs take unigram or bpe"
+        )
+    key = {
+        "text": pairs.fingerprint(),
+        "type": data.tokenizer,
+        "sizes": [source_vocab_size, vocab_size],
+        "sentencepiece": sentencepiece.__version__,
+    }
     one = lambda lines, size: SentencePiece.train(lines, size, data.tokenizer)
 
     def both():
@@ -158,6 +209,8 @@ def _side(pairs, index: int) -> Iterator[str]:
 
 
 def _kept(data, key: dict, train: Callable, opened: Callable):
-    """What `train` gives, its files kept in `config.data.cache` under `key` (all that decides them) and opened from there."""
+    """What `train` gives, its files kept in `config.data.cache` under `key` (all that decides them)
+    and opened from there.
+    """
     files = store.kept(data.cache, "tokenizer", key, lambda: train().files(), data.rebuild)
     return opened(files)
