@@ -55,8 +55,9 @@ EXTRAS = {
         "ipykernel>=6.29",
         "nbclient>=0.10",
         "nbformat>=5.10",  # the notebooks are executed
-        "mkdocs-material>=9.5,<10",
-    ],  # the documentation is built
+        "mkdocs-material>=9.5,<10",  # the documentation is built
+        "ruff>=0.15,<0.18",  # and the code is formatted as it formats it
+    ],
     "docs": ["mkdocs-material>=9.5,<10"],
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }
