@@ -211,11 +211,11 @@ def test_features_are_the_hidden_states(trained):
     _, _, task, params = trained
     texts = ["the cat sat on the mat", "a dog"]
     found = list(task.features(params, texts, layers=(0, -1)))
-    for text, (pieces, states) in zip(texts, found):
+    for text, (pieces, vectors) in zip(texts, found):
         ids = [task.tokenizer.cls_id, *task.tokenizer.encode([text])[0], task.tokenizer.sep_id]
-        assert pieces == task.tokenizer.pieces(ids) and states.shape == (2, len(ids), 32)
+        assert pieces == task.tokenizer.pieces(ids) and vectors.shape == (2, len(ids), 32)
         np.testing.assert_allclose(
-            states[1],
+            vectors[1],
             task.model.apply({"params": params}, jnp.array([ids]))[0][0],
             rtol=1e-4,
             atol=1e-4,
