@@ -63,7 +63,7 @@ class Run:
             capture_output=True,
             encoding="utf-8",
             env=ENV,
-            timeout=300,
+            timeout=900,
         )
 
     @functools.cached_property

@@ -16,7 +16,7 @@ from transformer_jax.training.stop import CODES
 
 MOST = 10  # seconds from the signal to the beginning of the save
 GRACE = 60  # seconds, of the config
-_UPDATES = 20
+_UPDATES = 30
 
 
 def latency(family: str, folder: pathlib.Path, number: int, draw: random.Random) -> None:
@@ -26,7 +26,7 @@ def latency(family: str, folder: pathlib.Path, number: int, draw: random.Random)
     workdir = folder / f"{family}-{number}"
     with Process(run.command(workdir), folder / f"{workdir.name}.log") as process:
         assert process.begun()
-        time.sleep(5 * draw.random())
+        time.sleep(3 * draw.random())
         began, before = time.monotonic(), _entries(workdir)
         process.running.send_signal(number)
         assert process.wait_for(lambda: _entries(workdir) > before), process.log.read_text()
@@ -45,9 +45,10 @@ def latency(family: str, folder: pathlib.Path, number: int, draw: random.Random)
 def _slow(family: str, folder: pathlib.Path) -> Run:
     """A run with as many rows an update as take about a second here."""
     whole = dict(checkpoint__every=_UPDATES, train__eval_every=_UPDATES, train__log_every=_UPDATES)
+    whole["model__d_model"] = 256  # so that computing takes the time, and not reading
     if not (folder / "run" / "config.py").exists():
-        few = Run(family, folder / "pace", 4, {"train__batch": 64, "train__log_every": 2})
-        rows = 8 * max(1, round(8 / _seconds(few.reference)))
+        few = Run(family, folder / "pace", _UPDATES, {**whole, "train__batch": 64})
+        rows = 8 * max(1, round(64 / 8 / _seconds(few.reference)))
         (folder / "run").mkdir()
         (folder / "rows").write_text(str(rows))
     rows = int((folder / "rows").read_text())

@@ -8,8 +8,8 @@ from transformer_jax.training.stop import Stop
 def stopping_at(point: int, number: int = signal.SIGTERM) -> type[Stop]:
     """A Stop that hears the signal as its run comes by the point, counted from 1.
 
-    There is a point after each update, after each batch of an evaluation but its last, and after
-    each evaluation.
+    There is a point before and after each update, after each batch of an evaluation but its last,
+    and after each evaluation.
     """
 
     class Stopping(Stop):

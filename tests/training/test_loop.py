@@ -322,7 +322,7 @@ def test_stopped_at_an_evaluation_it_evaluates_when_it_goes_on(tiny, tmp_path, m
     program = Program.of(config, task)
     run(config, task, tmp_path / "straight", program)
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "Stop", stopping_at(4))
+        patch.setattr(loop, "Stop", stopping_at(8))
         run(config, task, tmp_path / "stopped", program)
     assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     run(config, task, tmp_path / "stopped", program)

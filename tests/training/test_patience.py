@@ -103,8 +103,8 @@ def test_a_run_ends_early_and_however_it_was_stopped_alike(tiny, tmp_path, monke
     assert "nothing to do" in capsys.readouterr().err
     assert lines(tmp_path / "straight") == written
 
-    # a point after each update, two in each evaluation
-    for stop, point in ((3, 5), (6, 10)):
+    # a point before and after each update, two in each evaluation
+    for stop, point in ((3, 8), (6, 16)):
         with monkeypatch.context() as patch, pytest.raises(Preempted):
             patch.setattr(loop, "Stop", stopping_at(point))
             run(config, task, tmp_path / f"stopped-{stop}", program)

@@ -135,7 +135,7 @@ def test_a_run_saved_by_the_clock_goes_on_bit_equal(parts, tmp_path, monkeypatch
 
     monkeypatch.setattr(loop, "SaveTimer", Minutes)
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "Stop", stopping_at(7))
+        patch.setattr(loop, "Stop", stopping_at(14))
         run(config, task, tmp_path / "resumed", program)
     assert saved(tmp_path / "resumed") == [3, 6, 7]
     run(config, task, tmp_path / "resumed", program)

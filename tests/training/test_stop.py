@@ -57,18 +57,29 @@ def test_stopped_anywhere_it_goes_on_bit_equal(tiny, tmp_path, monkeypatch):
         patch.setattr(loop, "Reporter", Killed)
         stopped(signal.SIGTERM, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Stop", stopping_at(2, signal.SIGINT))  # update 2, the first batch
+        patch.setattr(loop, "Stop", stopping_at(3, signal.SIGINT))  # update 2, the first batch
         stopped(signal.SIGINT, 2)
     assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Stop", stopping_at(1))  # the same batch, before any update
         with pytest.raises(Preempted, match="outside of its updates"):
             run(config, task, tmp_path / "stopped", program)
-    begun = []
+    read, begun = loop._batches, []
+
+    def unread(*arguments):
+        """The second batch is read for ever."""
+        yield next(read(*arguments))
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in itertools.count():
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_batches", unread)
+        stopped(signal.SIGTERM, 3)
 
     def killing(params):
         begun.append(params)
-        if len(begun) == 2:
+        if len(begun) == 1:
             os.kill(os.getpid(), signal.SIGINT)
             for _ in itertools.count():  # until the signal is handled
                 pass

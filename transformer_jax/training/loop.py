@@ -1,5 +1,6 @@
 """The one training loop. It knows no model and no data set, only a task."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -26,8 +27,9 @@ from transformer_jax.training.patience import Patience, check_evaluated
 from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.resumed import rate_line
 from transformer_jax.training.save_timer import SaveTimer
+from transformer_jax.training.saves import Saves
 from transformer_jax.training.step import make_eval_step, make_train_step
-from transformer_jax.training.stop import Stop
+from transformer_jax.training.stop import Abandoned, Stop
 from transformer_jax.training.trace import Trace
 from transformer_jax.training.watchdog import Watchdog
 
@@ -142,6 +144,16 @@ def run(
         ):
             update = _Updates(program.train_step, clock, watchdog)
             evaluation = Evaluation(task, rows, program, clock, reporter, stop, watchdog)
+            saves = Saves(
+                config,
+                start,
+                checkpoints,
+                reporter,
+                clock,
+                timer=timer,
+                stop=stop,
+                watchdog=watchdog,
+            )
             scores = hosts.share(reporter.evaluated)
             patience = Patience(config, reporter.evaluations)
             due = start == train.num_steps or (start < train.num_steps and start % eval_every == 0)
@@ -164,7 +176,9 @@ def run(
                 trace.before(step)
                 # where updates are still under way, nothing has waited
                 with clock("data", state.step.is_ready):
-                    batch = next(feed)
+                    batch = _wait_for_batch(feed, stop)
+                stop.due()
+                saves.end_if_stopped(step - 1, state, totals, scores)
                 state = update(step, state, batch)
                 trace.after(step, state)
                 stop.begin(), reporter.step(), watchdog.fed()
@@ -174,7 +188,7 @@ def run(
                     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
                     clock.lap()  # what came before the second is no update's time
                 if last or step % train.log_every == 0:
-                    _check_finite(state, train, start)
+                    saves.check_finite(state)
                     state = _log(state, step, totals, program, task, rows, clock, reporter, update)
                 evaluated = (last or step % eval_every == 0) and not stop.reached
                 if evaluated:
@@ -182,16 +196,9 @@ def run(
                     if not stop.reached:
                         patience.add(scores)
                 save = last or step % save_every == 0 or (evaluated and saves_evaluated)
-                if timer.due(step) or save or stop.reached or patience.over:
-                    _check_finite(state, train, start)
-                    with clock("checkpoint"), watchdog.patient():
-                        reporter.send()  # a checkpoint's lines come before it
-                        checkpoints.save(state, totals, scores)
-                    timer.saved()
-                if stop.reached:
-                    raise stop.error(
-                        f"stopped at step {step:,}, state saved; run the same command again"
-                    )
+                if timer.due(step) or save or patience.over:
+                    saves.save(step, state, totals, scores)
+                saves.end_if_stopped(step, state, totals, scores)
     return scores
 
 
@@ -254,6 +261,12 @@ def _batches(rows, program, train, start):
         step = stop
 
 
+def _wait_for_batch(feed, stop):
+    """The batch of the next update; None where the run stops before it is read."""
+    with contextlib.suppress(Abandoned), stop.abandoning():
+        return next(feed)
+
+
 class _Updates:
     """The updates, one by one. The first of each shape is compiled, which is no measure of speed:
     its time is counted apart.
@@ -312,17 +325,6 @@ def _log(state, step, totals, program, task, rows, clock, reporter, update):
     reporter.write(step, values)
     reporter.progress(step, values)
     return state.replace(metrics=states.zeros(program.state.metrics))
-
-
-def _check_finite(state, train, start):
-    """Of the updates since `start`: earlier ones may have been skipped by another setting. Waits
-    for the updates under way.
-    """
-    if int(state.skipped) and int(state.last_skipped) >= start and train.nonfinite == "stop":
-        raise RunError(
-            f"loss, gradient or parameters not finite at update {int(state.last_skipped):,}; nothing was saved after it. --config.train.nonfinite=skip "
-            "goes on without such updates; a lower learning rate, longer warm-up or clipping may help, in a new workdir"
-        )
 
 
 @jax.jit
