@@ -7,7 +7,7 @@ import signal
 from importlib import metadata
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled")
 )

@@ -357,7 +357,7 @@ def test_sigterm_exits_75_and_the_same_command_ends_as_if_nothing_had_happened(o
 
 WAITING = """
 import sys
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 
 def main():
     print("ready", file=sys.stderr, flush=True)

@@ -201,7 +201,7 @@ def test_xla_itself_refuses_such_a_model(tmp_path, monkeypatch):
 
 DECODING = """
 import jax, jax.numpy as jnp
-from transformer_jax import cli
+from transformer_jax.cli import process as cli
 
 def define_flags():
     cli.define_workdir()

@@ -154,7 +154,7 @@ def test_reading_needs_no_tensorflow(prepare, tmp_path):
     code = f"""
 import sys
 from transformer_jax.config import experiment
-from transformer_jax.data import sources
+from transformer_jax.data.sources import pairs as sources
 config = experiment(model={{"name": "encoder_decoder"}}, task={{"name": "translation"}}, data={{"tfds_name": "plain", "tfds_dir": {str(tmp_path)!r}}})
 assert len(list(sources.pairs(config.data, "train"))) == {len(READ["train"])}
 assert "tensorflow_datasets" in sys.modules and "tensorflow" not in sys.modules

@@ -162,7 +162,9 @@ def run(
             setattr(sys, name, open(os.devnull, mode))
     use_huge_pages()
     _tell_once()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings are for its developers
+    # XLA's messages are for its developers. With jaxlib 0.10.1 each program that is loaded from the
+    # compilation cache prints one as an error.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: text in and out is UTF-8
     with _defined(define_flags):
         _run(main, before_jax)
