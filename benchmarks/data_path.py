@@ -16,7 +16,7 @@ if hasattr(os, "sched_setaffinity"):
 from harness import main
 
 from transformer_jax.config import experiment
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 
 
 def translation(length: int, pairs: int, batches: int, cache: str) -> dict:

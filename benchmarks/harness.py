@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from transformer_jax import pictures
-from transformer_jax.cli import process as cli
+from transformer_jax.cli.process import use_huge_pages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def main(
     A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is
     better); and share where the model's operations were held against what products reach there.
     """
-    cli.use_huge_pages()  # for the peers, too
+    use_huge_pages()  # for the peers, too
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

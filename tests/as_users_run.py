@@ -17,7 +17,8 @@ from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
 from tests.tasks.test_causal_lm import GREEDY, SHARDED, by_whole_prefixes
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
-from transformer_jax.runs.workdir import make_task, origin_of, settled
+from transformer_jax.runs import begin
+from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.training.loop import Program, run
 
 STEPS, STOP = 4, 2
@@ -34,7 +35,7 @@ def build_finetuning(folder, **overrides):
     """A BERT that classifies, begun from a run of its own."""
     origin = examples.pretrained(folder, "bert")
     config = examples.build(folder / "examples", "classification", origin, **overrides)
-    return settled(config, folder / "none")
+    return resolve(config, folder / "none").config
 
 
 def build_bert_of_one_phase(folder, **overrides):
@@ -62,7 +63,7 @@ def test_a_resumed_run_is_bit_equal(family, tmp_path):
 
     def train(workdir):
         program = Program.of(config, task, jax.devices()[:1])
-        run(config, task, workdir, program, origin=origin_of(config, workdir))
+        run(config, task, workdir, program, origin=begin.origin(config, workdir))
         return program
 
     program = train(tmp_path / "straight")

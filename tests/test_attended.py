@@ -11,7 +11,7 @@ from tests.finetuning import examples
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.pictures.attended import Side, between
-from transformer_jax.runs.workdir import make_task, settled
+from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.training.state import init_params
 
 TEXT = "the cat sat on the mat."
@@ -59,7 +59,7 @@ def task_of(kind, folder):
         config = examples.build(
             folder / "tuned", "classification", examples.pretrained(folder, family)
         )
-        task = make_task(settled(config, folder / "run"))
+        task = make_task(resolve(config, folder / "run").config)
     return task, init_params(task)
 
 

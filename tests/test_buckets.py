@@ -22,7 +22,9 @@ from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.data.sources import documents
 from transformer_jax.data.sources import pairs as sources
 from transformer_jax.runs import lease
-from transformer_jax.runs import workdir as workdirs
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.train import train
 from transformer_jax.storage import buckets
 from transformer_jax.training import loop
 
@@ -261,7 +263,7 @@ def test_killed_stopped_and_resumed_in_a_bucket_a_run_equals_one_on_a_disk(
         data__train_files="gs://bucket/text/train.txt",
         data__valid_files="gs://bucket/text/val*.txt",
     )
-    scores = workdirs.train(config, tmp_path / "run")
+    scores = train(config, tmp_path / "run")
     running = subprocess.Popen(
         command(
             "train_gpt", f"--config={config_file(there, tmp_path)}", "--workdir=gs://bucket/run"
@@ -288,11 +290,11 @@ def test_killed_stopped_and_resumed_in_a_bucket_a_run_equals_one_on_a_disk(
     fast.busy = lambda number: number % 150 == 0
     signalled(2)
     with pytest.raises(Preempted):
-        workdirs.train(there, "gs://bucket/run")
+        train(there, "gs://bucket/run")
     monkeypatch.setattr(loop, "Reporter", loop.Reporter.__base__)
-    assert workdirs.train(there, "gs://bucket/run") == scores
+    assert train(there, "gs://bucket/run") == scores
     fast.busy = lambda number: False
-    program = loop.Program.of(there, workdirs.make_task(there))
+    program = loop.Program.of(there, make_task(there))
     here, folder = tmp_path / "run", buckets.path("gs://bucket/run")
     jax.tree.map(
         np.testing.assert_array_equal,
@@ -314,14 +316,14 @@ def test_killed_stopped_and_resumed_in_a_bucket_a_run_equals_one_on_a_disk(
         "curves.png",
     }
 
-    (task, params), (_, same) = workdirs.open_run("gs://bucket/run"), workdirs.open_run(here)
+    (task, params), (_, same) = open_run("gs://bucket/run"), open_run(here)
     jax.tree.map(np.testing.assert_array_equal, params, same)
     assert (
         task.evaluate(params, "valid")["loss"] > 0
         and next(iter(task.generate(params, ["the "], max_tokens=3))).text
     )
     capsys.readouterr()
-    workdirs.train(
+    train(
         build_gpt(tmp_path, **{**SHORT, "train__num_steps": 1}, init_from="gs://bucket/run"),
         "gs://bucket/begun",
     )
@@ -332,7 +334,7 @@ def test_killed_stopped_and_resumed_in_a_bucket_a_run_equals_one_on_a_disk(
 
     for name in [name for name in fast.objects if name.startswith("run/checkpoints/8/params/")]:
         fast.put(name, fast.objects[name][: len(fast.objects[name]) // 2])
-    assert workdirs.train(there, "gs://bucket/run") == scores and lines(folder) == lines(here)
+    assert train(there, "gs://bucket/run") == scores and lines(folder) == lines(here)
     error = capsys.readouterr().err
     assert (
         "gs://bucket/run/checkpoints/8 can't be read" in error and "resuming from step 6" in error
@@ -364,31 +366,31 @@ def test_mistakes_cost_one_line(fast, server, tmp_path, monkeypatch):
         ("gs://", "^gs://: neither a path"),
     ):
         with pytest.raises(UserError, match=message):
-            workdirs.train(config, folder)
+            train(config, folder)
     fast.writes = 0
     with pytest.raises(
         UserError,
         match="^--workdir: can't be written .gs://bucket/run/.lock: PERMISSION_DENIED: no access",
     ):
-        workdirs.train(config, "gs://bucket/run")
+        train(config, "gs://bucket/run")
     fast.forbidden = True
     with pytest.raises(
         PermissionError, match="^gs://bucket/run/config.json: PERMISSION_DENIED: no access$"
     ):
-        workdirs.open_run("gs://bucket/run")
+        open_run("gs://bucket/run")
     fast.forbidden, fast.busy = False, lambda number: True
     monkeypatch.setattr(buckets, "PATIENCE", 0.2)
     with pytest.raises(
         TimeoutError, match="^gs://silent/run/config.json: no answer within 0.2 seconds$"
     ):
-        workdirs.open_run("gs://silent/run")
+        open_run("gs://silent/run")
     assert not fast.objects
 
 
 def test_a_converted_checkpoint_in_a_bucket(fast):
     fixture = "tests/fixtures/huggingface/GPT2LMHeadModel"
     convert.from_hf(fixture, "gs://bucket/gpt2")
-    assert fast.uploads[-1] == "gpt2/config.json" and workdirs.open_run("gs://bucket/gpt2")[1]
+    assert fast.uploads[-1] == "gpt2/config.json" and open_run("gs://bucket/gpt2")[1]
     with pytest.raises(UserError, match="^gs://bucket/gpt2: there is something already"):
         convert.from_hf(fixture, "gs://bucket/gpt2")
     with pytest.raises(UserError, match="^--to_hf=gs://bucket/other: must be a folder on a disk"):
@@ -419,7 +421,7 @@ def test_two_processes_at_a_run_in_a_bucket(fast, server, tmp_path):
                 "--workdir=gs://bucket/run",
             )
         )
-    workdirs.train(config, tmp_path / "run")
+    train(config, tmp_path / "run")
     assert losses(buckets.path("gs://bucket/run")) == pytest.approx(
         losses(tmp_path / "run"), abs=1e-5
     )

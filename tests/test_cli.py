@@ -184,9 +184,9 @@ def test_a_workdir_that_can_not_be_or_is_in_use(overrides, tmp_path):
         str(tmp_path / "file"),
         "can't be written",
     )
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs import lock
 
-    with workdir.held(tmp_path / "run"):
+    with lock.held(tmp_path / "run"):
         refused(
             call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}"),
             "another run is at work there",
@@ -357,13 +357,14 @@ def test_sigterm_exits_75_and_the_same_command_ends_as_if_nothing_had_happened(o
 
 WAITING = """
 import sys
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 
 def main():
     print("ready", file=sys.stderr, flush=True)
     sys.stdin.read()
 
-cli.run(main, lambda: None)
+process.run(main, lambda: None)
 """
 
 

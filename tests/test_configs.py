@@ -10,7 +10,9 @@ from tests.finetuning.examples import pretrained, written_for
 from transformer_jax import config as configs
 from transformer_jax.configuration import run_length
 from transformer_jax.data.rows import Phase
-from transformer_jax.runs.workdir import fine_tunes, make_task, origin_of, settled
+from transformer_jax.runs import begin
+from transformer_jax.runs.begin import fine_tunes
+from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.training.loop import run
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -137,8 +139,8 @@ def fine_tuned_two_steps(config, tmp_path):
     tiny |= {"task.stride": 8, "task.max_question": 8} if config.task.name == "span" else {}
     for key, value in (tiny | written_for(config, tmp_path / "examples")).items():
         configs.set_key(config, key, value)
-    config = settled(config, tmp_path / "run")
-    origin = origin_of(config, tmp_path / "run")
+    config = resolve(config, tmp_path / "run").config
+    origin = begin.origin(config, tmp_path / "run")
     found = run(config, make_task(config), tmp_path / "run", origin=origin)
     assert 0 < found["valid/loss"] < 20 and config.checkpoint.best_metric in found
 

@@ -19,7 +19,9 @@ from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs import workdir
+from transformer_jax.runs import begin, record
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop, state
 
 GPT2, GPT1 = "GPT2LMHeadModel", "OpenAIGPTLMHeadModel"
@@ -49,7 +51,7 @@ def test_a_checkpoint_gives_the_logits_it_is_published_with(converted):
 def test_a_checkpoint_encodes_and_continues_text_as_transformers_does(converted):
     folder, run = converted
     expected = np.load(folder / "expected.npz")
-    task, params = workdir.open_run(run)
+    task, params = open_run(run)
     assert task.tokenizer.encode([make.TEXT]) == expected["ids"].tolist()
     (found,) = task.generate(
         params, [make.PROMPT], max_tokens=len(expected["greedy"]), how=Sampling(temperature=0.0)
@@ -79,12 +81,12 @@ def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
     convert.from_hf(make.HERE / GPT2, run)
     text.write_text(f"{make.TEXT}\n\n" * 12)
     with pytest.raises(UserError, match="names no such text; give --config.data.valid_files"):
-        workdir.open_run(run)[0].evaluate(None, "valid")
+        open_run(run)[0].evaluate(None, "valid")
     keys = {"data.cache": str(tmp_path / "cache"), "data.valid_files": str(text)}
-    task, params = workdir.open_run(run, overrides=keys.items())
+    task, params = open_run(run, overrides=keys.items())
     before = task.evaluate(params, "valid")["loss"]
 
-    config, _ = workdir.read_config(run)
+    config = record.read(run).config
     for key, value in {
         **keys,
         "data.train_files": str(text),
@@ -94,10 +96,10 @@ def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
         "optimizer.learning_rate": 0.01,
     }.items():
         configs.set_key(config, key, value)
-    task, further = workdir.make_task(config), tmp_path / "further"
-    workdir.record(config, task, further)
+    task, further = make_task(config), tmp_path / "further"
+    record.begin(config, task, further)
     program = loop.Program.of(config, task, jax.devices()[:1])
-    found = loop.run(config, task, further, program, origin=workdir.origin_of(config, further))
+    found = loop.run(config, task, further, program, origin=begin.origin(config, further))
     assert found["valid/loss"] < before - 0.1
 
 
@@ -294,9 +296,9 @@ def small(**model):
 
 def made(config, folder):
     """A run with drawn parameters, biases and norms too; the vocabulary's padding is no token's."""
-    task = workdir.make_task(config)
+    task = make_task(config)
     draw = np.random.default_rng(0)
-    workdir.create(
+    record.create(
         folder,
         task,
         jax.tree.map(

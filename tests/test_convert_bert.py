@@ -14,14 +14,15 @@ from tests.fixtures import make_huggingface_bert as make
 from tests.tasks.test_masked_lm import build
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.runs import workdir
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.train import train
 
 CLOSE = dict(rtol=0, atol=1e-4)
 
 
 def equal(run, given, expected):
     """What the run computes is what is expected of every filled position."""
-    task, params = workdir.open_run(run)
+    task, params = open_run(run)
     arguments = (given["ids"], given["types"], None, given["filled"])
     filled = given["filled"] > 0
     states = np.asarray(task.model.apply({"params": params}, *arguments, method="layers"))
@@ -38,7 +39,7 @@ def test_a_checkpoint_computes_what_it_is_published_with_and_goes_back(architect
     convert.from_hf(folder, run)
     expected = dict(np.load(folder / "expected.npz"))
     equal(run, expected, expected)
-    assert workdir.open_run(run)[0].next_sentence == (architecture == "BertForPreTraining")
+    assert open_run(run)[0].next_sentence == (architecture == "BertForPreTraining")
     convert.to_hf(run, tmp_path / "back")
     was, now = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "back"))
     assert now.keys() == {name for name in was if not name.startswith("cls.predictions.decoder")}
@@ -72,7 +73,7 @@ def test_names_of_the_first_published_checkpoints(tmp_path):
 
 def test_a_converted_checkpoint_fills_masks(tmp_path):
     convert.from_hf(hf.HERE / "BertForMaskedLM", tmp_path / "run")
-    task, params = workdir.open_run(tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     ((mask,),) = task.fill(params, ["the cat [MASK] on the mat"])
     assert len(mask) == 5
 
@@ -131,14 +132,14 @@ def test_live_from_transformers(architecture, sizes, tmp_path):
 def test_live_to_transformers(next_sentence, tmp_path):
     transformers = pytest.importorskip("transformers")
     config = build(tmp_path, task__next_sentence=next_sentence, train__num_steps=2)
-    workdir.train(config, tmp_path / "run")
+    train(config, tmp_path / "run")
     convert.to_hf(tmp_path / "run", tmp_path / "hf")
     cls = transformers.BertForPreTraining if next_sentence else transformers.BertForMaskedLM
     model, loading = cls.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(loading.values())
     given = make.inputs(60, 20)
     equal(tmp_path / "run", given, make.computed(model.eval(), **given))
-    task, _ = workdir.open_run(tmp_path / "run")
+    task, _ = open_run(tmp_path / "run")
     text = "The cat sat, the dog ran."
     assert (
         transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")(text).input_ids[1:-1]

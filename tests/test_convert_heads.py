@@ -18,7 +18,7 @@ from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.runs import workdir
+from transformer_jax.runs.open import open_run
 
 HEADS = pytest.mark.parametrize("architecture", make.HEADS)
 CLOSE = dict(rtol=0, atol=1e-4)
@@ -45,7 +45,7 @@ def outputs(task, params, given):
 
 def same(run, given, expected):
     """The run computes what is expected; of padding nothing is."""
-    found = outputs(*workdir.open_run(run), given)
+    found = outputs(*open_run(run), given)
     if found.ndim == 3:
         found, expected = found[given["filled"] > 0], expected[given["filled"] > 0]
     np.testing.assert_allclose(found.reshape(expected.shape), expected, **CLOSE)
@@ -82,7 +82,7 @@ def test_a_checkpoint_computes_what_it_is_published_with(architecture, tmp_path)
     expected = dict(np.load(make.HERE / architecture / "expected.npz"))
     convert.from_hf(make.HERE / architecture, tmp_path / "run")
     same(tmp_path / "run", expected, expected["logits"])
-    task, params = workdir.open_run(tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     ((plain, found),) = task.predict(params, [ASKED[architecture]])
     if labels := make.HEADS[architecture].get("id2label"):
         assert task.config.task.labels == tuple(labels[number] for number in range(len(labels)))
@@ -115,7 +115,7 @@ def test_a_checkpoint_goes_there_and_back(architecture, tmp_path):
     assert tokenizers.read(back).fingerprint() == tokenizers.read(folder).fingerprint()
 
     convert.from_hf(back, tmp_path / "again")
-    (task, first), (same_task, second) = workdir.open_run(run), workdir.open_run(tmp_path / "again")
+    (task, first), (same_task, second) = open_run(run), open_run(tmp_path / "again")
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert configs.differences(task.config, same_task.config) == []
 
@@ -126,7 +126,7 @@ def test_the_vocabulary_of_a_gpt_grows_once(tmp_path):
     """
     run = tmp_path / "run"
     convert.from_hf(make.HERE / make.GPT2, run, [("model.vocab_multiple", "64")])
-    task, params = workdir.open_run(run)
+    task, params = open_run(run)
     vectors = np.asarray(params["token_embed"]["embedding"])
     assert task.model.vocab_size == 270 and len(vectors) == 320
     assert (
@@ -147,7 +147,7 @@ def test_the_vocabulary_of_a_gpt_grows_once(tmp_path):
         "the cat", "sat"
     ).ids == [267, *first, 268, *second, 269]
     convert.from_hf(tmp_path / "hf", tmp_path / "again")
-    assert workdir.open_run(tmp_path / "again")[0].model.vocab_size == 270
+    assert open_run(tmp_path / "again")[0].model.vocab_size == 270
 
 
 def test_a_number_instead_of_labels(tmp_path):
@@ -160,7 +160,7 @@ def test_a_number_instead_of_labels(tmp_path):
     convert.from_hf(folder, tmp_path / "run")
     expected = dict(np.load(folder / "expected.npz"))
     same(tmp_path / "run", expected, expected["logits"][:, :1])
-    assert workdir.open_run(tmp_path / "run")[0].regression
+    assert open_run(tmp_path / "run")[0].regression
     convert.to_hf(tmp_path / "run", tmp_path / "back")
     content = json.loads((tmp_path / "back" / "config.json").read_text())
     assert content["problem_type"] == "regression" and content["id2label"] == {"0": "LABEL_0"}
@@ -174,7 +174,7 @@ def test_labels_without_names_and_a_pooler_that_no_head_reads(tmp_path):
         bert__pooler__dense__bias=np.zeros(32, np.float32),
     )
     convert.from_hf(folder, tmp_path / "run")
-    task, params = workdir.open_run(tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     assert task.names == [f"LABEL_{number}" for number in range(5)] and "pooler" not in params
 
 
@@ -184,15 +184,15 @@ def test_what_config_json_does_not_say_is_set(tmp_path):
         tmp_path / "pairs",
         [("task.pair", "2"), ("task.label", "3"), ("task.length", "20")],
     )
-    task, params = workdir.open_run(tmp_path / "pairs")
+    task, params = open_run(tmp_path / "pairs")
     assert task.length == 20 and len(list(task.predict(params, ["the cat\tthe rat"]))) == 1
     convert.from_hf(
         make.HERE / CHOICE,
         tmp_path / "four",
         [("task.choices", '("2", "3", "4", "5")'), ("task.label", "6")],
     )
-    ((_, found),) = workdir.open_run(tmp_path / "four")[0].predict(
-        workdir.open_run(tmp_path / "four")[1], ["the cat\ta\tb\tc\td"]
+    ((_, found),) = open_run(tmp_path / "four")[0].predict(
+        open_run(tmp_path / "four")[1], ["the cat\ta\tb\tc\td"]
     )
     assert len(found["probabilities"]) == 4
     with pytest.raises(
@@ -407,7 +407,7 @@ def test_live_to_transformers(architecture, config, asked, tmp_path):
         tmp_path / "hf", output_loading_info=True
     )
     assert not any(loading.values())
-    task, _ = workdir.open_run(run)
+    task, _ = open_run(run)
     lines = task.asked(list(enumerate(asked, 1)))
     examples = [example for line in lines for example in line.examples]
     rows = [task.row(example) for example in examples]
@@ -435,8 +435,7 @@ def test_live_to_transformers(architecture, config, asked, tmp_path):
         [("task.pair", "2"), ("task.label", "3")] if config.get("pair") else [],
     )
     first, second = (
-        jax.tree.map(np.asarray, workdir.open_run(folder)[1])
-        for folder in (run, tmp_path / "again")
+        jax.tree.map(np.asarray, open_run(folder)[1]) for folder in (run, tmp_path / "again")
     )
     first["token_embed"]["embedding"] = first["token_embed"]["embedding"][: task.model.vocab_size]
     jax.tree.map(np.testing.assert_array_equal, first, second)

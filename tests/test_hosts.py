@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV
-from transformer_jax.runs import workdir as workdirs
+from transformer_jax.runs.train import train
 
 SHORT = dict(
     train__num_steps=6,
@@ -105,7 +105,7 @@ def test_losses_equal_those_of_one_process(family, count, tmp_path):
     build, program, more = FAMILIES[family]
     config = build(tmp_path, **SHORT, **more, mesh__fsdp=2, mesh__tensor=2)
     alone = tmp_path / "alone"
-    workdirs.train(config, alone)
+    train(config, alone)
     finish(
         start(
             count,
@@ -173,7 +173,7 @@ def test_two_then_one_then_four_processes_read_the_same_rows(tmp_path):
         )
     )
     config.train.num_steps = config.train.eval_every = config.checkpoint.every = last
-    workdirs.train(config, tmp_path / "straight")
+    train(config, tmp_path / "straight")
     assert losses(tmp_path / "run") == pytest.approx(
         losses(tmp_path / "straight"), abs=1e-5
     ) and set(losses(tmp_path / "run")) == set(range(1, last + 1))

@@ -75,13 +75,14 @@ print(json.dumps([[what, key, str(before[key]), str(value)] for what, found in n
 )
 PROGRAMS = """
 import sys
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax import generate, inspect, translate
 
 def ended(program, *arguments):
     sys.argv = [program.__name__, *arguments]
     try:
-        cli.run(program.main, program.define_flags)
+        process.run(program.main, program.define_flags)
     except SystemExit as end:
         return end.code
 

@@ -14,10 +14,11 @@ import pytest
 from tests.conftest import build_config
 from tests.programs import ENV, call
 from transformer_jax import config as configs
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import process
 from transformer_jax.config import RunError
 from transformer_jax.distributed import hosts
-from transformer_jax.runs import workdir
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.train import train
 from transformer_jax.training import checkpoint, footprint, loop, memory
 from transformer_jax.training import state as states
 
@@ -113,7 +114,7 @@ def test_sizes_are_for_people():
 def parts(tmp_path_factory):
     """A config of one checkpoint and one evaluation, and its program on one device."""
     config = build_config(tmp_path_factory.mktemp("memory"), task__bleu_lines=0)
-    return config, loop.Program.of(config, workdir.make_task(config), jax.devices()[:1])
+    return config, loop.Program.of(config, make_task(config), jax.devices()[:1])
 
 
 def exhausted(*_, **__):
@@ -132,11 +133,11 @@ def test_a_training_says_where_and_what_takes_it(parts, tmp_path, monkeypatch, o
     config, program = parts
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
     if name == "restore":
-        workdir.train(config, tmp_path)
+        train(config, tmp_path)
         configs.set_key(config := config.copy_and_resolve_references(), "train.num_steps", 6)
     monkeypatch.setattr(owner, name, exhausted)
     with pytest.raises(RunError, match=r"^[^\n]*$") as error:
-        workdir.train(config, tmp_path)
+        train(config, tmp_path)
     assert str(error.value).startswith(
         f"out of memory {place or 'in training'}: 1.0 GiB asked for; "
     )
@@ -153,7 +154,7 @@ def test_an_update_says_what_its_activations_take(parts, tmp_path, monkeypatch):
     program = dataclasses.replace(program, train_step=update)
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
     with pytest.raises(RunError) as error:
-        workdir.train(config, tmp_path)
+        train(config, tmp_path)
     assert "out of memory in an update: 1.0 GiB asked for" in str(error.value)
     assert "activations of an update" in str(error.value)
 
@@ -163,7 +164,7 @@ def test_an_evaluation_says_so(parts, tmp_path, monkeypatch):
     program = dataclasses.replace(program, eval_step=exhausted)
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
     with pytest.raises(RunError, match="out of memory in an evaluation: 1.0 GiB asked for"):
-        workdir.train(config, tmp_path)
+        train(config, tmp_path)
 
 
 BIG = ("--config=configs/gpt/quickstart.py", "--config.model.d_model=600000")
@@ -191,7 +192,7 @@ def test_xla_itself_refuses_such_a_model(tmp_path, monkeypatch):
         str(ROOT / "configs/gpt/quickstart.py"),
         {"model.d_model": 600_000, "data.cache": str(tmp_path / "data")},
     )
-    task = workdir.make_task(config)
+    task = make_task(config)
     program = loop.Program.of(config, task, jax.devices()[:1])
     monkeypatch.setattr(memory, "of_host", lambda: None)
     with pytest.raises(RunError, match="initialising parameters and optimizer state: .* TiB asked"):
@@ -201,7 +202,8 @@ def test_xla_itself_refuses_such_a_model(tmp_path, monkeypatch):
 
 DECODING = """
 import jax, jax.numpy as jnp
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 
 def define_flags():
     cli.define_workdir()
@@ -210,7 +212,7 @@ def define_flags():
 def main():
     jax.jit(lambda: jnp.zeros(10**13, jnp.float32))()
 
-cli.run(main, define_flags)
+process.run(main, define_flags)
 """
 
 
@@ -233,5 +235,5 @@ def test_it_ends_the_other_hosts(monkeypatch, capsys):
     lines = []
     monkeypatch.setattr(hosts, "failed", lambda line, code: lines.append((line, code)))
     with pytest.raises(SystemExit) as ended:
-        cli._end_of_error(of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1024 bytes."))
+        process._end_with_error(of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1024 bytes."))
     assert ended.value.code == 1 and lines == [("error: out of memory: 1.0 KiB asked for", 1)]

@@ -13,7 +13,8 @@ from tests.programs import call, refused
 from transformer_jax import pictures
 from transformer_jax.config import UserError
 from transformer_jax.pictures.attended import Attended
-from transformer_jax.runs.workdir import create, make_task
+from transformer_jax.runs import record  # create
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import report
 from transformer_jax.training.state import init_params
 
@@ -170,7 +171,7 @@ def runs(tmp_path_factory):
     found["wmt"] = folder / "wmt"
     found["wmt"].mkdir()
     task = make_task(build_config(folder / "pairs"))
-    create(found["wmt"], task, init_params(task))
+    record.create(found["wmt"], task, init_params(task))
     for number, family in enumerate(("gpt", "bert")):
         (found[family] / "metrics.jsonl").write_text(
             json.dumps({"step": 1, "train/loss": number, "train/tokens_total": 8}) + "\n"

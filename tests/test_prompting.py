@@ -14,7 +14,9 @@ from tests.programs import call, refused
 from transformer_jax.config import UserError, experiment
 from transformer_jax.inference import prompting
 from transformer_jax.inference.prompting import Item, Prompts
-from transformer_jax.runs.workdir import make_task, open_run, record
+from transformer_jax.runs import record  # record
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.loop import Program, run
 
 FRENCH = {

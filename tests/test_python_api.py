@@ -11,7 +11,7 @@ import transformer_jax
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from transformer_jax import config as configs
-from transformer_jax.runs import workdir
+from transformer_jax.runs import record
 
 FILE = """
 import pathlib
@@ -81,7 +81,7 @@ def test_the_same_lines(family, tmp_path, caplog):
     file.write_text(FILE.format(family=family, folder=str(tmp_path / "data")))
     overrides = STEPS | ({"model.dropout": 0.1} if family == "fine-tuned" else {})
     scores = transformer_jax.train(file, tmp_path / "run", overrides=overrides)
-    config = workdir.read_config(tmp_path / "run")[0]
+    config = record.read(tmp_path / "run").config
     assert all(configs.get(config, key) == value for key, value in overrides.items())
     assert scores["valid/loss"] > 0 and all(isinstance(value, float) for value in scores.values())
 

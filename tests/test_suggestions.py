@@ -181,10 +181,10 @@ def test_help_config_needs_a_config():
 
 
 def test_importing_the_program_does_not_hide_the_function(monkeypatch):
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs import train as runs_train
 
     importlib.import_module("transformer_jax.train")
-    monkeypatch.setattr(workdir, "train", lambda *arguments: arguments)
+    monkeypatch.setattr(runs_train, "train", lambda *arguments: arguments)
     assert transformer_jax.train("config", "folder") == ("config", "folder")
 
 
@@ -195,4 +195,4 @@ def test_train_takes_any_task(tmp_path):
     )
     gpt = (*GPT, f"--workdir={tmp_path}/run")
     refused(call("train", *gpt, "--config.data.corpus="), "config.data")
-    refused(call("train", *gpt, "--seeds=2"), "for fine-tuning alone")
+    refused(call("train", *gpt, "--seeds=2", "--profile=1:2"), "without --seeds")

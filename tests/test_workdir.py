@@ -10,7 +10,10 @@ import pytest
 
 from tests.conftest import build_gpt, write_pairs
 from transformer_jax.config import UserError
-from transformer_jax.runs import workdir
+from transformer_jax.runs import record
+from transformer_jax.runs.open import load
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.train import train
 from transformer_jax.training.loop import Program, run
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -19,7 +22,7 @@ RELEASED = sorted(FIXTURES.glob("format_*"))
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.name)
 def test_a_released_format_still_restores(path):
-    model, params, tokenizer = workdir.load(path)
+    model, params, tokenizer = load(path)
     logits = model.apply(
         {"params": params}, jax.numpy.array([[5, 6, 3]]), jax.numpy.array([[2, 7]])
     )
@@ -34,11 +37,11 @@ def test_a_released_format_is_gone_on_with(path, tmp_path, monkeypatch):
     shutil.copytree(path, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     write_pairs(pathlib.Path("text"))
-    config, _ = workdir.read_config(tmp_path / "run")
+    config = record.read(tmp_path / "run").config
     config.train.num_steps = 6
-    task = workdir.make_task(config, tmp_path / "run")
+    task = make_task(config, tmp_path / "run")
     program = Program.of(config, task, jax.devices()[:1])
-    workdir.record(config, task, tmp_path / "run")
+    record.begin(config, task, tmp_path / "run")
     assert run(config, task, tmp_path / "run", program)["valid/loss"] > 0
     assert (
         json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
@@ -51,19 +54,19 @@ def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "checkpoint_format": 999}))
     with pytest.raises(UserError, match="written by a newer version"):
-        workdir.load(tmp_path / "run")
+        load(tmp_path / "run")
     path.write_text(path.read_text()[:50])
     with pytest.raises(UserError, match="not a run's record"):
-        workdir.load(tmp_path / "run")
+        load(tmp_path / "run")
 
 
 def test_a_run_of_another_task_is_named(tmp_path):
     with pytest.raises(
         UserError, match="holds a translation run, not a causal_lm one; take another folder"
     ):
-        workdir.train(build_gpt(tmp_path / "gpt"), RELEASED[0])
+        train(build_gpt(tmp_path / "gpt"), RELEASED[0])
 
 
 def test_a_metrics_file_of_other_bytes_does_not_stop_its_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe\n')
-    assert workdir.metrics(tmp_path) == [{"step": 1}]
+    assert record.metrics(tmp_path) == [{"step": 1}]

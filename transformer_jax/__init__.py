@@ -55,10 +55,14 @@ __version__ = "0.1.0"
 
 def __getattr__(name):
     # imported when asked for: the command line must be able to set up JAX first
-    if name in ("train", "open_run", "load"):
-        from transformer_jax.runs import workdir
+    if name == "train":
+        from transformer_jax.runs.train import train
 
-        return getattr(workdir, name)
+        return train
+    if name in ("open_run", "load"):
+        from transformer_jax.runs import open as opening
+
+        return getattr(opening, name)
     if name == "run":
         from transformer_jax.training.loop import run
 

@@ -17,7 +17,8 @@ import shutil
 from absl import flags
 
 from transformer_jax import config as configs
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 
@@ -57,7 +58,8 @@ def from_hf(folder, target, overrides=()) -> None:
     import numpy as np
 
     from transformer_jax.huggingface import heads, tensors
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs import record
+    from transformer_jax.runs.resolve import make_task
     from transformer_jax.storage import buckets
     from transformer_jax.training import state
 
@@ -87,7 +89,7 @@ def from_hf(folder, target, overrides=()) -> None:
                 f"{folder}: with these overrides of config.task it is no {family.architecture}"
             )
         heads.check(config.task)
-        task = workdir.make_task(config)
+        task = make_task(config)
         # ids added for fine-tuning are no text's
         if task.tokenizer.vocab_size > theirs["vocab_size"]:
             raise UserError(
@@ -104,7 +106,7 @@ def from_hf(folder, target, overrides=()) -> None:
             family.prefix,
             family.ignored,
         )
-        workdir.create(half, task, params)
+        record.create(half, task, params)
 
 
 def to_hf(run, target, step="best", overrides=()) -> None:
@@ -112,11 +114,11 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     import jax
 
     from transformer_jax.huggingface import gpt, tensors
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     if "://" in str(target):
         raise UserError(f"--to_hf={target}: must be a folder on a disk")
-    task, params = workdir.open_run(run, step, overrides)
+    task, params = open_run(run, step, overrides)
     family = next((family for family in _families() if family.holds(task.config)), None)
     if family is None:
         raise UserError(
@@ -189,4 +191,4 @@ def _appearing_in_bucket(folder):
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

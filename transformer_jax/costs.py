@@ -14,7 +14,8 @@ import math
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -87,7 +88,7 @@ def _of_config() -> None:
     from transformer_jax.config import choice
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import counts
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.resolve import resolve
 
     options = cli.FLAGS
     if not 0 < options.mfu <= 1:
@@ -102,8 +103,8 @@ def _of_config() -> None:
         chip = options.device and choice(options.device.lower(), hardware.NAMES)
     except UserError as error:
         raise UserError(f"--device: {error}") from None
-    config = cli.load_settled()
-    task = workdir.make_task(config)
+    run = resolve(options.config, overrides=cli.overrides())
+    config, task = run.config, run.task()
     flops, positions = counts.training(task)
     found = {
         **counts.parameters(task),
@@ -133,4 +134,4 @@ def _of_config() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

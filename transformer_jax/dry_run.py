@@ -12,7 +12,8 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 from transformer_jax.planning import topology
 
@@ -51,17 +52,16 @@ def main() -> None:
     if cli.FLAGS.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", cli.FLAGS.devices)
-    config = cli.load_settled()
-
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import counts, estimate, shardings, verdict
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.resolve import make_task, resolve
     from transformer_jax.training.loop import Program
 
+    run = resolve(cli.FLAGS.config, overrides=cli.overrides())
     devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else jax.devices()
     if cli.FLAGS.search:
-        return _search(config, workdir.make_task, devices)
-    task = workdir.make_task(config)
+        return _search(run.config, make_task, devices)
+    config, task = run.config, run.task()
     program = Program.of(config, task, devices)
     say("\n".join(shardings.table(program)))
     found = estimate.estimate(config, task, program)
@@ -111,4 +111,4 @@ def _record(found) -> dict:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags, before_jax)
+    process.run(main, define_flags, before_jax)

@@ -9,7 +9,8 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -26,7 +27,7 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     prompts, shots = _prompts(options)
@@ -42,7 +43,7 @@ def main() -> None:
         "task.n_best",
         "task.max_answer",
     )
-    task, params = workdir.open_run(options.workdir, options.step, cli.overrides(allowed))
+    task, params = open_run(options.workdir, options.step, cli.overrides(allowed))
     if prompts:
         from transformer_jax.inference import prompting
 
@@ -87,4 +88,4 @@ def _prompts(options):
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

@@ -11,7 +11,8 @@ import pathlib
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     from safetensors.numpy import save_file
 
     from transformer_jax.data.sources.pairs import text_lines
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     path = pathlib.Path(options.output or "")
@@ -49,9 +50,7 @@ def main() -> None:
         raise UserError(f"--layers={','.join(options.layers)}: must be whole numbers") from None
     if not layers:
         raise UserError("--layers=: numbers of layers are asked for, as in --layers=0,-1")
-    task, params = workdir.open_run(
-        options.workdir, options.step, cli.overrides(allowed=("decode.",))
-    )
+    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not callable(getattr(task, "features", None)):
         raise UserError(
             f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features"
@@ -72,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

@@ -10,7 +10,8 @@ import json
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -33,12 +34,10 @@ def define_flags() -> None:
 
 def main() -> None:
     from transformer_jax.data.sources.pairs import text_lines
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
-    task, params = workdir.open_run(
-        options.workdir, options.step, cli.overrides(allowed=("decode.",))
-    )
+    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not hasattr(task, "fill"):
         raise UserError(
             f"--workdir={options.workdir}: a {task.config.task.name} run, not one that fills masks"
@@ -68,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

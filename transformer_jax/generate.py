@@ -10,7 +10,8 @@ import sys
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -58,15 +59,13 @@ def define_flags() -> None:
 
 def main() -> None:
     from transformer_jax.inference.sampling import Sampling
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     if options.prompt is not None and options.prompts:
         raise UserError("--prompt and --prompts: give one of them")
     how = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p)
-    task, params = workdir.open_run(
-        options.workdir, options.step, cli.overrides(allowed=("decode.",))
-    )
+    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not hasattr(task, "generate"):
         raise UserError(
             f"--workdir={options.workdir}: a {task.config.task.name} run, not one that continues text"
@@ -126,4 +125,4 @@ def _lines(path: str):
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

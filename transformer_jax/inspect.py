@@ -13,7 +13,8 @@ metrics.jsonl
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 # Uszkoreit 2017
@@ -33,7 +34,7 @@ _USES = {  # the flags each picture knows beside --output
 
 def define_flags() -> None:
     cli.define_commands(*_USES)
-    cli.define_workdir(several=True)
+    cli.define_workdir(multiple=True)
     cli.define_step()
     flags.DEFINE_string("output", None, "PNG file to write; default PICTURE.png.")
     flags.DEFINE_multi_string("text", [], "A text; for coreference two or more.")
@@ -188,7 +189,7 @@ def confusion(options):
 
 def curves(options):
     from transformer_jax import pictures
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs import record
     from transformer_jax.storage import buckets
 
     if not options.workdir:
@@ -199,7 +200,7 @@ def curves(options):
         if not path.is_file():
             raise UserError(f"--workdir={folder}: no metrics.jsonl here")
         runs[folder.rstrip("/").rpartition("/")[2] if len(options.workdir) > 1 else ""] = lines = (
-            workdir.metrics(folder)
+            record.metrics(folder)
         )
         known = sorted({name for line in lines for name in line})
         for flag, name in (
@@ -220,14 +221,14 @@ def curves(options):
 
 def _opened(options, *allowed: str):
     """(task, parameters, the run's folder) of the one --workdir; `allowed`: keys to override."""
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     if len(options.workdir) != 1:
         raise UserError(
             f"--workdir=... {'is missing: folder of the run' if not options.workdir else 'is given more than once: this picture is of one run'}"
         )
     folder, overrides = options.workdir[0], cli.overrides(("decode.", *allowed))
-    return *workdir.open_run(folder, options.step, overrides), folder
+    return *open_run(folder, options.step, overrides), folder
 
 
 def _texts(options, count: int) -> list[str]:
@@ -247,4 +248,4 @@ def _kind(task, asked: str | None, folder: str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import Bar, say, track
 
@@ -35,7 +36,7 @@ class WorkdirLM(LM):
     def __init__(
         self, workdir: str, step: str = "best", overrides: Sequence[tuple[str, str]] = (), **_
     ):
-        from transformer_jax.runs.workdir import open_run
+        from transformer_jax.runs.open import open_run
 
         super().__init__()
         self.task, self.params = open_run(workdir, step, overrides)
@@ -197,4 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

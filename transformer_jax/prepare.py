@@ -5,7 +5,8 @@ Killed, it goes on where it was when the same command is given again. A training
 config then finds its data there.
 """
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -16,15 +17,16 @@ def define_flags() -> None:
 def main() -> None:
     config = cli.load_config()
     from transformer_jax.pictures.progress import say
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.begin import fine_tunes
+    from transformer_jax.runs.resolve import make_task
 
-    if workdir.fine_tunes(config):
+    if fine_tunes(config):
         raise UserError(
             f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; there is nothing to prepare"
         )
-    workdir.make_task(config).rows()
+    make_task(config).rows()
     say(f"ready in {config.data.cache}")
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

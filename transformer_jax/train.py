@@ -1,41 +1,90 @@
 """Trains any task: python -m transformer_jax.train --config=configs/gpt/quickstart.py --workdir=DIR
 
-Pre-training and fine-tuning alike; --seeds is for the latter. With --help_config it prints every
-key of the config with its type, default and meaning instead, and needs no --workdir.
+The same command continues a run that was stopped. A fine-tuning begins with the run that
+--config.init_from=DIR names. --seeds=3 trains three runs, in DIR/seed-0 and so on, and prints the
+mean and the standard deviation of their last scores as one JSON object. --help_config prints every
+key of the config with its type, default and meaning, and needs no --workdir.
 """
 
+import json
+import statistics
 import sys
 import types
 
-from transformer_jax import finetune
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
-def main() -> None:
-    from transformer_jax.runs import workdir
+def main(task: str | None = None) -> None:
+    """Trains the run of --config and --workdir. With `task`, other tasks are refused."""
+    from transformer_jax import config as configs
+    from transformer_jax.runs.train import train
 
-    config, _ = cli.load_config(without="model.")
-    if workdir.fine_tunes(config):
-        return finetune.main()
-    if cli.FLAGS.seeds:
+    config = configs.read(cli.FLAGS.config)
+    if task and config.task.name != task:
         raise UserError(
-            f"--seeds={cli.FLAGS.seeds}: for fine-tuning alone; "
-            f"config.task.name={config.task.name!r} is none"
+            f"--config={cli.FLAGS.config}: config.task.name={config.task.name!r}, "
+            f"this trainer's is {task!r}"
         )
-    cli.train()
+    _check_folder()
+    if cli.FLAGS.seeds:
+        _train_seeds(config)
+    else:
+        train(config, cli.FLAGS.workdir, cli.profile(), overrides=cli.overrides())
+
+
+def _train_seeds(config) -> None:
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.runs.train import train
+    from transformer_jax.storage import buckets
+
+    if cli.profile():
+        raise UserError("--profile is for one run, without --seeds")
+    folder = buckets.folder_of_run(cli.FLAGS.workdir)
+    scores = []
+    for seed in range(cli.FLAGS.seeds):
+        say(f"seed {seed}")
+        overrides = [*cli.overrides(), ("train.seed", seed), ("data.seed", seed)]
+        scores.append(train(config, folder / f"seed-{seed}", overrides=overrides))
+    summary = {name: spread([one[name] for one in scores]) for name in scores[0]}
+    print(json.dumps({"workdir": str(folder), "seeds": cli.FLAGS.seeds, **summary}))
+
+
+def _check_folder() -> None:
+    """Raises UserError where --workdir holds one run and --seeds is given, or the reverse."""
+    from transformer_jax.runs import record
+    from transformer_jax.storage import buckets
+
+    folder = buckets.folder_of_run(cli.FLAGS.workdir)
+    if cli.FLAGS.seeds and record.exists(folder):
+        raise UserError(f"--workdir={folder}: holds a single run; --seeds needs another folder")
+    if not cli.FLAGS.seeds and record.exists(folder / "seed-0"):
+        raise UserError(
+            f"--workdir={folder}: holds the runs of --seeds; "
+            "give --seeds to go on with them, or another folder"
+        )
+
+
+def spread(values: list[float]) -> dict:
+    """Returns the mean and the sample standard deviation of the scores of several seeds."""
+    return {
+        "mean": statistics.fmean(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "values": values,
+    }
 
 
 class _Program(types.ModuleType):
     """This module, callable: importing it must not hide the function `transformer_jax.train`."""
 
     def __call__(self, *arguments, **options):
-        from transformer_jax.runs import workdir
+        from transformer_jax.runs.train import train
 
-        return workdir.train(*arguments, **options)
+        return train(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Program
 
 if __name__ == "__main__":
-    cli.run(main, finetune.define_flags)
+    process.run(main, cli.define_training)

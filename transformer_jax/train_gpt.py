@@ -2,12 +2,14 @@
 --config=configs/gpt/quickstart.py --workdir=DIR
 """
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
+from transformer_jax.train import main as train
 
 
 def main() -> None:
-    cli.train("causal_lm")
+    train("causal_lm")
 
 
 if __name__ == "__main__":
-    cli.run(main, cli.define_training)
+    process.run(main, cli.define_training)

@@ -10,7 +10,8 @@ import sys
 
 from absl import flags
 
-from transformer_jax.cli import process as cli
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
 
@@ -42,13 +43,11 @@ def define_flags() -> None:
 
 def main() -> None:
     from transformer_jax import pictures
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     cli.check_output("attention")
-    task, params = workdir.open_run(
-        options.workdir, options.step, cli.overrides(allowed=("decode.",))
-    )
+    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
     if not hasattr(task, "translate"):
         raise UserError(
             f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates"
@@ -85,4 +84,4 @@ def _lines(first: list[str]):
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    process.run(main, define_flags)

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import build_gpt
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers, windows
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 
 
 def fake(size, eos_every=7):

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import build_gpt
 from transformer_jax.config import UserError
 from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.tasks.causal_lm import Continuation
 from transformer_jax.training.state import init_params
 

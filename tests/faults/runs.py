@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV, command
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program
 

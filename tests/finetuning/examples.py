@@ -4,7 +4,8 @@ import json
 
 from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs
-from transformer_jax.runs.workdir import create, make_task
+from transformer_jax.runs import record  # create
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.state import init_params
 
 ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
@@ -17,7 +18,7 @@ def pretrained(folder, family, **overrides):
     task = make_task(config)
     workdir = folder / f"{family}_run"
     workdir.mkdir()
-    create(workdir, task, init_params(task))
+    record.create(workdir, task, init_params(task))
     return workdir
 
 

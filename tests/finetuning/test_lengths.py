@@ -11,7 +11,7 @@ from tests.finetuning.examples import FILES, build, pretrained
 from transformer_jax.config import UserError
 from transformer_jax.finetuning import base
 from transformer_jax.finetuning.lengths import shorter
-from transformer_jax.runs import workdir
+from transformer_jax.runs.resolve import make_task, resolve
 
 WORDS = "the cat sat on the mat and the dog ran to the man".split()
 UNEVEN = {  # files of 48 and 12 examples that are from 1 to 13 words long
@@ -65,7 +65,7 @@ def made(folder, kind, run, **keys):
     config = build(folder, kind, run, **keys)
     for split, count in (("train", 48), ("valid", 12)):
         (folder / f"{split}.{FILES[kind][0]}").write_text(UNEVEN[kind](count))
-    return workdir.make_task(workdir.settled(config, folder / "none"))
+    return make_task(resolve(config, folder / "none").config)
 
 
 def test_what_rows_may_be_cut_to():

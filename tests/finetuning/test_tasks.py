@@ -9,11 +9,15 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from tests.finetuning.examples import FILES, build, pretrained
 from transformer_jax.config import UserError, set_key
 from transformer_jax.finetuning.encoder import fitted
-from transformer_jax.runs import workdir
+from transformer_jax.runs import begin, record
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.train import train
 from transformer_jax.tasks.span import _most_central
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.optimizer import _by_depth
@@ -65,8 +69,8 @@ def test_it_learns_measures_and_predicts(kind, family, runs, tmp_path):
         checkpoint__every=steps,
         task__lm_weight=0.5 if family == "gpt" else 0.0,
     )
-    found = workdir.train(config, tmp_path / "run")
-    task, params = workdir.open_run(tmp_path / "run")
+    found = train(config, tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     assert (task.config.model.name, task.model.vocab_size) == (
         family,
         303 if family == "gpt" else 80,
@@ -99,11 +103,9 @@ def test_it_learns_measures_and_predicts(kind, family, runs, tmp_path):
 
 
 def test_the_labels_are_kept_without_the_data(runs, tmp_path):
-    workdir.train(
-        build(tmp_path, "classification", runs["bert"], train__num_steps=1), tmp_path / "run"
-    )
+    train(build(tmp_path, "classification", runs["bert"], train__num_steps=1), tmp_path / "run")
     (tmp_path / "train.tsv").unlink()
-    task, params = workdir.open_run(tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     ((label, found),) = task.predict(params, ["a cat"])
     assert label in found["probabilities"] and list(found["probabilities"]) == ["cat", "dog"]
 
@@ -124,8 +126,8 @@ def test_resuming_equals_running_straight(runs, tmp_path):
                 task__group_by_length=4,
                 optimizer__schedule="constant",
             )
-            workdir.train(config, tmp_path / folder, [("model.dropout", "0.2")])
-        return workdir.open_run(tmp_path / folder, "latest")
+            train(config, tmp_path / folder, overrides=[("model.dropout", "0.2")])
+        return open_run(tmp_path / folder, "latest")
 
     task, straight = finish("straight", [6])
     assert task.model.dropout == 0.2
@@ -138,16 +140,16 @@ def test_resuming_equals_running_straight(runs, tmp_path):
 def test_equal_losses_on_a_mesh(kind, runs, tmp_path):
     def first(**mesh):
         overrides = {f"mesh__{axis}": size for axis, size in mesh.items()}
-        config = workdir.settled(
+        config = resolve(
             build(
                 tmp_path, kind, runs["bert"], train__num_steps=3, train__log_every=1, **overrides
             ),
             tmp_path / "none",
-        )
-        task = workdir.make_task(config)
+        ).config
+        task = make_task(config)
         folder = tmp_path / f"run{len(mesh)}"
         program = Program.of(config, task, jax.devices()[: math.prod(mesh.values()) or 1])
-        run(config, task, folder, program, origin=workdir.origin_of(config, folder))
+        run(config, task, folder, program, origin=begin.origin(config, folder))
         return [
             line["train/loss"]
             for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -162,9 +164,9 @@ def test_keys_of_the_model_in_the_config_itself(runs, tmp_path):
     config = lambda: build(
         tmp_path, "classification", runs["bert"], model__dropout=0.3, model__attention_dropout=0.2
     )
-    model = workdir.settled(config(), tmp_path / "none", [("model.attention_dropout", "0.4")]).model
+    model = resolve(config(), tmp_path / "none", [("model.attention_dropout", "0.4")]).config.model
     assert (model.dropout, model.attention_dropout, model.vocab_size) == (0.3, 0.4, 80)
-    again = workdir.settled(workdir.settled(config(), tmp_path / "none"), tmp_path / "none").model
+    again = resolve(resolve(config(), tmp_path / "none").config, tmp_path / "none").config.model
     assert (again.dropout, again.attention_dropout, again.vocab_size) == (0.3, 0.2, 80)
 
 
@@ -173,13 +175,13 @@ def test_train_leaves_its_config_as_it_is(runs, tmp_path):
     wide = pretrained(tmp_path, "bert", model__d_model=48)
     config = build(tmp_path, "classification", runs["bert"], train__num_steps=1)
     before = config.to_dict()
-    workdir.train(config, tmp_path / "first", [("model.dropout", "0.2")])
-    workdir.settled(config, tmp_path / "none", [("model.dropout", "0.2")])
+    train(config, tmp_path / "first", overrides=[("model.dropout", "0.2")])
+    resolve(config, tmp_path / "none", [("model.dropout", "0.2")])
     assert config.to_dict() == before
 
     config.init_from = str(wide)
-    workdir.train(config, tmp_path / "second")
-    first, second = (workdir.read_config(tmp_path / name)[0] for name in ("first", "second"))
+    train(config, tmp_path / "second")
+    first, second = (record.read(tmp_path / name).config for name in ("first", "second"))
     assert (first.model.d_model, first.model.dropout) == (32, 0.2)
     assert (second.model.d_model, second.model.dropout) == (48, 0.0)
     assert (first.init_from, second.init_from) == (str(runs["bert"]), str(wide))
@@ -194,29 +196,29 @@ def test_what_it_begins_from_is_read_as_a_record(runs, tmp_path):
     del record["config"]["checkpoint"]["best_mode"], record["config"]["checkpoint"]["keep"]
     (origin / "config.json").write_text(json.dumps(record))
     config = build(tmp_path, "classification", origin, train__num_steps=1)
-    workdir.train(config, tmp_path / "run")
+    train(config, tmp_path / "run")
     (origin / "config.json").write_text(json.dumps(record | {"checkpoint_format": 999}))
     with pytest.raises(UserError, match="written by a newer version"):
-        workdir.train(config, tmp_path / "refused")
+        train(config, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
 def test_a_run_without_its_origin_does_not_begin_anew(runs, tmp_path):
-    config = workdir.settled(build(tmp_path, "classification", runs["bert"]), tmp_path / "none")
+    config = resolve(build(tmp_path, "classification", runs["bert"]), tmp_path / "none").config
     with pytest.raises(ValueError, match="run needs its argument origin"):
-        run(config, workdir.make_task(config), tmp_path / "run")
+        run(config, make_task(config), tmp_path / "run")
 
 
 def test_going_on_needs_no_word_of_what_it_began_from(runs, tmp_path, monkeypatch):
     config = lambda steps, origin: build(tmp_path, "classification", origin, train__num_steps=steps)
-    workdir.train(config(1, runs["bert"]), tmp_path / "run")
+    train(config(1, runs["bert"]), tmp_path / "run")
     unsaid = config(2, runs["bert"])
     unsaid.init_from = None
-    workdir.train(unsaid, tmp_path / "run")
+    train(unsaid, tmp_path / "run")
     monkeypatch.chdir(runs["bert"].parent)
-    workdir.train(config(3, runs["bert"].name), tmp_path / "run")
+    train(config(3, runs["bert"].name), tmp_path / "run")
     with pytest.raises(UserError, match="another config: init_from"):
-        workdir.train(config(4, runs["gpt"]), tmp_path / "run")
+        train(config(4, runs["gpt"]), tmp_path / "run")
 
 
 def test_what_is_pretrained_is_used_unless_told_otherwise(runs, tmp_path):
@@ -229,10 +231,10 @@ def test_what_is_pretrained_is_used_unless_told_otherwise(runs, tmp_path):
             optimizer__learning_rate=0.0,
             **overrides,
         )
-        workdir.train(config, tmp_path / f"run{len(overrides)}")
-        return workdir.open_run(tmp_path / f"run{len(overrides)}")[1]["token_embed"]["embedding"]
+        train(config, tmp_path / f"run{len(overrides)}")
+        return open_run(tmp_path / f"run{len(overrides)}")[1]["token_embed"]["embedding"]
 
-    there = workdir.open_run(runs["gpt"])[1]["token_embed"]["embedding"]
+    there = open_run(runs["gpt"])[1]["token_embed"]["embedding"]
     np.testing.assert_array_equal(begun()[:300], there)
     assert begun()[300:].std() > 0 and not np.array_equal(
         begun(train__pretrained=False, train__seed=1)[:300], there
@@ -250,12 +252,12 @@ def test_a_head_is_for_its_own_task_and_labels(runs, tmp_path):
         train__num_steps=3,
         task__labels=("dog", "cat"),
     )
-    workdir.train(first, tmp_path / "first")
-    head = workdir.open_run(tmp_path / "first")[1]["head"]["out"]["kernel"]
+    train(first, tmp_path / "first")
+    head = open_run(tmp_path / "first")[1]["head"]["out"]["kernel"]
 
     def begun(kind, **overrides):
         run = tmp_path / f"{kind}{len(overrides)}"
-        workdir.train(
+        train(
             build(
                 tmp_path / f"b{kind}",
                 kind,
@@ -266,7 +268,7 @@ def test_a_head_is_for_its_own_task_and_labels(runs, tmp_path):
             ),
             run,
         )
-        return workdir.open_run(run)
+        return open_run(run)
 
     task, params = begun("classification")
     assert task.names == ["dog", "cat"]
@@ -279,10 +281,10 @@ def test_new_tokens_begin_as_initialised_in_a_padded_vocabulary(runs, tmp_path):
     from tests.conftest import build_gpt
     from transformer_jax.training.state import init_params
 
-    before = workdir.make_task(build_gpt(tmp_path / "gpt", model__vocab_multiple=64))
+    before = make_task(build_gpt(tmp_path / "gpt", model__vocab_multiple=64))
     (tmp_path / "padded").mkdir()
-    workdir.create(tmp_path / "padded", before, init_params(before))
-    workdir.train(
+    record.create(tmp_path / "padded", before, init_params(before))
+    train(
         build(
             tmp_path,
             "classification",
@@ -292,7 +294,7 @@ def test_new_tokens_begin_as_initialised_in_a_padded_vocabulary(runs, tmp_path):
         ),
         tmp_path / "run",
     )
-    table = workdir.open_run(tmp_path / "run")[1]["token_embed"]["embedding"]
+    table = open_run(tmp_path / "run")[1]["token_embed"]["embedding"]
     assert (
         table.shape[0] == 320
         and np.abs(table[300:303]).min(axis=-1).all()
@@ -301,19 +303,17 @@ def test_new_tokens_begin_as_initialised_in_a_padded_vocabulary(runs, tmp_path):
 
 
 def test_words_keep_their_spaces_for_a_gpt(runs, tmp_path):
-    task = workdir.make_task(
-        workdir.settled(build(tmp_path, "tagging", runs["gpt"]), tmp_path / "none")
-    )
+    task = make_task(resolve(build(tmp_path, "tagging", runs["gpt"]), tmp_path / "none").config)
     (part,) = task._parts([(("the", "cat", "sat"), [0, 0, 0])])
     assert task.tokenizer.decode([part.ids]) == ["the cat sat"]
 
 
 def test_a_frozen_encoder_stays_as_it_was(runs, tmp_path):
-    workdir.train(
+    train(
         build(tmp_path, "tagging", runs["bert"], train__num_steps=3, task__frozen=True),
         tmp_path / "run",
     )
-    after, before = workdir.open_run(tmp_path / "run")[1], workdir.open_run(runs["bert"])[1]
+    after, before = open_run(tmp_path / "run")[1], open_run(runs["bert"])[1]
     np.testing.assert_array_equal(
         after["encoder"]["layers"]["mlp"]["wi"]["kernel"],
         before["encoder"]["layers"]["mlp"]["wi"]["kernel"],
@@ -340,8 +340,8 @@ def test_an_lstm_learns_from_a_frozen_encoders_states(features, runs, tmp_path):
         task__lstm_width=16,
         optimizer__learning_rate=2e-2,
     )
-    assert workdir.train(config, tmp_path / "run")["valid/f1"] > 0.85
-    after, before = workdir.open_run(tmp_path / "run")[1], workdir.open_run(runs["bert"])[1]
+    assert train(config, tmp_path / "run")["valid/f1"] > 0.85
+    after, before = open_run(tmp_path / "run")[1], open_run(runs["bert"])[1]
     np.testing.assert_array_equal(
         after["token_embed"]["embedding"], before["token_embed"]["embedding"]
     )
@@ -353,17 +353,17 @@ def test_features_that_the_model_lacks(runs, tmp_path):
         ("bert", "concat-last-four", "has 2 layers"),
     ):
         with pytest.raises(UserError, match=message):
-            workdir.train(
+            train(
                 build(tmp_path, "tagging", runs[family], task__features=features), tmp_path / "run"
             )
 
 
 def test_the_order_of_a_symmetric_pair_means_nothing(runs, tmp_path):
-    workdir.train(
+    train(
         build(tmp_path, "pairs", runs["gpt"], train__num_steps=2, task__symmetric=True),
         tmp_path / "run",
     )
-    task, params = workdir.open_run(tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     one, other = task.predict(params, ["the cat sat\ta dog", "a dog\tthe cat sat"])
     assert one[1]["probabilities"] == pytest.approx(other[1]["probabilities"], rel=1e-4)
 
@@ -399,8 +399,8 @@ def test_parts_of_a_long_context(runs, tmp_path):
     """Every token is in a part, one part alone counts it, and the answer is found where it wholly
     is.
     """
-    config = workdir.settled(build(tmp_path, "span", runs["bert"]), tmp_path / "none")
-    task = workdir.make_task(config)
+    config = resolve(build(tmp_path, "span", runs["bert"]), tmp_path / "none").config
+    task = make_task(config)
     context = " ".join(["the cat sat on the mat."] * 12) + " a dog ran."
     start = context.index("dog")
     parts = task._parts([("who ran?", context, (("dog", start),))])
@@ -424,8 +424,8 @@ def test_long_sentences_are_tagged_whole(runs, tmp_path):
     (tmp_path / "valid.conll").write_text(
         "\n".join(["cat\tB-PET", "sat\tO"] * 40) + "\n\ndog\tB-PET\n"
     )
-    workdir.train(config, tmp_path / "run")
-    task, params = workdir.open_run(tmp_path / "run")
+    train(config, tmp_path / "run")
+    task, params = open_run(tmp_path / "run")
     examples = task._examples("valid")
     assert [len(part.tags) for part in examples if part.sentence == 1] == [1] and sum(
         len(part.tags) for part in examples
@@ -607,7 +607,7 @@ def test_what_can_not_be_read_is_refused(kind, file, content, keys, message, run
     if file:
         (tmp_path / "data" / file).write_text(content)
     with pytest.raises(UserError) as refused:
-        workdir.train(config, tmp_path / "run")
+        train(config, tmp_path / "run")
     assert (
         message in str(refused.value)
         and "\n" not in str(refused.value)
@@ -618,7 +618,7 @@ def test_what_can_not_be_read_is_refused(kind, file, content, keys, message, run
 def test_rows_that_are_not_whole_are_left_out_where_asked(runs, tmp_path, capsys):
     config = build(tmp_path, "classification", runs["bert"], task__skip_malformed=True)
     (tmp_path / "valid.tsv").write_text("cat\tthe cat\ndog\n\ndog\t \ndog\ta dog\n")
-    task = workdir.make_task(workdir.settled(config, tmp_path / "none"))
+    task = make_task(resolve(config, tmp_path / "none").config)
     assert len(task._examples("valid")) == task.count("valid") == 2
     said = capsys.readouterr().err
     assert (
@@ -627,14 +627,14 @@ def test_rows_that_are_not_whole_are_left_out_where_asked(runs, tmp_path, capsys
     )
     (tmp_path / "valid.tsv").write_text("cat\t \ndog\t \n")
     with pytest.raises(UserError, match="valid.tsv:1: an empty text, and none in the other rows"):
-        workdir.make_task(workdir.settled(config, tmp_path / "none"))._examples("valid")
+        make_task(resolve(config, tmp_path / "none").config)._examples("valid")
 
 
 def test_what_looks_like_a_header_is_said(runs, tmp_path, capsys):
     config = build(tmp_path, "classification", runs["bert"])
     (tmp_path / "train.tsv").write_text("label\ttext\n" + (tmp_path / "train.tsv").read_text())
     assert (
-        workdir.settled(config, tmp_path / "none").task.labels == ("cat", "dog", "label")
+        resolve(config, tmp_path / "none").config.task.labels == ("cat", "dog", "label")
         and "'label', is that of no other: if it is a header" in capsys.readouterr().err
     )
 
@@ -649,7 +649,7 @@ def test_choices_that_begin_alike_are_predicted_as_trained(runs, tmp_path):
         task__label="5",
     )
     (tmp_path / "train.tsv").write_text("the dog ran\ta man sat\ton the mat\tto the cat\t1\n" * 4)
-    task = workdir.make_task(workdir.settled(config, tmp_path / "none"))
+    task = make_task(resolve(config, tmp_path / "none").config)
     (asked,) = task.asked([(1, "the dog ran\ta man sat\ton the mat\tto the cat")])
     assert asked.examples[0][0] == task._examples("train")[0][0]
     with pytest.raises(UserError, match="line 1: a context, a beginning and 2 choices"):
@@ -658,10 +658,10 @@ def test_choices_that_begin_alike_are_predicted_as_trained(runs, tmp_path):
 
 def test_the_work_counted_is_the_work_done(runs, tmp_path):
     """A vocabulary that nothing meets costs nothing; an LSTM on a frozen encoder does."""
-    task = lambda kind, family, **keys: workdir.make_task(
-        workdir.settled(
+    task = lambda kind, family, **keys: make_task(
+        resolve(
             build(tmp_path / f"{kind}{len(keys)}", kind, runs[family], **keys), tmp_path / "none"
-        )
+        ).config
     )
     plain, both = task("classification", "gpt"), task("classification", "gpt", task__lm_weight=0.5)
     assert both.flops() - plain.flops() == 3 * 2 * 32 * plain.model.d_model * plain.model.vocab_size
@@ -685,17 +685,17 @@ def test_the_work_counted_is_the_work_done(runs, tmp_path):
     ],
 )
 def test_lines_that_can_not_be_predicted(kind, line, message, runs, tmp_path):
-    config = workdir.settled(build(tmp_path, kind, runs["bert"]), tmp_path / "none")
+    config = resolve(build(tmp_path, kind, runs["bert"]), tmp_path / "none").config
     with pytest.raises(UserError, match=message):
-        list(workdir.make_task(config).predict(None, [LINES[kind], line]))
+        list(make_task(config).predict(None, [LINES[kind], line]))
 
 
 @pytest.mark.parametrize("kind", ["pairs", "span", "choice"])
 def test_two_texts_need_two_token_types(kind, runs, tmp_path):
-    config = workdir.settled(build(tmp_path, kind, runs["bert"]), tmp_path / "none")
+    config = ConfigDict(resolve(build(tmp_path, kind, runs["bert"]), tmp_path / "none").config)
     config.model.num_token_types = 1
     with pytest.raises(UserError, match="num_token_types=1: two texts in a row need 2"):
-        workdir.make_task(config)
+        make_task(config)
 
 
 EMPTY = {
@@ -710,8 +710,8 @@ EMPTY = {
 @pytest.mark.parametrize("kind", EMPTY)
 def test_empty_and_long_lines(kind, runs, tmp_path, capsys):
     """The empty ones stay empty, and change nothing of the others; what is too long is named."""
-    config = workdir.settled(build(tmp_path, kind, runs["bert"]), tmp_path / "none")
-    task = workdir.make_task(config)
+    config = resolve(build(tmp_path, kind, runs["bert"]), tmp_path / "none").config
+    task = make_task(config)
     params, line = init_params(task), LINES[kind]
     found = list(task.predict(params, ["", line, "  ", line, ""]))
     (alone,) = task.predict(params, [line])
@@ -738,8 +738,8 @@ def test_empty_and_long_lines(kind, runs, tmp_path, capsys):
 
 
 def test_a_long_sentence_has_all_its_tags(runs, tmp_path):
-    config = workdir.settled(build(tmp_path, "tagging", runs["bert"]), tmp_path / "none")
-    task = workdir.make_task(config)
+    config = resolve(build(tmp_path, "tagging", runs["bert"]), tmp_path / "none").config
+    task = make_task(config)
     words = ["the", "cat", "sat", "to", "a", "dog"] * 20
     found, _ = task.predict(init_params(task), [" ".join(words), "a dog"])
     tags = [pair.rpartition("/")[2] for pair in found.text.split()]
@@ -751,9 +751,9 @@ def test_runs_of_the_wrong_kind(runs, tmp_path):
     config = build(tmp_path, "classification", runs["bert"])
     set_key(config, "init_from", str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="no run here"):
-        workdir.train(config, tmp_path / "run")
+        train(config, tmp_path / "run")
     set_key(config, "init_from", "tests/fixtures/format_1")
     with pytest.raises(UserError, match="fine-tuning is for bert and gpt"):
-        workdir.train(config, tmp_path / "run")
+        train(config, tmp_path / "run")
     with pytest.raises(UserError, match="holds a masked_lm run, not a classification one"):
-        workdir.train(config, runs["bert"])
+        train(config, runs["bert"])

@@ -12,7 +12,7 @@ from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import estimate, shardings, topology, verdict
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program
 

@@ -15,7 +15,8 @@ from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import counts, published, traced
-from transformer_jax.runs.workdir import make_task, open_run
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import state
 
 DIFFER = {

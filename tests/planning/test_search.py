@@ -13,7 +13,7 @@ from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import search
 from transformer_jax.planning.estimate import Estimate, Roofline, compute_seconds
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import jax
 
 from transformer_jax import config as configs
 from transformer_jax.planning import shardings
-from transformer_jax.runs.workdir import fine_tunes, make_task
+from transformer_jax.runs.begin import fine_tunes
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.loop import Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -13,7 +13,7 @@ from tests.scaling.test_laws import TRUE
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.planning import counts
-from transformer_jax.runs import workdir
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.scaling import fits, runs
 from transformer_jax.scaling.family import HELD_OUT, Family
 from transformer_jax.training.checkpoint import FORMAT
@@ -55,7 +55,7 @@ def measured_by_law(file, folder, names):
     """Workdirs as if their runs had ended at the law's loss."""
     for name in names:
         config = configs.load(f"{file}:{name}")
-        task = workdir.make_task(config)
+        task = make_task(config)
         flops, tokens = counts.training(task)
         params, steps = counts.parameters(task)["params"], config.train.num_steps
         (folder / name).mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_a_family_is_ordinary_configs(file):
         "d8-1.28e5",
     ]
     config = configs.load(f"{file}:d16-1.28e5")
-    task = workdir.make_task(config)
+    task = make_task(config)
     assert config.model.d_model == 16 and counts.training(task)[1] == pytest.approx(128e3, rel=0.01)
     steps = config.train.num_steps
     assert (
@@ -115,7 +115,7 @@ def test_budgets_that_runs_can_not_be_told_apart_by():
 def test_equal_compute_is_equal_by_the_formula(file):
     family = configs.load_module(file).FAMILY
     equal = Family(family.base, family.sizes, flops=(5e9,))
-    spent = [counts.training(workdir.make_task(equal.config(name)))[0] for name in equal.names]
+    spent = [counts.training(make_task(equal.config(name)))[0] for name in equal.names]
     assert (
         spent == pytest.approx([5e9] * 3, rel=0.02)
         and len({equal.config(name).train.num_steps for name in equal.names}) == 3
@@ -145,7 +145,7 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     assert runs.measured(tmp_path / "runs" / "one") is None
     runs.train({"one": config}, tmp_path / "runs")
     found = runs.measured(tmp_path / "runs" / "one")
-    task = workdir.make_task(config)
+    task = make_task(config)
     assert (
         (found.flops, found.tokens) == counts.training(task)
         and found.params == counts.parameters(task)["params"]

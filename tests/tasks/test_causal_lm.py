@@ -14,7 +14,13 @@ from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
 from transformer_jax.inference import sampling
 from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs.workdir import make_task, open_run, origin_of, record, train
+from transformer_jax.runs import (
+    begin,
+    record,  # record
+)
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.train import train
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program, run
@@ -305,7 +311,7 @@ def test_a_run_begins_from_another_and_says_what_it_took(trained, tmp_path, caps
     assert begun.tokenizer.fingerprint() == task.tokenizer.fingerprint()
     (tmp_path / "run").mkdir()
     record(config, begun, tmp_path / "run")
-    run(config, begun, tmp_path / "run", origin=origin_of(config, tmp_path / "run"))
+    run(config, begun, tmp_path / "run", origin=begin.origin(config, tmp_path / "run"))
     assert "tensors restored" in capsys.readouterr().err
     _, again = open_run(tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, again, params)

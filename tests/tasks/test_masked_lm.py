@@ -12,7 +12,9 @@ import pytest
 from tests.conftest import build_bert as build
 from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
-from transformer_jax.runs.workdir import make_task, open_run, record
+from transformer_jax.runs import record  # record
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program, run

@@ -15,7 +15,9 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs, TfdsPairs
 from transformer_jax.inference import stream
 from transformer_jax.layers.blocks import for_decoding
-from transformer_jax.runs.workdir import make_task, open_run, record
+from transformer_jax.runs import record  # record
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.scores import bleu
 from transformer_jax.training.loop import Program, run
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints

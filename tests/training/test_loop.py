@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop, pace
 from transformer_jax.training.loop import Program, run
 

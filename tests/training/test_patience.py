@@ -11,7 +11,7 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.distributed import hosts
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run

@@ -10,8 +10,8 @@ from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.configuration import run_length
 from transformer_jax.distributed import hosts
-from transformer_jax.runs import workdir
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.train import train
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
@@ -214,8 +214,8 @@ def test_a_longer_run_says_so_when_it_goes_on(parts, tmp_path, capsys, monkeypat
     config, _, program = parts
     longer = changed(config, train__num_steps=12)
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
-    workdir.train(config, tmp_path)
+    train(config, tmp_path)
     assert "config.train.num_steps" not in capsys.readouterr().err
-    workdir.train(longer, tmp_path)
+    train(longer, tmp_path)
     [line] = [line for line in capsys.readouterr().err.splitlines() if "num_steps 10 -> 12" in line]
     assert "the cosine schedule now ends at 12 instead of 10" in line and "at update 11 is" in line

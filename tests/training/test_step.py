@@ -10,7 +10,7 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.planning import hlo
-from transformer_jax.runs.workdir import make_task
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches, optimizer
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program

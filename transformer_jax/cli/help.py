@@ -1,8 +1,7 @@
-"""What the command line says beside its flags: what a wrong flag was meant to be, and the keys."""
+"""Help on the command line: suggestions for a wrong flag, the keys of a config, lack of memory."""
 
 import contextlib
 import sys
-from collections.abc import Callable
 
 from absl import flags
 
@@ -13,59 +12,68 @@ from transformer_jax.training import memory
 FLAGS = flags.FLAGS
 
 
-def meant(word: str, argv: list[str]) -> str:
-    """'; did you mean ...?' for an unknown flag: another flag, else a key of the config."""
-    modules = FLAGS.flags_by_module_dict().items()
+def suggestion(word: str, argv: list[str]) -> str:
+    """Returns '; did you mean ...?' for an unknown flag: another flag, else a key of the config."""
+    of_modules = FLAGS.flags_by_module_dict().items()
     names = [
         f"--{flag.name}"
-        for module, found in modules
-        for flag in found
+        for module, defined in of_modules
+        for flag in defined
         if not module.startswith("absl")
     ]
     if flag := suggestions.known_elsewhere(word, names):
         return f"; did you mean {flag[0]}?"
-    return suggestions.near(f"--{word}", names) or _meant_key(word, argv)
+    keys = _keys(argv)
+    if key := _key_of_that_name(word, keys):
+        return f"; did you mean {key}?"
+    near_key = suggestions.near(word, keys).replace("mean ", "mean --config.")
+    return suggestions.near(f"--{word}", names) or near_key
 
 
-def _meant_key(word: str, argv: list[str]) -> str:
-    """'; did you mean ...?' for a key that was given without its --config.section."""
+def _keys(argv: list[str]) -> list[str]:
+    """Returns the keys of the program's config; without a config those that may change."""
     from transformer_jax import config
 
     if "config" not in FLAGS and "workdir" not in FLAGS:
-        return ""
+        return []
     keys = config.all_keys(_value(argv, "config"))
-    if "config" not in FLAGS:  # the run has its config; the decoding may change
-        keys = [key for key in keys if key.startswith("decode.")]
+    if "config" in FLAGS:
+        return keys
+    return [key for key in keys if key.startswith("decode.")]  # of a finished run
+
+
+def _key_of_that_name(word: str, keys: list[str]) -> str:
+    """Returns the key that another codebase calls `word`, or that was given without its section."""
     if names := suggestions.known_elsewhere(word, keys):
-        return f"; did you mean {' and '.join(f'--config.{name}' for name in names)}?"
-    if names := [key for key in keys if key.rpartition(".")[2] == word]:
-        return f"; did you mean {' or '.join(f'--config.{name}' for name in names)}?"
-    return suggestions.near(word, keys).replace("mean ", "mean --config.")
+        return " and ".join(f"--config.{name}" for name in names)
+    return " or ".join(f"--config.{key}" for key in keys if key.rpartition(".")[2] == word)
 
 
 def _value(argv: list[str], name: str) -> str | None:
-    """The value of a flag, before the flags are parsed."""
+    """Returns the value of a flag, before the flags are parsed."""
     for argument, following in zip(argv, [*argv[1:], ""]):
-        flag, given, value = argument.lstrip("-").partition("=")
+        flag, equals, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag == name:
-            return value if given else following
+            return value if equals else following
     return None
 
 
-def print_keys(load: Callable) -> None:
-    """Ends the program after every key of the config that `load` gives: --help_config."""
+def print_keys(path: str | None, overrides: list[tuple[str, str]]) -> None:
+    """Prints every key of a config file with its overrides, and ends the program."""
+    from transformer_jax import config
     from transformer_jax.cli import key_help
 
-    if not FLAGS.config:
-        raise UserError("--help_config needs --config=FILE, which says which keys there are")
-    print("\n".join(key_help.lines(load(), FLAGS.config)))
+    if not path:
+        raise UserError("--help_config needs --config=FILE, whose model and task have the keys")
+    print("\n".join(key_help.lines(config.load(path, overrides), path)))
     sys.exit(0)
 
 
 def out_of_memory(error: Exception, overrides: list[tuple[str, str]]) -> str:
-    """The line on a lack of memory, with as much as can be known of the program's run."""
+    """Returns the line on a lack of memory, with the sizes and remedies that are known."""
     takes = remedies = ""
-    with contextlib.suppress(Exception):  # the machine is exhausted, or there is no such run
+    # Without a run, or on an exhausted machine, the sizes stay unknown.
+    with contextlib.suppress(Exception):
         if "step" in FLAGS:
             takes, remedies = _of_run(FLAGS.workdir, overrides)
         elif "config" in FLAGS and FLAGS.config:
@@ -76,16 +84,17 @@ def out_of_memory(error: Exception, overrides: list[tuple[str, str]]) -> str:
 
 
 def _of_run(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, str]:
-    """What a run's parameters take, and the remedies for a decoding with them."""
+    """Returns the size of a run's parameters, and the remedies for a decoding with them."""
     import jax
 
     from transformer_jax import config as configs
-    from transformer_jax.runs import workdir
+    from transformer_jax.runs import record
+    from transformer_jax.runs.resolve import make_task
     from transformer_jax.training import state
 
-    config, _ = workdir.read_config(folder)
+    config = record.read(folder).config
     for key, value in overrides:
         configs.set_key(config, key, value)
-    shapes = state.abstract_params(workdir.make_task(config, folder))
+    shapes = state.abstract_params(make_task(config, folder))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return f"parameters {memory.shown(size)}", memory.decoding_remedies(config)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning import counts
-from transformer_jax.runs import workdir
+from transformer_jax.runs.resolve import make_task
 from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run
@@ -139,7 +139,7 @@ def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
         raise UserError(
             f"{folder / HELD_OUT} has begun: what is predicted after that is no prediction"
         )
-    task = workdir.make_task(config)
+    task = make_task(config)
     law, params, (flops, tokens) = (
         laws.parametric(runs),
         counts.parameters(task)["params"],

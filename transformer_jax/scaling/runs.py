@@ -11,7 +11,9 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning import counts
-from transformer_jax.runs import workdir
+from transformer_jax.runs import record
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.train import train as train_run
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Run
 from transformer_jax.storage import buckets
@@ -19,7 +21,7 @@ from transformer_jax.storage import buckets
 
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
     """Trains each config in `folder`/name, in turn; what has been done is left as it is, what was
-    begun goes on. Raises as `workdir.train`.
+    begun goes on. Raises as `train`.
     """
     folder = buckets.folder_of_run(folder)
     for name, config in configs.items():
@@ -28,9 +30,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
                 f"config.train.patience={config.train.patience} ({name}): the runs of a "
                 "scaling law must not end early; leave it at 0"
             )
-    costs = {
-        name: counts.training(workdir.make_task(config))[0] for name, config in configs.items()
-    }
+    costs = {name: counts.training(make_task(config))[0] for name, config in configs.items()}
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
         if measured(folder / name):
@@ -39,7 +39,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
             say(
                 f"run {number} of {len(configs)}: {name}, {costs[name]:.2g} FLOPs; before it {done / sum(costs.values()):.0%} of all"
             )
-            workdir.train(config, folder / name)
+            train_run(config, folder / name)
         done += costs[name]
 
 
@@ -69,8 +69,8 @@ def measured(folder: pathlib.Path | buckets.Path) -> Run | None:
     """
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
-    config = workdir.read_config(folder)[0]
-    lines = workdir.metrics(folder)
+    config = record.read(folder).config
+    lines = record.metrics(folder)
     ends = [
         line["valid/loss"]
         for line in lines
@@ -81,7 +81,7 @@ def measured(folder: pathlib.Path | buckets.Path) -> Run | None:
         return None
     return Run(
         folder.name,
-        counts.parameters(workdir.make_task(config, folder))["params"],
+        counts.parameters(make_task(config, folder))["params"],
         logged[-1]["train/tokens_total"],
         logged[-1]["train/flops_total"],
         ends[-1],

@@ -118,7 +118,7 @@ def run(
 
     `program`: what the config compiles to; by default on all devices. `profile`: first and last of
     the updates that are traced. `origin`: the run that `config.init_from` names, which a run
-    without a checkpoint needs (`workdir.origin_of`). `before`: the config with which a run that
+    without a checkpoint needs (`runs.begin.origin`). `before`: the config with which a run that
     goes on was recorded last. Raises Preempted after SIGTERM and Interrupted after Ctrl-C, once the
     state is saved; RunError where a loss or gradient is not finite, or no checkpoint can be read.
     """
@@ -239,7 +239,7 @@ def _start(task, program, checkpoints, origin):
         if origin is None:
             raise ValueError(
                 f"config.init_from={task.config.init_from}: run needs its argument "
-                "origin, which workdir.origin_of(config, workdir) gives"
+                "origin, which runs.begin.origin(config, workdir) gives"
             )
         state = state.replace(params=origin.params(task.config, program, state.params))
     return state, {"logged_step": 0, "tokens": 0, "flops": 0.0}

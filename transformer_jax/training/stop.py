@@ -42,7 +42,8 @@ class Stop:
         self.asked = False
         self.reached = False  # `due` has been true
         self.on_asked: Callable[[], None] = _nothing  # called by another thread
-        self._grace, self._point = grace, hosts.stop_point()
+        self.grace = grace
+        self._point = hosts.stop_point()
         self._begun = self._abandons = False
         self._signal: int | None = None  # on several hosts, the one they have agreed on
         self._first_interrupt: float | None = None
@@ -127,7 +128,7 @@ class Stop:
         if self._point:
             print(_OUTSIDE, file=sys.stderr, flush=True)
             hosts.failed(_OUTSIDE, CODES[number])
-        timer = threading.Timer(self._grace, self._exit, [CODES[number]])
+        timer = threading.Timer(self.grace, self._exit, [CODES[number]])
         timer.daemon = True
         timer.start()
         self._open.callback(timer.cancel)

@@ -1,0 +1,215 @@
+"""The flags of the programs: their definitions, and the values that a user gives."""
+
+import os
+import sys
+
+from absl import flags
+
+from transformer_jax.cli import help as cli_help
+from transformer_jax.config import UserError
+
+FLAGS = flags.FLAGS
+
+# One program's own, empty again when it ends.
+_overrides: list[tuple[str, str]] = []  # --config.KEY=VALUE, in order
+_commands: list[str] = []  # accepted as first argument
+_chosen: list[str] = []  # the command that was given
+_optional: list[str] = []  # --config or --workdir, where it may be left out
+
+
+def define_commands(*names: str) -> None:
+    """The first argument of the program is one of `names`; `command()` returns it."""
+    _commands.extend(names)
+
+
+def command() -> str:
+    return _chosen[0]
+
+
+def define_config(required: bool = True) -> None:
+    if not required:
+        _optional.append("config")
+    _define(
+        "config",
+        None,
+        "Config file, FILE.py or FILE.py:ARGUMENT; --config.section.key=VALUE overrides a key.",
+    )
+    if "help_config" not in FLAGS:
+        flags.DEFINE_bool(
+            "help_config", False, "Print every key of --config: its type, default and meaning."
+        )
+
+
+def define_workdir(multiple: bool = False) -> None:
+    """With `multiple` the flag may be left out or repeated, and FLAGS.workdir is a list."""
+    meaning = "Folder of the run, on a disk or in a bucket (gs://BUCKET/NAME)."
+    if multiple:
+        _optional.append("workdir")
+        flags.DEFINE_multi_string("workdir", [], f"{meaning} Some commands take more than one.")
+    else:
+        _define("workdir", None, meaning)
+
+
+def define_training() -> None:
+    """Defines the flags of the trainers."""
+    define_config()
+    define_workdir()
+    define_hosts()
+    flags.DEFINE_string(
+        "profile", None, "FROM:TO, updates to trace into WORKDIR/profile, for xprof or TensorBoard."
+    )
+    flags.DEFINE_integer(
+        "seeds",
+        0,
+        "Train N runs with config.train.seed and config.data.seed 0 to N-1, in WORKDIR/seed-0 and "
+        "so on; 0: one run with the seeds of the config.",
+        lower_bound=0,
+    )
+
+
+def define_hosts() -> None:
+    """Defines the flags of a run on several hosts. Slurm and Cloud TPU need none of them."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")
+    flags.DEFINE_integer("num_processes", None, "Processes of the run, one a host.")
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+    flags.DEFINE_integer(
+        "patience",
+        300,
+        "Seconds to wait for the other processes at the start.",
+        lower_bound=1,
+        upper_bound=10**6,
+    )
+
+
+def define_step() -> None:
+    _define("step", "best", "Checkpoint: best, latest or a step.")
+
+
+def _define(name: str, default: str | None, meaning: str) -> None:
+    """Defines a flag that several parts of a program share. A default of None makes it required."""
+    if name not in FLAGS:
+        flags.DEFINE_string(name, default, meaning)
+
+
+def overrides(allowed: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
+    """Returns the --config.KEY=VALUE overrides, [(key, value), ...].
+
+    Raises UserError for a key that begins with none of `allowed`: a finished run fixes its config.
+    """
+    for key, _ in _overrides:
+        if not key.startswith(allowed):
+            keys = ", ".join(f"config.{prefix}*" for prefix in allowed)
+            raise UserError(
+                f"--config.{key}: fixed by the run in --workdir; here only {keys} may be set"
+            )
+    return list(_overrides)
+
+
+def load_config(argument: str = ""):
+    """Returns the validated config of --config with its overrides.
+
+    `argument` replaces the one behind the colon of --config=FILE.py:ARGUMENT.
+    """
+    from transformer_jax import config
+
+    path = f"{FLAGS.config}:{argument}" if argument else FLAGS.config
+    return config.load(path, _overrides)
+
+
+def profile() -> tuple[int, int] | None:
+    """Returns the first and the last update that --profile names."""
+    if FLAGS.profile is None:
+        return None
+    first, _, last = FLAGS.profile.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UserError(
+            f"--profile={FLAGS.profile}: must be FROM:TO, the first and the last update to trace, "
+            "counted from 1"
+        )
+    return int(first), int(last)
+
+
+def check_output(name: str) -> None:
+    """Raises UserError where the file that flag `name` names can't be written.
+
+    Programs call it before they compute anything.
+    """
+    path = FLAGS[name].value
+    folder = os.path.dirname(path or "") or "."
+    if path and not os.path.isdir(folder):
+        raise UserError(f"--{name}={path}: no such folder")
+    if path and (os.path.isdir(path) or not os.access(folder, os.W_OK)):
+        raise UserError(f"--{name}={path}: no file can be written here")
+
+
+def forget(names: set[str]) -> None:
+    """Removes the flags of a program that has ended, and the values that it was given."""
+    for name in names:
+        delattr(FLAGS, name)
+    for values in (_overrides, _commands, _chosen, _optional):
+        values.clear()
+
+
+def parse(argv: list[str], program: str) -> None:
+    """Parses the arguments of `program`, a module. --help prints its flags and ends it."""
+    for argument in argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"argument {argument!r}: not UTF-8") from None
+    if {"--help", "-h", "-help"} & set(argv):
+        own = FLAGS.main_module_help() if program == "__main__" else FLAGS.module_help(program)
+        print(sys.modules[program].__doc__.strip(), own, FLAGS.module_help(__name__), sep="\n")
+        sys.exit(0)
+    argv = _without_overrides(_without_command(argv))
+    try:
+        rest = FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        suggestion = cli_help.suggestion(error.flagname, argv)
+        raise UserError(f"unknown flag --{error.flagname}{suggestion}") from None
+    except flags.Error as error:
+        raise UserError(str(error).strip().replace("\n", " ")) from None
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}")
+    if "help_config" in FLAGS and FLAGS.help_config:
+        # A fine-tuning takes its model from another run, which is not read here.
+        of_file = [(key, value) for key, value in _overrides if not key.startswith("model.")]
+        cli_help.print_keys(FLAGS.config, of_file)
+    _check_required()
+
+
+def _without_command(argv: list[str]) -> list[str]:
+    """Takes the command out of the arguments of a program that has commands."""
+    if not _commands:
+        return argv
+    if len(argv) < 2 or argv[1] not in _commands:
+        wrong = f", not {argv[1]!r}" if len(argv) > 1 else ""
+        raise UserError(f"the first argument must be one of {', '.join(_commands)}{wrong}")
+    _chosen.append(argv[1])
+    return [argv[0], *argv[2:]]
+
+
+def _without_overrides(argv: list[str]) -> list[str]:
+    """Takes `--config.a.b=x` and `--config.a.b x` out of the arguments: absl has no such flags."""
+    others, arguments = [], iter(argv)
+    for argument in arguments:
+        if not argument.lstrip("-").startswith("config.") or not argument.startswith("-"):
+            others.append(argument)
+            continue
+        key, equals, value = argument.lstrip("-").removeprefix("config.").partition("=")
+        if not equals:
+            value = next(arguments, None)
+            if value is None or value.startswith("--"):
+                raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE")
+        _overrides.append((key, value))
+    return others
+
+
+def _check_required() -> None:
+    given = [name for name in ("config", "workdir") if name in FLAGS and FLAGS[name].value]
+    if _overrides and not given:
+        raise UserError(f"--config.{_overrides[0][0]}: there is no config here to change")
+    for name in ("config", "workdir"):
+        if name in FLAGS and name not in (*given, *_optional):
+            meaning = FLAGS[name].help
+            raise UserError(f"--{name}=... is missing: {meaning[0].lower()}{meaning[1:]}")

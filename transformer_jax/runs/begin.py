@@ -1,0 +1,120 @@
+"""Beginning with another run: `config.init_from` gives parameters, tokenizer and, to a fine-tuning,
+the shape of the model.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.runs import record
+from transformer_jax.runs.record import Record
+from transformer_jax.storage import buckets
+from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.origin import Origin
+
+# A language model that is fine-tuned learns three new tokens: start, delimiter and extract
+# (Radford et al. 2018, section 3.3).
+_NEW_TOKENS = 3
+
+
+def source(config) -> pathlib.Path | buckets.Path:
+    """Returns the workdir that `config.init_from` names.
+
+    Raises UserError where it holds no run, or a run of another model family.
+    """
+    model = _read_source(config).config.model.name
+    if model != config.model.name:
+        raise UserError(
+            f"config.init_from={config.init_from}: a run of config.model.name={model!r}, "
+            f"not {config.model.name!r}"
+        )
+    return buckets.folder_of_run(config.init_from)
+
+
+def _read_source(config) -> Record:
+    if not record.exists(config.init_from):
+        raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
+    return record.read(config.init_from)
+
+
+def origin(config, workdir) -> Origin | None:
+    """Returns the run whose parameters the run in `workdir` begins with.
+
+    None for a run that initialises its parameters, or continues from a checkpoint of its own.
+    """
+    if workdir is None or not config.init_from or not config.train.pretrained:
+        return None
+    checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
+    if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
+        return None
+    folder = source(config)
+    return Origin(folder, record.read(folder).config)
+
+
+def with_model(
+    config: ConfigDict, recorded: Record | None, overrides
+) -> tuple[ConfigDict, ConfigDict]:
+    """Returns a fine-tuning config with the model of the run it begins with, and that run's config.
+
+    `recorded`: the run itself, where it was begun earlier; it does not need the other run any more.
+    The keys of config.model that differ from their defaults, and `overrides`, change that model.
+    """
+    if not recorded and not config.init_from:
+        raise UserError(
+            "config.init_from is missing: the run (or converted checkpoint) to fine-tune"
+        )
+    earlier = (recorded or _read_source(config)).config
+    config = config.copy_and_resolve_references()
+    if recorded and _names_same_run(config.init_from, earlier.init_from):
+        config.init_from = earlier.init_from
+    changes = [*_non_defaults(config.model), *overrides]
+    with config.ignore_type():
+        config.model = earlier.model
+    if not fine_tunes(earlier) and not hasattr(_model_class(config), "pooled"):
+        configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
+    for key, value in changes:
+        configs.set_key(config, key, value)
+    configs.validate(config)
+    return config, earlier
+
+
+def fine_tunes(config) -> bool:
+    """Returns whether the task of a config puts its own head on the model of another run."""
+    return hasattr(configs.named_class("task", config.task.name), "head")
+
+
+def _model_class(config) -> type:
+    return configs.named_class("model", config.model.name)
+
+
+def _non_defaults(model: ConfigDict) -> list[tuple[str, object]]:
+    """Returns the keys of a model's section that differ from the defaults of its class."""
+    defaults = configs.class_options(configs.named_class("model", model.name))
+    values = configs.options(model).items()
+    return [(f"model.{key}", value) for key, value in values if value != defaults[key][1]]
+
+
+def _names_same_run(init_from: str | None, recorded: str | None) -> bool:
+    """Returns whether a config names the run that its record names, or leaves it out."""
+    if not recorded:
+        return False
+    return not init_from or _absolute(init_from) == _absolute(recorded)
+
+
+def _absolute(folder: str):
+    if "://" in str(folder):
+        return str(folder).rstrip("/")
+    return buckets.path(folder).resolve()
+
+
+def labels(names: list[str], config, earlier) -> list[str]:
+    """Returns the labels of a fine-tuning, `names` in its training examples.
+
+    They keep the order of the earlier run's head where that head has all of them.
+    """
+    if earlier.task.name != config.task.name:
+        return names
+    of_head = [str(label) for label in earlier.task.labels]
+    return of_head if set(names) <= set(of_head) else names

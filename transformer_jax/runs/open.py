@@ -1,0 +1,70 @@
+"""Opening a run for use: its task and its parameters."""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.runs import record
+from transformer_jax.runs.resolve import Overrides, make_task
+from transformer_jax.storage import buckets
+from transformer_jax.training import state
+from transformer_jax.training.checkpoint import Checkpoints
+
+
+def open_run(workdir, step: str | int = "best", overrides: Overrides = ()):
+    """Returns (task, params) of a run.
+
+    `step` is "best", "latest" or a number. `overrides` change the recorded config for this use, as
+    in `config.load`: {"decode.beam": 1}. The parameters are a tree of float32 arrays, `params` of
+    the task's methods and of `task.model.apply({"params": params}, ...)`. A fine-tuned run has the
+    parameters of its head under "head". With `config.decode.average` = N they are the mean of the N
+    newest checkpoints up to that step.
+
+    Raises UserError where there is no run, no such checkpoint, or another tokenizer.
+    """
+    workdir = buckets.folder_of_run(workdir)
+    recorded = record.read(workdir)
+    config = recorded.config
+    for key, value in dict(overrides).items():
+        configs.set_key(config, key, value)
+    configs.validate(config)
+    task = make_task(config, workdir)
+    if record.plain(task.tokenizer.fingerprint()) != recorded.fingerprint["tokenizer"]:
+        raise UserError(f"{workdir}/tokenizer: not the tokenizer this run was trained with")
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
+    last, count = checkpoints.pick(step), config.decode.average
+    steps = [s for s in checkpoints.steps() if s <= last][-count:]
+    if len(steps) < count:
+        raise UserError(
+            f"config.decode.average={count}: {workdir} has {len(steps)} checkpoints up to step "
+            f"{last}; config.checkpoint.keep decides how many stay"
+        )
+    shapes = state.abstract_params(task)
+    return task, mean(checkpoints.restore_params(shapes, s) for s in steps)
+
+
+def mean(trees: Iterable):
+    """Returns the mean of parameter trees: checkpoint averaging (Vaswani et al. 2017, section 6.1).
+
+    Beside the sum, one tree at a time is in memory.
+    """
+    total, count = None, 0
+    for tree in trees:
+        total = tree if total is None else jax.tree.map(jnp.add, total, tree)
+        count += 1
+    return total if count == 1 else jax.tree.map(lambda x: x / count, total)
+
+
+def load(workdir, step: str | int = "best"):
+    """Returns (model, params, tokenizer) of a run.
+
+    `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and gives float32 logits
+    (B, L, V); see the class of the model. A translation's tokenizer has the sides .source and
+    .target. A fine-tuned run's model has no head, and a fine-tuned BERT has none of the heads of
+    pre-training: use `method="hidden"`.
+    """
+    task, params = open_run(workdir, step)
+    return task.model, params, task.tokenizer

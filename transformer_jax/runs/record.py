@@ -1,0 +1,162 @@
+"""The record of a run, config.json in its workdir, and the lines of its metrics.jsonl."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+from importlib import metadata
+
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.storage import buckets
+from transformer_jax.training.checkpoint import FORMAT, Checkpoints
+
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tensorstore",
+    "sentencepiece",
+    "numpy",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The recorded config of a run, and the fingerprints of its data and tokenizer."""
+
+    config: ConfigDict
+    fingerprint: dict
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether the run is a converted checkpoint, whose training data is not known."""
+        return self.fingerprint["train"] == []
+
+
+def exists(workdir) -> bool:
+    return (buckets.folder_of_run(workdir) / "config.json").exists()
+
+
+def read(workdir) -> Record:
+    """Returns the record of the run in `workdir`.
+
+    Raises UserError where there is no run, or its record cannot be read.
+    """
+    path = buckets.folder_of_run(workdir) / "config.json"
+    if not path.is_file():
+        raise UserError(f"--workdir={workdir}: no run here (no config.json)")
+    try:
+        content = json.loads(path.read_text())
+        version, fingerprint = content["checkpoint_format"], content["fingerprint"]
+        if version > FORMAT:
+            raise UserError(
+                f"{path}: written by a newer version (checkpoint format {version}, "
+                f"this one reads up to {FORMAT})"
+            )
+        return Record(configs.from_record(content["config"], str(path)), fingerprint)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
+
+
+def check(record: Record, config, fingerprint: dict, workdir) -> None:
+    """Raises UserError where a resumed run changes what it may not: config, data or tokenizer."""
+    if record.is_converted:
+        raise UserError(
+            f"{workdir} holds a converted checkpoint: begin another run from it, "
+            f"with --config.init_from={workdir}"
+        )
+    if changed := configs.differences(record.config, config):
+        raise UserError(
+            f"{workdir} holds a run with another config: {'; '.join(changed)}. "
+            "Use another workdir, or the recorded values"
+        )
+    if changed := [
+        part for part in fingerprint if fingerprint[part] != record.fingerprint.get(part)
+    ]:
+        raise UserError(f"{workdir}: not the {' and '.join(changed)} this run was trained with")
+
+
+def begin(config, task, workdir) -> ConfigDict | None:
+    """Prepares the data, then records the run in `workdir`, which the caller holds.
+
+    Returns the config of an earlier record; None for a new run. Raises UserError where config or
+    data differ from that record in what may not change.
+    """
+    workdir = buckets.folder_of_run(workdir)
+    fingerprint = plain(task.fingerprint())
+    earlier = read(workdir) if exists(workdir) else None
+    if earlier:
+        check(earlier, config, fingerprint, workdir)
+    task.rows()  # first: a fault in the data must leave no record behind
+    if not earlier:
+        folder = workdir / "tokenizer"
+        for leftover in folder.iterdir() if folder.is_dir() else ():
+            leftover.unlink()  # of a run that was killed before it was recorded
+        task.tokenizer.save(folder)
+    _write(config, fingerprint, workdir)
+    return earlier.config if earlier else None
+
+
+def create(workdir, task, params) -> None:
+    """Writes a run at step 0 into an empty folder; `params` were trained elsewhere."""
+    workdir = buckets.folder_of_run(workdir)
+    task.tokenizer.save(workdir / "tokenizer")
+    with Checkpoints(workdir / "checkpoints", task.config.checkpoint) as checkpoints:
+        checkpoints.save_params(params)
+    _write(task.config, {"train": [], "tokenizer": task.tokenizer.fingerprint()}, workdir)
+
+
+def plain(fingerprint: dict) -> dict:
+    """Returns a fingerprint as JSON gives it back: tuples are lists."""
+    return json.loads(json.dumps(fingerprint))
+
+
+def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> None:
+    config = config.to_dict()
+    config["data"]["rebuild"] = False  # holds for one start only
+    content = {
+        "checkpoint_format": FORMAT,
+        "config": config,
+        "fingerprint": fingerprint,
+        "versions": versions(),
+        "revision": _revision(),
+    }
+    buckets.write(workdir / "config.json", json.dumps(content, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Returns the installed version of each library that a result depends on."""
+    return {name: metadata.version(name) for name in LIBRARIES}
+
+
+def _revision() -> str | None:
+    """Returns the git revision of the code; None outside a checkout."""
+    root = pathlib.Path(__file__).parents[2]
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+
+
+def metrics(folder) -> list[dict]:
+    """Returns the lines of a run's metrics.jsonl, without a last line that is still being written.
+
+    Raises UserError for a line that is not JSON.
+    """
+    path = buckets.folder_of_run(folder) / "metrics.jsonl"
+    lines = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        if not line.endswith("}"):
+            continue
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not JSON ({error})") from None
+    return lines
