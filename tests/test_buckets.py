@@ -174,7 +174,7 @@ def test_a_lease_is_renewed_given_back_and_refused_to_others(fast, monkeypatch):
         fast.lossy = lambda number: number % 7 == 0
         with pytest.raises(
             UserError,
-            match=r"^--workdir=W: another run is at work there, process \d+ on .*; its last sign of life came just now",
+            match=r"^--workdir=W: another run is at work there, process \d+ on .*; and has just renewed its lock",
         ):
             with lease.held(lock, "--workdir=W", fail):
                 pass

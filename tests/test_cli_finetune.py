@@ -125,7 +125,7 @@ def test_the_whole_path(given):
         ),
         ("predict", [run, "--text=a\tb"], "line 1: 1 text asked for"),
         ("predict", [run, "--long=split", "--text=x"], "long='split': must be"),
-        ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not a fine-tuned one"),
+        ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not one that was fine-tuned"),
         ("evaluate", [run, "--set=test"], "give --config.data.test_files"),
         ("generate", [run, "--prompt=x"], "not one that continues"),
     ):

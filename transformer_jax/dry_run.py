@@ -1,11 +1,10 @@
 """Compiles a config without running it: python -m transformer_jax.dry_run
 --config=configs/wmt/big.py --topology=v5e:4x4
 
-For the devices of this machine, for --devices=N virtual CPU devices, or for a --topology of TPUs
-that are not here (libtpu compiles for them on any machine). Nothing is allocated and no data is
-opened, but for the labels of a fine-tuning whose config does not name them. The shardings of
-parameters, optimizer state and batch, the memory and the roofline go to stderr, one JSON object to
-stdout. A model that does not fit is an answer, not a failure: exit code 0.
+The target is the devices of this machine, --devices=N virtual CPU devices, or a --topology of TPUs,
+for which libtpu compiles on any machine. Nothing is allocated and no data is opened, except the
+examples of a fine-tuning whose config does not name its labels. Shardings, memory and roofline go
+to stderr, one JSON object to stdout. A model that does not fit is a result, with exit code 0.
 """
 
 import json
@@ -52,61 +51,58 @@ def main() -> None:
     if cli.FLAGS.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", cli.FLAGS.devices)
-    from transformer_jax.pictures.progress import say
-    from transformer_jax.planning import counts, estimate, shardings, verdict
-    from transformer_jax.runs.resolve import make_task, resolve
-    from transformer_jax.training.loop import Program
+    from transformer_jax.runs.resolve import resolve
 
     run = resolve(cli.FLAGS.config, overrides=cli.overrides())
     devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else jax.devices()
-    if cli.FLAGS.search:
-        return _search(run.config, make_task, devices)
+    result = _search(run.config, devices) if cli.FLAGS.search else _compile(run, devices)
+    print(json.dumps({**result, "topology": cli.FLAGS.topology}))
+
+
+def _compile(run, devices) -> dict:
+    """Compiles the update of a run and returns its sizes."""
+    from transformer_jax.pictures.progress import say
+    from transformer_jax.planning import counts, estimate, shardings, verdict
+    from transformer_jax.training.loop import Program
+
     config, task = run.config, run.task()
     program = Program.of(config, task, devices)
     say("\n".join(shardings.table(program)))
-    found = estimate.estimate(config, task, program)
-    say("\n".join(verdict.lines(config, task, program, found)))
-    print(
-        json.dumps(
-            {
-                **counts.parameters(task),
-                "tokens_per_step": task.positions(0) * config.train.batch,
-                "flops_per_step": found.flops,
-                **_record(found),
-                "topology": cli.FLAGS.topology,
-                "mesh": dict(program.mesh.shape),
-            }
-        )
-    )
+    estimated = estimate.estimate(config, task, program)
+    say("\n".join(verdict.lines(config, task, program, estimated)))
+    return {
+        **counts.parameters(task),
+        "tokens_per_step": task.positions(0) * config.train.batch,
+        "flops_per_step": estimated.flops,
+        **_record(estimated),
+        "mesh": dict(program.mesh.shape),
+    }
 
 
-def _search(config, make_task, devices) -> None:
+def _search(config, devices) -> dict:
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import search
+    from transformer_jax.runs.resolve import make_task
 
-    found = search.search(config, make_task, devices)
-    say("\n".join(search.table(found)))
-    print(json.dumps({"search": search.record(found), "topology": cli.FLAGS.topology}))
+    candidates = search.search(config, make_task, devices)
+    say("\n".join(search.table(candidates)))
+    return {"search": search.record(candidates)}
 
 
-def _record(found) -> dict:
-    """What is kept of an estimate; null where the compiler refused, or the chip is not known."""
-    roofline = found.roofline
+def _record(estimated) -> dict:
+    """Returns the fields of an estimate; null where the compiler refused or the chip is unknown."""
+    roofline = estimated.roofline
+    sizes = ("arguments", "outputs", "temporaries", "peak")
+    times = ("compute_s", "memory_s", "network_s", "bound")
     return {
-        "bytes_per_device": {
-            name: getattr(found, name) for name in ("arguments", "outputs", "temporaries", "peak")
-        },
-        "arguments_by_consumer": found.consumers,
-        "device_memory": found.chip and int(found.chip.memory),
-        "fits": found.fits,
-        "collectives": found.collectives,
-        "compile_seconds": round(found.compile_seconds, 2),
-        "roofline": roofline
-        and {
-            **{name: getattr(roofline, name) for name in ("compute_s", "memory_s", "network_s")},
-            "bound": roofline.bound,
-        },
-        "predicted_mfu_upper_bound": found.mfu,
+        "bytes_per_device": {name: getattr(estimated, name) for name in sizes},
+        "arguments_by_consumer": estimated.consumers,
+        "device_memory": estimated.chip and int(estimated.chip.memory),
+        "fits": estimated.fits,
+        "collectives": estimated.collectives,
+        "compile_seconds": round(estimated.compile_seconds, 2),
+        "roofline": roofline and {name: getattr(roofline, name) for name in times},
+        "predicted_mfu_upper_bound": estimated.mfu,
     }
 
 

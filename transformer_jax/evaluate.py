@@ -1,8 +1,9 @@
 """Evaluates a run, and prints one JSON object: python -m transformer_jax.evaluate --workdir=DIR
 [--set=test]
 
---prompts=FILE.json --shots=0,1,8 asks a language model by prompts instead (prompting.py says what the file holds).
---config.decode.beam=1, --config.data.test_source=FILE and the like hold for this call.
+--prompts=FILE.json --shots=0,1,8 evaluates a language model by prompts instead; see
+inference/prompting.py for the format of the file. --config.decode.beam=1,
+--config.data.test_source=FILE and the like hold for this call.
 """
 
 import json
@@ -13,78 +14,72 @@ from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
 from transformer_jax.config import UserError
 
+ALLOWED = (  # overrides
+    "decode.",
+    "data.valid_",
+    "data.test_",
+    "data.tfds_dir",
+    "data.split_on",
+    "data.text_field",
+    "data.cache",
+    "task.null_threshold",
+    "task.n_best",
+    "task.max_answer",
+)
+
 
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_enum("set", "valid", ["valid", "test"], "Which text.")
+    flags.DEFINE_enum("set", "valid", ["valid", "test"], "Part of the data to evaluate.")
     flags.DEFINE_string(
-        "prompts", None, "Instead of a text: JSON file of a task, its examples and its items."
+        "prompts", None, "JSON file of a task, its examples and its items, instead of --set."
     )
     flags.DEFINE_list(
-        "shots", ["0"], "With --prompts: examples in each prompt, one number or several."
+        "shots", ["0"], "With --prompts: numbers of examples in a prompt, such as 0,1,8."
     )
 
 
 def main() -> None:
-    from transformer_jax.runs.open import open_run
-
     options = cli.FLAGS
-    prompts, shots = _prompts(options)
-    allowed = (
-        "decode.",
-        "data.valid_",
-        "data.test_",
-        "data.tfds_dir",
-        "data.split_on",
-        "data.text_field",
-        "data.cache",
-        "task.null_threshold",
-        "task.n_best",
-        "task.max_answer",
-    )
-    task, params = open_run(options.workdir, options.step, cli.overrides(allowed))
-    if prompts:
-        from transformer_jax.inference import prompting
-
-        if not hasattr(task, "log_likelihoods"):
-            raise UserError(
-                f"--workdir={options.workdir}: a {task.config.task.name} run, not one that takes prompts"
-            )
-        found = {
-            "prompts": options.prompts,
-            "results": [prompting.evaluate(task, params, prompts, count) for count in shots],
-        }
+    _check_flags(options)
+    if options.prompts:
+        results = _by_prompts(options)
     else:
-        found = {"set": options.set, **task.evaluate(params, options.set)}
-    print(json.dumps({"workdir": options.workdir, "step": options.step, **found}))
+        task, params = cli.open_run("evaluate", "can be evaluated", ALLOWED)
+        results = {"set": options.set, **task.evaluate(params, options.set)}
+    print(json.dumps({"workdir": options.workdir, "step": options.step, **results}))
 
 
-def _prompts(options):
-    """(the task of --prompts, numbers of --shots), or (None, None); refused before the run is
-    opened.
-    """
-    if not options.prompts:
-        if options["shots"].present:
-            raise UserError("--shots needs --prompts")
-        return None, None
-    if options["set"].present:
+def _check_flags(options) -> None:
+    if options["shots"].present and not options.prompts:
+        raise UserError("--shots needs --prompts")
+    if options["set"].present and options.prompts:
         raise UserError("--set and --prompts: give one of them")
+
+
+def _by_prompts(options) -> dict:
+    """Returns the results of prompts with each number of examples."""
     from transformer_jax.inference import prompting
 
     prompts = prompting.read(options.prompts)
+    shots = _shots(options, len(prompts.examples))
+    task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
+    results = [prompting.evaluate(task, params, prompts, count) for count in shots]
+    return {"prompts": options.prompts, "results": results}
+
+
+def _shots(options, num_examples: int) -> list[int]:
     if not options.shots:
-        raise UserError("--shots=: numbers of examples are asked for, as in --shots=0,1,8")
+        raise UserError("--shots=: must be numbers of examples, as in --shots=0,1,8")
     for count in options.shots:
         if not count.strip().isdecimal():
             raise UserError(
                 f"--shots={','.join(options.shots)}: {count!r} is not a number of examples"
             )
-        if int(count) > len(prompts.examples):
-            raise UserError(
-                f"--shots={count}: {options.prompts} has {len(prompts.examples)} examples"
-            )
-    return prompts, [int(count) for count in options.shots]
+        if int(count) > num_examples:
+            raise UserError(f"--shots={count}: {options.prompts} has {num_examples} examples")
+    return [int(count) for count in options.shots]
 
 
 if __name__ == "__main__":

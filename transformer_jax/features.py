@@ -1,8 +1,9 @@
-"""Hidden states of texts, one a line of stdin, as arrays: python -m transformer_jax.features
---workdir=DIR --output=FILE.npz < texts
+"""Writes the hidden states of texts as arrays: python -m transformer_jax.features --workdir=DIR
+--output=FILE.npz < texts
 
---output=FILE.safetensors writes that format. Text n (from 0) is the array text_n (layers, tokens, d_model), [CLS] and [SEP] among its tokens, which
-stdout gives: one JSON array a text. An empty line has [CLS] and [SEP] alone.
+The texts come from stdin, one a line. --output=FILE.safetensors writes that format. Text n, from 0,
+is the array text_n (layers, tokens, d_model). stdout gives its tokens, one JSON array a text;
+[CLS] and [SEP] are among them. An empty line has [CLS] and [SEP] alone.
 """
 
 import json
@@ -27,42 +28,50 @@ def define_flags() -> None:
         "A text too long for the model: cut it, give it no tokens, or refuse it.",
     )
     flags.DEFINE_list(
-        "layers", ["-1"], "Layers: 0 the embeddings, 1 the first layer's output, -1 the last's."
+        "layers",
+        ["-1"],
+        "Layers to write: 0 is the embeddings, 1 the output of the first layer, -1 of the last.",
     )
 
 
 def main() -> None:
     import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
 
     from transformer_jax.data.sources.pairs import text_lines
-    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     path = pathlib.Path(options.output or "")
     if path.suffix not in (".npz", ".safetensors"):
         raise UserError(f"--output={options.output or ''}: must be a file *.npz or *.safetensors")
     cli.check_output("output")
-    try:
-        layers = tuple(int(layer) for layer in options.layers)
-    except ValueError:
-        raise UserError(f"--layers={','.join(options.layers)}: must be whole numbers") from None
-    if not layers:
-        raise UserError("--layers=: numbers of layers are asked for, as in --layers=0,-1")
-    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
-    if not callable(getattr(task, "features", None)):
-        raise UserError(
-            f"--workdir={options.workdir}: a {task.config.task.name} run, not one that gives features"
-        )
-    found = {}
+    layers = _layers(options.layers)
+    task, params = cli.open_run("features", "gives features")
+    arrays = {}
     features = task.features(params, text_lines("-"), layers, long=options.long)
     for number, (pieces, states) in enumerate(features):
-        found[f"text_{number}"] = np.ascontiguousarray(states)
+        arrays[f"text_{number}"] = np.ascontiguousarray(states)
         print(json.dumps(pieces, ensure_ascii=False))
+    _write(arrays, path)
+
+
+def _layers(numbers: list[str]) -> tuple[int, ...]:
+    if not numbers:
+        raise UserError("--layers=: must be numbers of layers, as in --layers=0,-1")
+    try:
+        return tuple(int(number) for number in numbers)
+    except ValueError:
+        raise UserError(f"--layers={','.join(numbers)}: must be whole numbers") from None
+
+
+def _write(arrays: dict, path: pathlib.Path) -> None:
+    """Writes the arrays to a temporary file, then renames it: `path` is never half-written."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
     half = path.with_name(f".{path.stem}.half{path.suffix}")
     try:
-        np.savez(half, **found) if path.suffix == ".npz" else save_file(found, half)
+        np.savez(half, **arrays) if path.suffix == ".npz" else save_file(arrays, half)
         os.replace(half, path)
     except SafetensorError as error:
         raise OSError(f"{path}: can't be written ({error})") from None

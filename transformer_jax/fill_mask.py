@@ -18,10 +18,8 @@ from transformer_jax.config import UserError
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_multi_string(
-        "text", [], "A text with one [MASK] or several; may be given several times."
-    )
-    flags.DEFINE_integer("top_k", 5, "Words of each mask.", lower_bound=1)
+    flags.DEFINE_multi_string("text", [], "A text with at least one [MASK]; may be repeated.")
+    flags.DEFINE_integer("top_k", 5, "Number of words for each mask.", lower_bound=1)
     flags.DEFINE_enum(
         "long",
         "split",
@@ -29,41 +27,37 @@ def define_flags() -> None:
         "A text too long for the model: read its sentences one by one, leave it "
         "empty, or refuse it.",
     )
-    flags.DEFINE_bool("json", False, "One JSON object a text.")
+    flags.DEFINE_bool("json", False, "Print one JSON object a text.")
 
 
 def main() -> None:
     from transformer_jax.data.sources.pairs import text_lines
-    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
-    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
-    if not hasattr(task, "fill"):
-        raise UserError(
-            f"--workdir={options.workdir}: a {task.config.task.name} run, not one that fills masks"
-        )
+    task, params = cli.open_run("fill", "fills masks")
     if options.top_k > task.tokenizer.vocab_size:
         raise UserError(
             f"--top_k={options.top_k}: the vocabulary has {task.tokenizer.vocab_size} tokens"
         )
     texts = options.text or text_lines("-")
+    write = _as_json if options.json else _as_lines
     for masks in task.fill(params, texts, options.top_k, long=options.long):
-        if options.json:
-            print(
-                json.dumps(
-                    [
-                        [{"word": word, "probability": round(p, 6)} for word, p in mask]
-                        for mask in masks
-                    ],
-                    ensure_ascii=False,
-                ),
-                flush=True,
-            )
-        else:
-            print(
-                "\n".join("  ".join(f"{word} {p:.3f}" for word, p in mask) for mask in masks),
-                flush=True,
-            )
+        print(write(masks), flush=True)
+
+
+def _as_json(masks) -> str:
+    objects = [
+        [{"word": word, "probability": round(probability, 6)} for word, probability in mask]
+        for mask in masks
+    ]
+    return json.dumps(objects, ensure_ascii=False)
+
+
+def _as_lines(masks) -> str:
+    """Returns one line for each mask."""
+    return "\n".join(
+        "  ".join(f"{word} {probability:.3f}" for word, probability in mask) for mask in masks
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Continues text with a trained language model: python -m transformer_jax.generate --workdir=DIR
 --prompt="def " --max_tokens=100
 
-Prompts from a file or several samples come as JSON objects, one a line, in order.
+Prompts from a file, or several samples, give one JSON object a line, in order.
 """
 
 import itertools
@@ -19,7 +19,7 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string(
-        "prompt", None, "Text to continue; without it and --prompts, text from nothing."
+        "prompt", None, "Text to continue; without --prompt and --prompts the text is new."
     )
     flags.DEFINE_string(
         "prompts",
@@ -38,10 +38,10 @@ def define_flags() -> None:
         "window",
         "slide",
         ["slide", "refuse"],
-        "Where a text is longer than config.model.max_length: go on from the last half, or refuse.",
+        "A text longer than config.model.max_length: continue from its last half, or refuse it.",
     )
     flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
-    flags.DEFINE_float("temperature", 1.0, "0: always the likeliest token.")
+    flags.DEFINE_float("temperature", 1.0, "Divisor of the logits; 0: always the likeliest token.")
     flags.DEFINE_integer("top_k", 0, "Draw from the k likeliest tokens; 0: from all.")
     flags.DEFINE_float(
         "top_p", 1.0, "Draw from the likeliest tokens that together have this probability."
@@ -49,9 +49,9 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "repetition_penalty",
         1.0,
-        "Above 1: tokens that stand in the text already become less likely.",
+        "Above 1: tokens that are already in the text become less likely.",
     )
-    flags.DEFINE_multi_string("stop", [], "End before this text; may be given several times.")
+    flags.DEFINE_multi_string("stop", [], "End before this text; may be repeated.")
     flags.DEFINE_integer(
         "seed", 0, "Equal seeds give equal text.", lower_bound=0, upper_bound=2**31 - 1
     )
@@ -59,55 +59,65 @@ def define_flags() -> None:
 
 def main() -> None:
     from transformer_jax.inference.sampling import Sampling
-    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     if options.prompt is not None and options.prompts:
         raise UserError("--prompt and --prompts: give one of them")
     how = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p)
-    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
-    if not hasattr(task, "generate"):
-        raise UserError(
-            f"--workdir={options.workdir}: a {task.config.task.name} run, not one that continues text"
-        )
+    task, params = cli.open_run("generate", "continues text")
+    settings = dict(
+        max_tokens=options.max_tokens,
+        how=how,
+        stop=options.stop,
+        seed=options.seed,
+        window=options.window,
+    )
     prompts = _lines(options.prompts) if options.prompts else [options.prompt or ""]
-    repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
-    settings = dict(max_tokens=options.max_tokens, how=how, stop=options.stop, seed=options.seed)
-    settings["window"] = options.window
     if options.prompts or options.num_samples > 1:
-        shown, continued = itertools.tee(repeated)
-        for prompt, found in zip(shown, task.generate(params, continued, **settings)):
-            print(
-                json.dumps(
-                    {
-                        "prompt": prompt,
-                        "text": found.text,
-                        "finished": found.finished,
-                        "tokens": found.tokens,
-                    },
-                    ensure_ascii=False,
-                ),
-                flush=True,
-            )
-        return
+        _print_objects(task, params, prompts, settings)
+    else:
+        _print_as_written(task, params, prompts[0], settings)
+
+
+def _print_objects(task, params, prompts, settings: dict) -> None:
+    """Prints a JSON object for each sample of each prompt."""
+    repeated = (prompt for prompt in prompts for _ in range(cli.FLAGS.num_samples))
+    to_print, to_continue = itertools.tee(repeated)
+    for prompt, continuation in zip(to_print, task.generate(params, to_continue, **settings)):
+        fields = {
+            "prompt": prompt,
+            "text": continuation.text,
+            "finished": continuation.finished,
+            "tokens": continuation.tokens,
+        }
+        print(json.dumps(fields, ensure_ascii=False), flush=True)
+
+
+def _print_as_written(task, params, prompt: str, settings: dict) -> None:
+    """Prints the prompt and its continuation while the model writes it."""
     written = None
 
     def show(texts: list[str]) -> None:
         nonlocal written
-        ready = texts[0].removesuffix("\ufffd")  # the rest of a character is still to come
-        # what may become a stop string
-        hold = max(
-            (n for s in options.stop for n in range(len(s)) if ready.endswith(s[:n])), default=0
-        )
-        ready = ready[: len(ready) - hold]
-        sys.stdout.write(
-            (options.prompt or "") + ready if written is None else ready[len(written) :]
-        )
+        ready = texts[0].removesuffix("\ufffd")  # a character whose other bytes are still to come
+        ready = ready[: len(ready) - _held_back(ready)]
+        sys.stdout.write(prompt + ready if written is None else ready[len(written) :])
         sys.stdout.flush()
         written = max(written or "", ready, key=len)
 
-    (found,) = task.generate(params, repeated, watch=show, **settings)
-    print(found.text[len(written) :])
+    (continuation,) = task.generate(params, [prompt], watch=show, **settings)
+    print(continuation.text[len(written) :])
+
+
+def _held_back(text: str) -> int:
+    """Returns the number of last characters that may be the beginning of a stop string."""
+    lengths = [
+        length
+        for stop in cli.FLAGS.stop
+        for length in range(len(stop))
+        if text.endswith(stop[:length])
+    ]
+    return max(lengths, default=0)
 
 
 def _lines(path: str):

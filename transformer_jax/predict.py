@@ -1,11 +1,17 @@
-"""What a fine-tuned run says of texts, one a line of stdin: python -m transformer_jax.predict
+"""Predicts with a fine-tuned run, one line of stdin at a time: python -m transformer_jax.predict
 --workdir=DIR < texts > labels
 
-Classification takes a text a line, or two separated by a tab; tagging words separated by spaces,
-and prints WORD/TAG for each (the tag follows the last slash); span a question, a tab and its
-context; choice a context and its choices, separated by tabs, and between them what all begin with,
-where the task has such a column (SWAG). --json gives an object a line, with probabilities.
-An empty line gives an empty line, with --json an object with an empty text and a null label.
+A line of stdin holds, by the task of the run:
+
+    classification   a text, or two texts separated by a tab
+    tagging          words separated by spaces; prints WORD/TAG for each, with the tag behind the
+                     last slash
+    span             a question, a tab and its context
+    choice           a context and its choices, separated by tabs; where the task has a column with
+                     the beginning of all choices (SWAG), it stands between them
+
+--json gives an object a line, with probabilities. An empty line gives an empty line, with --json an
+object with an empty text and a null label.
 """
 
 import json
@@ -14,15 +20,14 @@ from absl import flags
 
 from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
-from transformer_jax.config import UserError
+
+ALLOWED = ("decode.", "task.null_threshold", "task.n_best", "task.max_answer")  # overrides
 
 
 def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
-    flags.DEFINE_multi_string(
-        "text", [], "A line, instead of those of stdin; may be given several times."
-    )
+    flags.DEFINE_multi_string("text", [], "A line, instead of those of stdin; may be repeated.")
     flags.DEFINE_enum(
         "long",
         None,
@@ -30,26 +35,17 @@ def define_flags() -> None:
         "A line longer than config.task.length: cut it (classification, choice), "
         "read it in parts (tagging, span), leave its prediction empty, or refuse it.",
     )
-    flags.DEFINE_bool("json", False, "One JSON object a line.")
+    flags.DEFINE_bool("json", False, "Print one JSON object a line.")
 
 
 def main() -> None:
     from transformer_jax.data.sources.pairs import text_lines
-    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
-    task, params = open_run(
-        options.workdir,
-        options.step,
-        cli.overrides(allowed=("decode.", "task.null_threshold", "task.n_best", "task.max_answer")),
-    )
-    if not hasattr(task, "predict"):
-        raise UserError(
-            f"--workdir={options.workdir}: a {task.config.task.name} run, not a fine-tuned one"
-        )
+    task, params = cli.open_run("predict", "was fine-tuned", ALLOWED)
     lines = options.text or text_lines("-")
-    for plain, found in task.predict(params, lines, long=options.long):
-        print(json.dumps(found, ensure_ascii=False) if options.json else plain, flush=True)
+    for text, details in task.predict(params, lines, long=options.long):
+        print(json.dumps(details, ensure_ascii=False) if options.json else text, flush=True)
 
 
 if __name__ == "__main__":

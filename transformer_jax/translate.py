@@ -1,7 +1,7 @@
 """Translates stdin to stdout, one line in, one line out: python -m transformer_jax.translate
 --workdir=DIR < in.txt > out.txt
 
---config.decode.beam=1 and the like change how, for this call.
+--config.decode.beam=1 and the other keys of config.decode hold for this call.
 """
 
 import os
@@ -12,7 +12,6 @@ from absl import flags
 
 from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
-from transformer_jax.config import UserError
 
 
 def define_flags() -> None:
@@ -21,8 +20,8 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "n_best",
         1,
-        "Translations of each line: so many lines out, as NUMBER ||| TEXT ||| "
-        "SCORE where more than one.",
+        "Number of translations of each line. More than one are written as "
+        "NUMBER ||| TEXT ||| SCORE, a line each.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
@@ -37,48 +36,49 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "attention",
         None,
-        "Draw the attention of the first line's translation to its words into this PNG file.",
+        "PNG file to draw: the attention of the first translation to the words of its line.",
     )
 
 
 def main() -> None:
     from transformer_jax import pictures
-    from transformer_jax.runs.open import open_run
 
     options = cli.FLAGS
     cli.check_output("attention")
-    task, params = open_run(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
-    if not hasattr(task, "translate"):
-        raise UserError(
-            f"--workdir={options.workdir}: a {task.config.task.name} run, not one that translates"
-        )
-    first, best = [], []  # the first line and its translation
-    translated = task.translate(params, _lines(first), options.n_best, long=options.long)
-    for number, found in enumerate(translated):
-        if options.n_best > 1:
-            lines = [f"{number} ||| {text} ||| {score:.4f}" for text, score in found]
-        else:
-            lines = [f"{score:.4f}\t{text}" if options.scores else text for text, score in found]
-        print("\n".join(lines), flush=True)
-        best = best or [found[0].text]
-    if options.attention and best:
-        looked = task.attention(params, first[0], best[0])
+    task, params = cli.open_run("translate", "translates")
+    first_line, first_translation = [], None
+    translated = task.translate(params, _lines(first_line), options.n_best, long=options.long)
+    for number, hypotheses in enumerate(translated):
+        for text, score in hypotheses:
+            print(_line(number, text, score), flush=True)
+        if first_translation is None:
+            first_translation = hypotheses[0].text
+    if options.attention and first_translation:
+        weights = task.attention(params, first_line[0], first_translation)
         title = "attention to the source, mean of layers and heads"
-        pictures.save(pictures.mean_attention(looked, title), options.attention)
+        pictures.save(pictures.mean_attention(weights, title), options.attention)
 
 
-def _lines(first: list[str]):
-    """The lines of stdin, with progress where it is a file; the first is kept in `first`."""
+def _line(number: int, text: str, score: float) -> str:
+    if cli.FLAGS.n_best > 1:
+        return f"{number} ||| {text} ||| {score:.4f}"
+    return f"{score:.4f}\t{text}" if cli.FLAGS.scores else text
+
+
+def _lines(first_line: list[str]):
+    """Yields the lines of stdin, with progress where it is a file.
+
+    Appends the first line to `first_line`.
+    """
     from transformer_jax.data.sources.pairs import text_lines
     from transformer_jax.pictures.progress import Bar
 
     status = os.fstat(sys.stdin.fileno())
-    with Bar(
-        "translating (bytes)", status.st_size if stat.S_ISREG(status.st_mode) else None
-    ) as bar:
+    size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    with Bar("translating (bytes)", size) as bar:
         for line in text_lines("-"):
-            if not first:
-                first.append(line)
+            if not first_line:
+                first_line.append(line)
             yield line
             bar.advance(len(line.encode()) + 1)
 

@@ -116,6 +116,21 @@ def load_config(argument: str = ""):
     return config.load(path, _overrides)
 
 
+def open_run(method: str, ability: str, allowed: tuple[str, ...] = ("decode.",)):
+    """Returns (task, params) of --workdir and --step, with the overrides of `allowed` keys.
+
+    Raises UserError where the task lacks `method`: the run is not one that `ability`.
+    """
+    from transformer_jax.runs.open import open_run
+
+    task, params = open_run(FLAGS.workdir, FLAGS.step, overrides(allowed))
+    if not callable(getattr(task, method, None)):
+        raise UserError(
+            f"--workdir={FLAGS.workdir}: a {task.config.task.name} run, not one that {ability}"
+        )
+    return task, params
+
+
 def profile() -> tuple[int, int] | None:
     """Returns the first and the last update that --profile names."""
     if FLAGS.profile is None:

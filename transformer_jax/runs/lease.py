@@ -1,6 +1,4 @@
-"""Holding a workdir in a bucket, where nothing can be locked: an object says who is at work, and is
-written anew while he lives.
-"""
+"""Holding a workdir in a bucket, which has no locks: an object names the holder, who renews it."""
 
 import contextlib
 import json
@@ -16,38 +14,40 @@ from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage.buckets import PATIENCE, Path
 
-# seconds between signs of life, and without one after which a holder counts as dead
-RENEWAL, SILENCE = 10, 60
+RENEWAL = 10  # seconds between two renewals
+SILENCE = 60  # seconds without a renewal after which the holder counts as dead
 
 
 @contextlib.contextmanager
-def held(lock: Path, what: str, overtaken: Callable[[str], None]) -> Iterator[None]:
-    """Holds what the object `lock` stands for, `what` in messages, writing it every RENEWAL
-    seconds; gives it back at the end.
+def held(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[None]:
+    """Holds the object `lock`, which messages call `name`; renews it, and frees it at the end.
 
-    One that has not been written for SILENCE seconds is taken over. They are counted by who waits:
-    no two machines' clocks are compared. Raises UserError where the holder lives. `overtaken` is
-    called with a line, in a thread, when another has taken over from us.
+    A lock that is not renewed for SILENCE seconds is taken over. The process that waits counts
+    them, so the clocks of two machines are never compared. Raises UserError where the holder is
+    alive. A thread calls `overtaken` with a message when another process has taken this lock.
     """
-    me = {
+    identity = {
         "host": socket.gethostname(),
         "process": os.getpid(),
         "place": _place(),
         "run": uuid.uuid4().hex,
     }
-    content, ended = json.dumps(me).encode(), threading.Event()
-    generation = lock.write_if(content, _left(lock, what))
+    content = json.dumps(identity).encode()
+    ended = threading.Event()
+    generation = lock.write_if(content, _generation_to_replace(lock, name))
     if generation is None:
-        raise UserError(f"{what}: another run has begun there at the same moment")
+        raise UserError(f"{name}: another run has begun there at the same moment")
 
     def renew() -> None:
         nonlocal generation
         while not ended.wait(RENEWAL):
-            # it may come back; meanwhile none is overtaken but by one who gets through
+            # A bucket that fails for a while may recover. No other process takes over meanwhile,
+            # unless it reaches the bucket.
             with contextlib.suppress(OSError):
                 if (renewed := lock.write_if(content, generation)) is None:
                     overtaken(
-                        f"{what}: another run has taken over, for no sign of life from here reached the bucket within {SILENCE} s (or {lock} was deleted)"
+                        f"{name}: another run has taken over, since no renewal from this process "
+                        f"reached the bucket within {SILENCE} s (or {lock} was deleted)"
                     )
                     return
                 generation = renewed
@@ -58,48 +58,57 @@ def held(lock: Path, what: str, overtaken: Callable[[str], None]) -> Iterator[No
         yield
     finally:
         ended.set()
-        thread.join(PATIENCE)  # where the bucket can't be reached the lease is left to run out
+        thread.join(PATIENCE)  # an unreachable bucket: the lease expires by itself
         if generation is not None and not thread.is_alive():
             with contextlib.suppress(OSError):
                 lock.write_if(None, generation, PATIENCE)
 
 
-def _left(lock: Path, what: str) -> bytes:
-    """The generation of a lock that none holds (any more). Raises UserError where one does."""
-    there = lock.stamped()
-    if there.state == "missing":
-        return there.stamp.generation
+def _generation_to_replace(lock: Path, name: str) -> bytes:
+    """Returns the generation of a lock that nobody holds. Raises UserError where it is held."""
+    seen = lock.stamped()
+    if seen.state == "missing":
+        return seen.stamp.generation
     holder = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         holder = json.loads(lock.read_bytes())
-    who = f"process {holder.get('process')} on {holder.get('host')}"
-    if (
-        (here := _place())
-        and holder.get("place") == here
-        and not os.path.exists(f"/proc/{holder['process']}")
-    ):
-        return there.stamp.generation
-    began = time.monotonic()
+    if _is_dead_here(holder):
+        return seen.stamp.generation
+    description = f"process {holder.get('process')} on {holder.get('host')}"
     say(
-        f"{what} is held by {who}: waiting up to {SILENCE} s to see whether it lives (if you know better: delete {lock})"
+        f"{name} is held by {description}: waiting up to {SILENCE} s for a renewal "
+        f"(if that process has ended, delete {lock})"
     )
+    began = time.monotonic()
     while time.monotonic() - began < SILENCE:
         time.sleep(min(1, SILENCE / 10))
         now = lock.stamped()
-        if now.stamp.generation != there.stamp.generation:
-            if now.state == "missing":
-                return now.stamp.generation
-            raise UserError(
-                f"{what}: another run is at work there, {who}; its last sign of life came just now. Killed, it can be gone on with {SILENCE} s later"
-            )
-    say(f"no sign of life from {who} for {SILENCE} s: taking over")
-    return there.stamp.generation
+        if now.stamp.generation == seen.stamp.generation:
+            continue
+        if now.state == "missing":
+            return now.stamp.generation
+        raise UserError(
+            f"{name}: another run is at work there, {description}, and has just renewed its "
+            f"lock. If it is killed, the lock is free {SILENCE} s later"
+        )
+    say(f"no renewal from {description} for {SILENCE} s: taking over")
+    return seen.stamp.generation
+
+
+def _is_dead_here(holder: dict) -> bool:
+    """Returns whether a holder on this machine is a process that has ended."""
+    here = _place()
+    if not here or holder.get("place") != here:
+        return False
+    return not os.path.exists(f"/proc/{holder['process']}")
 
 
 def _place() -> str | None:
-    """Where process numbers mean what they mean here: this boot of this machine, this container.
-    None where the system does not tell.
+    """Returns an id of this boot of the machine and of this container.
+
+    Process numbers are unique within it. None where the system gives no such id.
     """
     with contextlib.suppress(OSError):
-        return f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return None

@@ -1,0 +1,161 @@
+"""The sections of a config outside `model` and `task`: keys with their defaults and meanings."""
+
+import dataclasses
+from typing import Literal
+
+Updates = int | float  # whole updates, or a fraction of config.train.num_steps (run_length.py)
+
+
+@dataclasses.dataclass
+class Data:
+    cache: str = "~/.cache/transformer_jax/data"  # folder of token stores and trained tokenizers
+    rebuild: bool = False  # delete this run's token stores and build them again (damaged data)
+    seed: int = 0  # of the order of the rows, and of the random choices inside a row
+    # a built-in corpus instead of files: grammar (sentence pairs), python (sources of the standard
+    # library) or pydoc (its documentation)
+    corpus: Literal["", "grammar", "python", "pydoc"] = ""
+    corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
+    # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl holds
+    # JSON objects, one a line
+    train_files: str | None = None
+    valid_files: str | None = None  # as train_files, for the evaluations of the run
+    test_files: str | None = None  # as train_files, for --set=test
+    # instead of train_files: ((files, weight), ...); the rows of each are drawn in proportion to
+    # its whole weight
+    mixture: tuple = ()
+    # the end of a document in a text file
+    split_on: Literal["blank_line", "line", "file"] = "blank_line"
+    text_field: str = "text"  # field of the text in JSON lines and TFDS sets
+    # makes documents SOURCE marker TARGET of sentence pairs, for a language model, e.g. "<to-de>"
+    # or "<summarize>"
+    marker: str = ""
+    sentences: Literal["line", "punctuation"] = "line"  # the end of a sentence in a document
+    # no attention between the documents of a row, and positions that begin anew with each
+    mask_documents: bool = False
+    # text files of one sentence a line; line n of the source belongs to line n of the target
+    train_source: str | None = None
+    train_target: str | None = None  # the translation of train_source
+    valid_source: str | None = None  # as train_source, for the evaluations of the run
+    valid_target: str | None = None  # the translation of valid_source
+    test_source: str | None = None  # as train_source, for --set=test
+    test_target: str | None = None  # the translation of test_source
+    tfds_name: str | None = None  # a prepared TFDS set, e.g. "wmt14_translate/de-en"
+    tfds_dir: str | None = None  # the data_dir in which the TFDS set was prepared
+    train_split: str | None = None  # split of the TFDS set; None: train
+    valid_split: str | None = None  # as train_split, for the evaluations; None: validation
+    test_split: str | None = None  # as train_split, for --set=test; None: test
+    source_language: str = "en"  # feature of the TFDS set that is the source
+    target_language: str = "de"  # feature of the TFDS set that is the target
+    # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's
+    tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"
+    cased: bool = False  # wordpiece: keep case and accents
+    # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt, or
+    # vocab.txt (BERT)
+    tokenizer_files: str | None = None
+
+
+@dataclasses.dataclass
+class Train:
+    num_steps: int = 1000  # updates in the whole run
+    batch: int = 64  # rows of an update, over all hosts and microbatches
+    # rows of the first update, for a growing batch (Brown et al. 2020, appendix B); 0: a constant
+    # batch
+    first_batch: int = 0
+    ramp_steps: int = 0  # updates in which the batch grows to config.train.batch
+    accumulation: int = 1  # microbatches of an update
+    seed: int = 0  # of the initial parameters and of dropout
+    # updates between progress lines; except for these, evaluations and checkpoints, the host does
+    # not wait for the devices
+    log_every: int = 50
+    eval_every: Updates = 500  # updates between evaluations; the end is always evaluated
+    patience: int = 0  # evaluations in a row without a better best_metric that end the run; 0: off
+    # begin with the parameters of config.init_from; false: with its tokenizer alone (a fine-tuning:
+    # and the shape of its model)
+    pretrained: bool = True
+    # a non-finite loss or gradient: stop the run, or skip the update
+    nonfinite: Literal["stop", "skip"] = "stop"
+    grace: float = 60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits
+
+
+@dataclasses.dataclass
+class Optimizer:
+    name: Literal["adam", "adamw", "lamb"] = "adamw"  # adamw: weight decay apart from the gradient
+    learning_rate: float = 1e-3  # the peak of the schedule
+    # course of the learning rate after a linear warm-up
+    schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"
+    warmup_steps: Updates = 0  # updates of the linear warm-up
+    decay_steps: Updates | None = None  # end of linear and cosine; None: the end of the run
+    final_fraction: float = 0.0  # fraction of the peak at which linear and cosine end
+    b1: float = 0.9  # decay of the mean of gradients
+    b2: float = 0.999  # decay of the mean of squared gradients
+    eps: float = 1e-8  # added to the root of the mean square
+    weight_decay: float = 0.0  # of kernels and embeddings; adam has none
+    # factor of a layer's learning rate over that of the layer above; the embeddings are lowest
+    # (Howard & Ruder 2018, section 3.2)
+    layer_decay: float = 1.0
+    clip_norm: float = 0.0  # largest global norm of the gradient; 0: no clipping
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    every: Updates = 1000  # updates between checkpoints; the end is always saved
+    minutes: float = 15.0  # most minutes between checkpoints, beside every; 0: by updates alone
+    keep: int = 3  # number of newest checkpoints kept, beside the best
+    best_metric: str = "valid/loss"  # score that decides which checkpoint is the best; "": none
+    best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is good
+
+
+@dataclasses.dataclass
+class Mesh:
+    data: int = -1  # devices that the batch is split over; -1: all that the other axes leave
+    fsdp: int = 1  # devices that parameters and optimizer state are split over
+    tensor: int = 1  # devices that heads, MLP width and vocabulary are split over
+    sequence: int = 1  # devices that the positions of a row are split over
+    rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)
+
+
+@dataclasses.dataclass
+class Decode:
+    batch: int = 64  # sentences decoded together
+    beam: int = 4  # open hypotheses of beam search; 1: greedy
+    alpha: float = 0.6  # length penalty: scores are divided by ((5 + length) / 6)^alpha
+    max_extra: int = 50  # tokens by which an output may be longer than its input
+    # positions of a window that an evaluation of a language model predicts; the others are context;
+    # 0: half of them
+    stride: int = 0
+    average: int = 1  # decode with the mean of this many checkpoints, up to the chosen one
+
+
+INIT_FROM = "init_from"  # the only key without a section
+INIT_FROM_MEANING = "workdir of the run whose parameters and tokenizer a new run begins with"
+
+SECTIONS = {
+    "data": Data,
+    "train": Train,
+    "optimizer": Optimizer,
+    "checkpoint": Checkpoint,
+    "mesh": Mesh,
+    "decode": Decode,
+}
+
+# The keys that a resumed run may change. A path may change because the fingerprint of the data
+# decides, not its place.
+MAY_CHANGE = (
+    "train.num_steps",
+    "train.log_every",
+    "train.eval_every",
+    "train.nonfinite",
+    "train.patience",
+    "train.grace",
+    "checkpoint.",
+    "mesh.",
+    "decode.",
+    "data.cache",
+    "data.rebuild",
+    "data.tokenizer_files",
+    "data.mixture",
+    "data.train_",
+    "data.valid_",
+    "data.test_",
+    "data.tfds_dir",
+)

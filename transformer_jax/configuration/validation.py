@@ -1,0 +1,166 @@
+"""Faults of a config that can be found without devices or data. For the mesh: `sharding.check`."""
+
+from ml_collections import ConfigDict
+
+from transformer_jax.configuration import run_length
+from transformer_jax.configuration.errors import UserError
+
+_ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
+
+_AT_LEAST_ONE = (
+    "data.corpus_size",
+    "train.num_steps",
+    "train.batch",
+    "train.accumulation",
+    "train.log_every",
+    "checkpoint.keep",
+    "decode.batch",
+    "decode.beam",
+    "decode.average",
+)
+_SIZES_OF_MODELS = (
+    "vocab_size",
+    "source_vocab_size",
+    "head_dim",
+    "max_length",
+    "unroll",
+    "local_window",
+    "vocab_multiple",
+)
+_NOT_NEGATIVE = (
+    "train.seed",
+    "data.seed",
+    "checkpoint.minutes",
+    "optimizer.clip_norm",
+    "optimizer.weight_decay",
+    "optimizer.learning_rate",
+    "optimizer.eps",
+    "decode.max_extra",
+    "decode.alpha",
+    "train.patience",
+)
+_INTERVALS = (
+    "train.eval_every",
+    "checkpoint.every",
+    "optimizer.decay_steps",
+    "optimizer.warmup_steps",
+)
+
+
+def get(config: ConfigDict, key: str):
+    """Returns the value of "section.key"."""
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises UserError for the first key with a value that no training can use."""
+    if not config.data.cache.strip():
+        raise UserError("config.data.cache is empty: name the folder that token stores are kept in")
+    _check_sizes(config)
+    _check_not_negative(config)
+    _check_fractions(config)
+    for key in _INTERVALS:
+        _check_interval(key, get(config, key))
+    _check_decay(config)
+    _check_batch(config.train)
+    _check_combinations(config)
+
+
+def _check_sizes(config: ConfigDict) -> None:
+    of_model = [
+        f"model.{key}"
+        for key in config.model
+        if key.startswith(("num_", "d_")) or key in _SIZES_OF_MODELS
+    ]
+    for key in (*_AT_LEAST_ONE, *of_model):
+        value = get(config, key)
+        if value is not None and value < 1:
+            raise UserError(f"config.{key}={value}: must be at least 1")
+        if value is not None and value >= 2**31:
+            raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+
+
+def _check_not_negative(config: ConfigDict) -> None:
+    of_model = [f"model.{key}" for key in config.model if key in ("init_std", "norm_epsilon")]
+    for key in (*_NOT_NEGATIVE, *of_model):
+        if get(config, key) < 0:
+            raise UserError(f"config.{key}={get(config, key)}: must not be negative")
+    grace = config.train.grace
+    if not 1 <= grace <= 10**6:
+        raise UserError(f"config.train.grace={grace}: must be from 1 to 1,000,000 seconds")
+
+
+def _check_fractions(config: ConfigDict) -> None:
+    of_model = [f"model.{key}" for key in config.model if key.endswith("dropout")]
+    of_task = [f"task.{key}" for key in config.task if key.endswith("smoothing")]
+    for key in (*of_model, *of_task, "optimizer.b1", "optimizer.b2"):
+        if not 0 <= get(config, key) < _ONE:
+            raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
+    decay = config.optimizer.layer_decay
+    if not 0 < decay <= 1:
+        raise UserError(f"config.optimizer.layer_decay={decay}: must be above 0 and at most 1")
+    final = config.optimizer.final_fraction
+    if not 0 <= final <= 1:
+        raise UserError(f"config.optimizer.final_fraction={final}: must be from 0 to 1")
+
+
+def _check_interval(key: str, value: float | None) -> None:
+    if value is None:
+        return
+    least = 0 if key == "optimizer.warmup_steps" else 1
+    if value < least and not 0 < value < 1:
+        bound = "be at least 1" if least else "not be negative"
+        raise UserError(
+            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
+        )
+    if value >= 2**31:
+        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+
+
+def _check_decay(config: ConfigDict) -> None:
+    if config.optimizer.decay_steps is None:
+        return
+    num_steps = config.train.num_steps
+    decay = run_length.span(config.optimizer.decay_steps, num_steps)
+    warmup = run_length.span(config.optimizer.warmup_steps, num_steps)
+    if decay <= warmup:
+        raise UserError(
+            f"config.optimizer.decay_steps={decay}: must be more than "
+            f"config.optimizer.warmup_steps={warmup}, or the rate falls to its end at once"
+        )
+
+
+def _check_batch(train: ConfigDict) -> None:
+    grows = bool(train.first_batch) and bool(train.ramp_steps)
+    constant = not train.first_batch and not train.ramp_steps
+    in_range = 0 <= train.first_batch <= train.batch and train.ramp_steps >= 0
+    if not (grows or constant) or not in_range:
+        raise UserError(
+            f"config.train.first_batch={train.first_batch} and "
+            f"config.train.ramp_steps={train.ramp_steps}: must both be 0, or make a growing batch: "
+            f"first_batch from 1 to config.train.batch={train.batch}, ramp_steps at least 1"
+        )
+    for key in ("first_batch", "batch"):
+        if train[key] % train.accumulation:
+            raise UserError(
+                f"config.train.accumulation={train.accumulation} does not divide "
+                f"config.train.{key}={train[key]}"
+            )
+
+
+def _check_combinations(config: ConfigDict) -> None:
+    model = config.model
+    if model.get("head_dim") is None and "num_heads" in model and model.d_model % model.num_heads:
+        raise UserError(
+            f"config.model.num_heads={model.num_heads} does not divide "
+            f"config.model.d_model={model.d_model}"
+        )
+    if config.optimizer.name == "adam" and config.optimizer.weight_decay:
+        raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw or lamb")
+    if config.train.patience and not config.checkpoint.best_metric:
+        raise UserError(
+            f"config.train.patience={config.train.patience} needs "
+            "config.checkpoint.best_metric, the score that must improve"
+        )
