@@ -84,53 +84,58 @@ def _line(row) -> str:
 
 
 def _of_config() -> None:
-    from transformer_jax import hardware
-    from transformer_jax.config import choice
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import counts
     from transformer_jax.runs.resolve import resolve
 
-    options = cli.FLAGS
-    if not 0 < options.mfu <= 1:
-        raise UserError(
-            f"--mfu={options.mfu}: a share of the peak is asked for, above 0 and at most 1"
+    chip = _check_flags(cli.FLAGS)
+    run = resolve(cli.FLAGS.config, overrides=cli.overrides())
+    num_steps, task = run.config.train.num_steps, run.task()
+    flops, positions = counts.training(task)
+    sizes = counts.parameters(task)
+    six_nd = 6 * sizes["params"] * positions
+    costs = {
+        **sizes,
+        "num_steps": num_steps,
+        "positions": positions,
+        "flops": flops,
+        "six_nd": six_nd,
+    }
+    lines = [
+        f"{num_steps:,} updates, {positions:.4g} target positions, {sizes['params']:,} parameters",
+        f"{flops:.4g} FLOPs (6ND: {six_nd:.4g})",
+    ]
+    if chip:
+        hours = flops / (chip.flops * cli.FLAGS.mfu) / 3600
+        costs |= {"device": chip.name, "mfu": cli.FLAGS.mfu, "device_hours": hours}
+        lines.append(
+            f"{hours:,.1f} hours of one {chip.name} at {cli.FLAGS.mfu:.0%} of its "
+            f"{chip.flops / 1e12:.4g} TFLOP/s"
         )
+        if cli.FLAGS.price is not None:
+            costs["money"] = hours * cli.FLAGS.price
+            lines.append(f"{costs['money']:,.2f} at {cli.FLAGS.price:g} an hour")
+    say("\n".join(lines))
+    print(json.dumps(costs))
+
+
+def _check_flags(options):
+    """Returns the chip of --device, or None. Raises UserError for a flag without meaning."""
+    from transformer_jax import hardware
+    from transformer_jax.config import choice
+
+    if not 0 < options.mfu <= 1:
+        raise UserError(f"--mfu={options.mfu}: must be above 0 and at most 1, a share of the peak")
     if options.price is not None and not options.device:
         raise UserError("--price needs --device: hours follow from its rate")
     if options.price is not None and not math.isfinite(options.price):
         raise UserError(f"--price={options.price}: not a number")
+    if not options.device:
+        return None
     try:
-        chip = options.device and choice(options.device.lower(), hardware.NAMES)
+        return choice(options.device.lower(), hardware.NAMES)
     except UserError as error:
         raise UserError(f"--device: {error}") from None
-    run = resolve(options.config, overrides=cli.overrides())
-    config, task = run.config, run.task()
-    flops, positions = counts.training(task)
-    found = {
-        **counts.parameters(task),
-        "num_steps": config.train.num_steps,
-        "positions": positions,
-        "flops": flops,
-        "six_nd": 6 * counts.parameters(task)["params"] * positions,
-    }
-    said = [
-        f"{config.train.num_steps:,} updates, {positions:.4g} target positions, {found['params']:,} parameters",
-        f"{flops:.4g} FLOPs (6ND: {found['six_nd']:.4g})",
-    ]
-    if chip:
-        found |= {
-            "device": chip.name,
-            "mfu": options.mfu,
-            "device_hours": flops / (chip.flops * options.mfu) / 3600,
-        }
-        said.append(
-            f"{found['device_hours']:,.1f} hours of one {chip.name} at {options.mfu:.0%} of its {chip.flops / 1e12:.4g} TFLOP/s"
-        )
-    if options.price is not None:
-        found["money"] = found["device_hours"] * options.price
-        said.append(f"{found['money']:,.2f} at {options.price:g} an hour")
-    say("\n".join(said))
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
