@@ -2,8 +2,6 @@
 the shape of the model.
 """
 
-import pathlib
-
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
@@ -19,24 +17,24 @@ from transformer_jax.training.origin import Origin
 _NEW_TOKENS = 3
 
 
-def source(config) -> pathlib.Path | buckets.Path:
-    """Returns the workdir that `config.init_from` names.
+def source(config) -> Record | None:
+    """Returns the record of the run that `config.init_from` names; None where it names none.
 
-    Raises UserError where it holds no run, or a run of another model family.
+    Raises UserError where that workdir holds no run, or a run of another model family. A
+    fine-tuning takes any family.
     """
-    model = _read_source(config).config.model.name
-    if model != config.model.name:
+    if not config.init_from:
+        return None
+    if not record.exists(config.init_from):
+        raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
+    earlier = record.read(config.init_from)
+    model = earlier.config.model.name
+    if model != config.model.name and not fine_tunes(config):
         raise UserError(
             f"config.init_from={config.init_from}: a run of config.model.name={model!r}, "
             f"not {config.model.name!r}"
         )
-    return buckets.folder_of_run(config.init_from)
-
-
-def _read_source(config) -> Record:
-    if not record.exists(config.init_from):
-        raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
-    return record.read(config.init_from)
+    return earlier
 
 
 def origin(config, workdir) -> Origin | None:
@@ -49,44 +47,35 @@ def origin(config, workdir) -> Origin | None:
     checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
     if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
         return None
-    folder = source(config)
-    return Origin(folder, record.read(folder).config)
+    earlier = source(config)
+    return Origin(earlier.workdir, earlier.config)
 
 
-def with_model(
-    config: ConfigDict, recorded: Record | None, overrides
-) -> tuple[ConfigDict, ConfigDict]:
-    """Returns a fine-tuning config with the model of the run it begins with, and that run's config.
+def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigDict:
+    """Returns a fine-tuning config with the model of an earlier run.
 
-    `recorded`: the run itself, where it was begun earlier; it does not need the other run any more.
-    The keys of config.model that differ from their defaults, and `overrides`, change that model.
+    `earlier` is the run that it continues, else the run that it begins with. The keys of
+    config.model that differ from their defaults, and `overrides`, change that model.
     """
-    if not recorded and not config.init_from:
+    if earlier is None:
         raise UserError(
             "config.init_from is missing: the run (or converted checkpoint) to fine-tune"
         )
-    earlier = (recorded or _read_source(config)).config
-    config = config.copy_and_resolve_references()
-    if recorded and _names_same_run(config.init_from, earlier.init_from):
-        config.init_from = earlier.init_from
     changes = [*_non_defaults(config.model), *overrides]
     with config.ignore_type():
-        config.model = earlier.model
-    if not fine_tunes(earlier) and not hasattr(_model_class(config), "pooled"):
+        config.model = earlier.config.model
+    model = configs.named_class("model", config.model.name)
+    if not fine_tunes(earlier.config) and not hasattr(model, "pooled"):
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
     for key, value in changes:
         configs.set_key(config, key, value)
     configs.validate(config)
-    return config, earlier
+    return config
 
 
 def fine_tunes(config) -> bool:
     """Returns whether the task of a config puts its own head on the model of another run."""
     return hasattr(configs.named_class("task", config.task.name), "head")
-
-
-def _model_class(config) -> type:
-    return configs.named_class("model", config.model.name)
 
 
 def _non_defaults(model: ConfigDict) -> list[tuple[str, object]]:
@@ -96,7 +85,7 @@ def _non_defaults(model: ConfigDict) -> list[tuple[str, object]]:
     return [(f"model.{key}", value) for key, value in values if value != defaults[key][1]]
 
 
-def _names_same_run(init_from: str | None, recorded: str | None) -> bool:
+def names_same_run(init_from: str | None, recorded: str | None) -> bool:
     """Returns whether a config names the run that its record names, or leaves it out."""
     if not recorded:
         return False
@@ -109,12 +98,12 @@ def _absolute(folder: str):
     return buckets.path(folder).resolve()
 
 
-def labels(names: list[str], config, earlier) -> list[str]:
+def labels(names: list[str], config, earlier: Record) -> list[str]:
     """Returns the labels of a fine-tuning, `names` in its training examples.
 
     They keep the order of the earlier run's head where that head has all of them.
     """
-    if earlier.task.name != config.task.name:
+    if earlier.config.task.name != config.task.name:
         return names
-    of_head = [str(label) for label in earlier.task.labels]
+    of_head = [str(label) for label in earlier.config.task.labels]
     return of_head if set(names) <= set(of_head) else names

@@ -31,6 +31,7 @@ LIBRARIES = (
 class Record:
     """The recorded config of a run, and the fingerprints of its data and tokenizer."""
 
+    workdir: pathlib.Path | buckets.Path
     config: ConfigDict
     fingerprint: dict
 
@@ -42,6 +43,11 @@ class Record:
 
 def exists(workdir) -> bool:
     return (buckets.folder_of_run(workdir) / "config.json").exists()
+
+
+def find(workdir) -> Record | None:
+    """Returns the record of the run in `workdir`; None where there is no run."""
+    return read(workdir) if workdir and exists(workdir) else None
 
 
 def read(workdir) -> Record:
@@ -60,13 +66,15 @@ def read(workdir) -> Record:
                 f"{path}: written by a newer version (checkpoint format {version}, "
                 f"this one reads up to {FORMAT})"
             )
-        return Record(configs.from_record(content["config"], str(path)), fingerprint)
+        config = configs.from_record(content["config"], str(path))
+        return Record(path.parent, config, fingerprint)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
 
 
-def check(record: Record, config, fingerprint: dict, workdir) -> None:
+def check(record: Record, config, fingerprint: dict) -> None:
     """Raises UserError where a resumed run changes what it may not: config, data or tokenizer."""
+    workdir = record.workdir
     if record.is_converted:
         raise UserError(
             f"{workdir} holds a converted checkpoint: begin another run from it, "
@@ -91,9 +99,9 @@ def begin(config, task, workdir) -> ConfigDict | None:
     """
     workdir = buckets.folder_of_run(workdir)
     fingerprint = plain(task.fingerprint())
-    earlier = read(workdir) if exists(workdir) else None
+    earlier = find(workdir)
     if earlier:
-        check(earlier, config, fingerprint, workdir)
+        check(earlier, config, fingerprint)
     task.rows()  # first: a fault in the data must leave no record behind
     if not earlier:
         folder = workdir / "tokenizer"

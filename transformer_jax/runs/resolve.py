@@ -45,28 +45,33 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
     """
     overrides = list(dict(overrides).items())
     config = _copy(config)
-    of_model = [
-        pair for pair in overrides if pair[0].startswith("model.") and begin.fine_tunes(config)
-    ]
+    # A fine-tuning's model is not known yet: its overrides are applied to it later.
+    later = "model." if begin.fine_tunes(config) else ()
     for key, value in overrides:
-        if (key, value) not in of_model:
+        if not key.startswith(later):
             configs.set_key(config, key, value)
     configs.validate(config)
-    workdir = buckets.folder_of_run(workdir) if workdir else None
-    recorded = record.read(workdir) if workdir and record.exists(workdir) else None
+    recorded = record.find(workdir)
     if recorded and recorded.config.task.name != config.task.name:
         raise UserError(
             f"--workdir={workdir}: holds a {recorded.config.task.name} run, "
             f"not a {config.task.name} one; take another folder"
         )
+    earlier = recorded or begin.source(config)
     if begin.fine_tunes(config):
-        config = _completed(config, recorded, of_model)
+        config = begin.with_model(
+            config, earlier, [pair for pair in overrides if pair[0].startswith(later)]
+        )
+        config = _with_labels(config, recorded, earlier)
+        if recorded and begin.names_same_run(config.init_from, recorded.config.init_from):
+            config.init_from = recorded.config.init_from
     if hosts.index():
         config.data.rebuild = False  # process 0 rebuilds the data
+    workdir = buckets.folder_of_run(workdir) if workdir else None
     return Run(
         FrozenConfigDict(config),
         workdir,
-        _tokenizer(config, workdir if recorded else None),
+        _tokenizer(earlier),
         begin.origin(config, workdir),
     )
 
@@ -82,15 +87,15 @@ def _copy(config: ConfigDict | str | os.PathLike) -> ConfigDict:
     )
 
 
-def _completed(config: ConfigDict, recorded: Record | None, of_model) -> ConfigDict:
-    """Returns a fine-tuning config with the model it begins with, and its labels by name."""
-    config, earlier = begin.with_model(config, recorded, of_model)
+def _with_labels(config: ConfigDict, recorded: Record | None, earlier: Record) -> ConfigDict:
+    """Returns a fine-tuning config with its labels by name: its own, recorded, or in its data."""
     if "labels" not in config.task or config.task.labels:
         return config
     if recorded:
-        labels = earlier.task.labels
+        labels = recorded.config.task.labels
     else:
-        labels = begin.labels(make_task(config).names, config, earlier)
+        names = _task(config, _tokenizer(earlier)).names
+        labels = begin.labels(names, config, earlier)
     configs.set_key(config, "task.labels", tuple(labels))
     return config
 
@@ -101,17 +106,14 @@ def make_task(config, workdir=None):
     It has the tokenizer of the run recorded in `workdir`, else that of `config.init_from`, else one
     of its own, as `config.data` says.
     """
-    recorded = workdir and record.exists(workdir)
-    return _task(config, _tokenizer(config, buckets.folder_of_run(workdir) if recorded else None))
+    return _task(config, _tokenizer(record.find(workdir) or begin.source(config)))
+
+
+def _tokenizer(earlier: Record | None):
+    """Returns the folder of an earlier run's tokenizer."""
+    return earlier.workdir / "tokenizer" if earlier else None
 
 
 def _task(config, tokenizer):
     task = configs.named_class("task", config.task.name)
     return task(config, tokenizer, **configs.options(config.task))
-
-
-def _tokenizer(config, recorded):
-    """Returns the folder of the tokenizer of a run, which is recorded in `recorded`."""
-    if recorded is not None:
-        return recorded / "tokenizer"
-    return begin.source(config) / "tokenizer" if config.init_from else None
