@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Bias, Embed, row_positions
@@ -145,17 +146,11 @@ class BERT(nn.Module):
         return self.token_embed.table(), self.mlm_bias()
 
     def flops(self, length: int, predictions: int) -> float:
-        """Of a forward pass over one row of which `predictions` positions are predicted: two per
-        multiply-add of every matrix product, padding included.
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+
+        `predictions` is the number of predicted positions. Padding is counted.
         """
-        width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
-        layer = (
-            8 * self.d_model * width * length
-            + 4 * width * length**2
-            + 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
-        )
-        return (
-            self.num_layers * layer
-            + 2 * predictions * self.d_model * (self.d_model + self.vocab_size)
-            + 2 * self.d_model * (self.d_model + 2)
-        )
+        layer = flops.LayerSizes.of(self).layer(length, length**2)
+        masked_lm = flops.dense(predictions, self.d_model, self.d_model + self.vocab_size)
+        next_sentence = flops.dense(1, self.d_model, self.d_model + 2)
+        return self.num_layers * layer + masked_lm + next_sentence

@@ -7,6 +7,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Embed, row_positions, sinusoids
@@ -185,20 +186,14 @@ class EncoderDecoder(nn.Module):
         return self.embed_dropout(x, train=train)
 
     def flops(self, source_length: int, target_length: int) -> float:
-        """Of a forward pass over one row: two per multiply-add of every matrix product, padding
-        included.
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
 
-        Causal attention counts half its square; the norms, softmax and embeddings look-ups count
-        nothing.
+        Causal attention counts half its square. Padding is counted; norms, softmax and embedding
+        look-ups are not.
         """
-        width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
-        attention = lambda q, k, seen: 2 * self.d_model * width * (2 * q + 2 * k) + 4 * width * seen
-        mlp = 4 * self.d_model * self.d_ff
-        s, t = source_length, target_length
-        encoder = attention(s, s, s * s) + mlp * s
-        decoder = attention(t, t, t * t / 2) + attention(t, s, t * s) + mlp * t
-        return (
-            self.num_encoder_layers * encoder
-            + self.num_decoder_layers * decoder
-            + 2 * self.d_model * self.vocab_size * t
-        )
+        sizes = flops.LayerSizes.of(self)
+        encoder = sizes.layer(source_length, source_length**2)
+        cross = sizes.attention(target_length, source_length, target_length * source_length)
+        decoder = sizes.layer(target_length, flops.causal_pairs(target_length)) + cross
+        output = flops.dense(target_length, self.d_model, self.vocab_size)
+        return self.num_encoder_layers * encoder + self.num_decoder_layers * decoder + output

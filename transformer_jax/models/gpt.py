@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Embed, row_positions
@@ -145,30 +146,18 @@ class GPT(nn.Module):
         return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, NO_TOKEN)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
-        """Of a forward pass over one row of which `predictions` positions are predicted (None:
-        all): two per multiply-add of every matrix product, padding included.
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
 
-        Causal attention counts the keys that are seen; norms, softmax and embedding look-ups count
-        nothing.
+        `predictions` is the number of predicted positions (None: all). Causal attention counts the
+        visible keys. Padding is counted; norms, softmax and embedding look-ups are not.
         """
-        width = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
-        seen = length**2 / 2
-        local = (
-            seen
-            if self.local_window is None
-            else length * min(self.local_window, length) - min(self.local_window, length) ** 2 / 2
-        )
-        attention = (
-            8 * self.d_model * width * length
-            + 4
-            * width
-            * (seen * ((self.num_layers + 1) // 2) + local * (self.num_layers // 2))
-            / self.num_layers
-        )
-        mlp = 4 * self.d_model * (self.d_ff or 4 * self.d_model) * length
-        return self.num_layers * (attention + mlp) + 2 * self.d_model * self.vocab_size * (
-            length if predictions is None else predictions
-        )
+        sizes = flops.LayerSizes.of(self)
+        num_local = 0 if self.local_window is None else self.num_layers // 2
+        full = sizes.layer(length, flops.causal_pairs(length))
+        local = sizes.layer(length, flops.causal_pairs(length, self.local_window))
+        positions = length if predictions is None else predictions
+        output = flops.dense(positions, self.d_model, self.vocab_size)
+        return (self.num_layers - num_local) * full + num_local * local + output
 
     def num_padding(self) -> int:
         """Parameters that only fill up the vocabulary: no part of the model's size."""

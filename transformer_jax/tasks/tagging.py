@@ -14,6 +14,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.predictions import Asked
+from transformer_jax.layers import flops
 from transformer_jax.layers.heads import Head, RecurrentHead
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
@@ -176,14 +177,12 @@ class Tagging(FineTuning):
     def flops(self, phase=0):
         if not self.features:
             return super().flops(phase)
-        # of a direction; by the first layer
-        each, read = (
-            self.lstm_width // 2,
-            self.model.d_model * (4 if _FEATURES[self.features][1] else 1),
-        )
-        # multiply-adds, directions, gates
-        recurrent = 2 * 2 * 4 * each * (read + each + self.lstm_width + each) * self.lengths[phase]
-        return super().flops(phase) + 3 * recurrent
+        num_states = 4 if _FEATURES[self.features][1] else 1
+        length = self.lengths[phase]
+        width = self.lstm_width // 2  # of one direction
+        first = flops.lstm(length, num_states * self.model.d_model, width)
+        second = flops.lstm(length, self.lstm_width, width)
+        return super().flops(phase) + 3 * 2 * (first + second)
 
     def counted(self, batch):
         return batch["asked"]

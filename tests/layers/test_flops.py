@@ -1,0 +1,48 @@
+"""The formulas of FLOPs against the products that are traced."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from transformer_jax.layers import flops
+from transformer_jax.layers.lstm import LSTM
+from transformer_jax.models.bert import BERT
+from transformer_jax.models.encoder_decoder import EncoderDecoder
+from transformer_jax.planning import traced
+
+SIZES = dict(d_model=32, num_heads=4, d_ff=48, vocab_size=128)
+LENGTH = 8
+
+
+def traced_flops(model, *inputs):
+    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    return traced.flops(model.apply, params, *inputs)
+
+
+def tokens(length):
+    return jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+
+def test_bert():
+    model = BERT(num_layers=3, **SIZES)
+    assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH, LENGTH)
+
+
+def test_encoder_decoder():
+    """The trace has whole squares of causal attention; the formula counts half of each."""
+    model = EncoderDecoder(num_encoder_layers=2, num_decoder_layers=3, **SIZES)
+    hidden_pairs = 3 * 4 * model.d_model * LENGTH**2 / 2
+    found = traced_flops(model, tokens(5), tokens(LENGTH))
+    assert found == model.flops(5, LENGTH) + hidden_pairs
+
+
+def test_lstm():
+    layer = LSTM(16)
+    inputs = jax.ShapeDtypeStruct((1, LENGTH, 24), jnp.float32)
+    filled = jax.ShapeDtypeStruct((1, LENGTH), bool)
+    assert traced_flops(layer, inputs, filled) == flops.lstm(LENGTH, 24, 16)
+
+
+@pytest.mark.parametrize("window, pairs", [(None, 32), (8, 32), (100, 32), (2, 14)])
+def test_causal_pairs(window, pairs):
+    assert flops.causal_pairs(LENGTH, window) == pairs
