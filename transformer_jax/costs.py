@@ -11,6 +11,7 @@ beside the printed one. Tables go to stderr, one JSON object to stdout.
 
 import json
 import math
+import pathlib
 
 from absl import flags
 
@@ -41,8 +42,8 @@ def main() -> None:
     if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
         raise UserError(f"--{given[0]} needs --config: the training that it is asked of")
     from transformer_jax.pictures.progress import say
-    from transformer_jax.planning import published
 
+    published = _published_tables()
     found = {
         "layers": published.layers(),
         "parameters": list(published.models()),
@@ -73,6 +74,19 @@ def main() -> None:
             }
         )
     )
+
+
+def _published_tables():
+    """Returns the module benchmarks/published.py of a checkout.
+
+    Raises UserError where the package is installed without one.
+    """
+    from transformer_jax.config import load_module
+
+    path = pathlib.Path(__file__).parent.parent / "benchmarks" / "published.py"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; the published tables need a checkout, or --config")
+    return load_module(path)
 
 
 def _line(row) -> str:

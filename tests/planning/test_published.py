@@ -1,5 +1,6 @@
-"""Every published figure that can be computed is met to its printed digits, or a note says why not;
-the counts are those of real arrays and traced operations.
+"""Computed figures equal the published ones to their printed digits, or a note says why not.
+
+The counts are those of real arrays and traced operations.
 """
 
 import json
@@ -14,10 +15,12 @@ from tests.programs import call
 from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax import hardware
-from transformer_jax.planning import counts, published, traced
+from transformer_jax.planning import counts, traced
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import state
+
+published = configs.load_module(CONFIGS.parent / "benchmarks" / "published.py")
 
 DIFFER = {
     "Transformer base",
@@ -61,14 +64,14 @@ def test_models_and_trainings():
 
 
 def test_the_notes_are_true():
-    """What they say another vocabulary would give."""
-    count = lambda file, vocab: counts.parameters(
-        make_task(configs.load(str(CONFIGS / file), [("model.vocab_size", str(vocab))]))
-    )["params"]
-    assert (
-        published.rounded(count("wmt/base.py", 40_700), "65M") == "65M"
-        and published.rounded(count("wmt/big.py", 36_000), "213M") == "213M"
-    )
+    """The notes give the figures of other vocabularies and of the encoder alone."""
+
+    def count(file, vocab):
+        config = configs.load(str(CONFIGS / file), [("model.vocab_size", str(vocab))])
+        return counts.parameters(make_task(config))["params"]
+
+    assert published.rounded(count("wmt/base.py", 40_700), "65M") == "65M"
+    assert published.rounded(count("wmt/big.py", 36_000), "213M") == "213M"
     large = counts.parameters(make_task(configs.load(str(CONFIGS / "bert/large.py"))))
     assert (
         published.rounded(large["params_encoder"], "335.1M"),
@@ -90,9 +93,7 @@ def test_rounding(value, printed, expected):
 
 
 def test_counts_are_those_of_the_arrays_and_the_loop(tiny, tmp_path):
-    """Parameters, and the FLOPs of a whole run with a batch that grows, beside what a run of it
-    would log update by update.
-    """
+    """Parameters, and the FLOPs of a run with a growing batch, as the run logs them."""
     config = build_gpt(
         tmp_path, train__num_steps=20, train__batch=8, train__first_batch=2, train__ramp_steps=10
     )
@@ -115,9 +116,7 @@ def test_phases_are_counted_apart():
 
 
 def test_the_formula_of_a_model_is_what_is_traced(tmp_path):
-    """GPT's forward pass on a row short enough for attention in one piece, of which the formula
-    counts the seen half.
-    """
+    """The row is short, so attention computes all pairs. The formula counts half of them."""
     task = make_task(build_gpt(tmp_path))
     model, length = task.model, 16
     params = state.abstract_params(task)
@@ -126,8 +125,8 @@ def test_the_formula_of_a_model_is_what_is_traced(tmp_path):
         params,
         jax.ShapeDtypeStruct((1, length), jnp.int32),
     )
-    unseen = model.num_layers * 2 * model.d_model * length**2
-    assert found == model.flops(length) + unseen
+    hidden_pairs = model.num_layers * 2 * model.d_model * length**2
+    assert found == model.flops(length) + hidden_pairs
 
 
 def test_the_command(tmp_path):
@@ -145,22 +144,23 @@ def test_the_command(tmp_path):
     )
 
 
-def test_what_fine_tuning_costs_follows_from_the_run_it_begins_with(tmp_path):
-    begun = pretrained(tmp_path, "bert")
+def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
+    encoder_run = pretrained(tmp_path, "bert")
     done = call(
         "costs",
         "--config=configs/finetune/sentiment.py:olid",
-        f"--config.init_from={begun}",
+        f"--config.init_from={encoder_run}",
         "--config.task.length=32",
         "--config.train.num_steps=10",
     )
     assert done.returncode == 0, done.stderr
-    found, encoder = json.loads(done.stdout), open_run(begun)[1]["encoder"]
+    found = json.loads(done.stdout)
+    encoder = open_run(encoder_run)[1]["encoder"]
     matrices = sum(leaf.size for leaf in jax.tree.leaves(encoder) if leaf.ndim > 2)
     compiled = call(
         "dry_run",
         "--config=configs/finetune/sentiment.py:olid",
-        f"--config.init_from={begun}",
+        f"--config.init_from={encoder_run}",
         "--config.task.length=32",
         "--devices=1",
     )
@@ -168,7 +168,9 @@ def test_what_fine_tuning_costs_follows_from_the_run_it_begins_with(tmp_path):
         compiled.stderr
     )
     unprepared = call(
-        "prepare", "--config=configs/finetune/sentiment.py:olid", f"--config.init_from={begun}"
+        "prepare",
+        "--config=configs/finetune/sentiment.py:olid",
+        f"--config.init_from={encoder_run}",
     )
     assert unprepared.returncode == 2 and "nothing to prepare" in unprepared.stderr
     # the rest is attention itself
