@@ -1,5 +1,6 @@
-"""Memory as predicted is the compiled program's; what does not fit is said, with what would help;
-initialisation holds no whole model.
+"""The predicted memory is that of the compiled program. Advice follows if it does not fit.
+
+Initialisation holds no whole model on a device.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import pytest
 from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import hardware
-from transformer_jax.planning import estimate, shardings, topology, verdict
+from transformer_jax.planning import estimate, roofline, shardings, topology, verdict
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import Program
@@ -49,80 +50,72 @@ SMALL = hardware.Chip("small chip", 1e12, 1e6, 1e9, 1e9)
 
 def program_of(name, **overrides):
     path, tiny = TINY[name]
-    config = configs.load(
-        path,
-        [
-            (key, str(value))
-            for key, value in {
-                **tiny,
-                "train.batch": 16,
-                **{k.replace("__", "."): v for k, v in overrides.items()},
-            }.items()
-        ],
-    )
+    changes = {**tiny, "train.batch": 16}
+    changes |= {key.replace("__", "."): value for key, value in overrides.items()}
+    config = configs.load(path, [(key, str(value)) for key, value in changes.items()])
     task = make_task(config)
     return config, task, Program.of(config, task)
 
 
 @pytest.fixture(scope="module")
 def gpt():
-    """A tiny GPT compiled for 8 virtual devices, as if nothing was known of them."""
-    made = program_of("gpt", mesh__data=4, mesh__tensor=2)
-    return *made, estimate.estimate(*made)
+    """A tiny GPT compiled for 8 virtual devices of an unknown chip."""
+    inputs = program_of("gpt", mesh__data=4, mesh__tensor=2)
+    return *inputs, estimate.estimate(*inputs)
 
 
 @pytest.mark.parametrize(
     "name, mesh", [("bert", {"mesh__fsdp": 2, "mesh__tensor": 2, "train__accumulation": 2})]
 )
 def test_predicted_arguments_are_the_compiled_programs(name, mesh):
-    made = program_of(name, **mesh)
-    found = estimate.estimate(*made)
-    assert sum(found.consumers.values()) == pytest.approx(found.arguments, rel=0.01)
-    assert found.consumers["optimizer state"] == pytest.approx(
-        2 * found.consumers["parameters"], rel=0.01
+    inputs = program_of(name, **mesh)
+    measured = estimate.estimate(*inputs)
+    assert sum(measured.consumers.values()) == pytest.approx(measured.arguments, rel=0.01)
+    assert measured.consumers["optimizer state"] == pytest.approx(
+        2 * measured.consumers["parameters"], rel=0.01
     )
-    # fsdp gathers what it has split
-    assert found.collectives["all-gather"]["bytes"] > found.consumers["parameters"]
+    # fsdp gathers the split parameters
+    assert measured.collectives["all-gather"]["bytes"] > measured.consumers["parameters"]
 
 
-def test_of_unknown_devices_only_the_memory_is_said(gpt):
-    *made, found = gpt
-    assert found.chip is found.fits is found.roofline is found.mfu is None
-    assert sum(found.consumers.values()) == pytest.approx(found.arguments, rel=0.01)
-    assert "not known" in verdict.lines(*made, found)[-1]
+def test_an_unknown_chip_has_no_roofline(gpt):
+    *inputs, measured = gpt
+    assert measured.chip is measured.fits is measured.roofline is measured.mfu is None
+    assert sum(measured.consumers.values()) == pytest.approx(measured.arguments, rel=0.01)
+    assert "not known" in verdict.lines(*inputs, measured)[-1]
 
 
-def known(found, chip):
-    """`found` as it would be on `chip`."""
-    return dataclasses.replace(found, chip=chip, roofline=estimate.Roofline(0.25, 0.5, 0.125))
+def on_chip(measured, chip):
+    """Returns the estimate with `chip` and a roofline."""
+    return dataclasses.replace(measured, chip=chip, roofline=roofline.Roofline(0.25, 0.5, 0.125))
 
 
-def test_what_does_not_fit_is_said_with_what_would_help(gpt):
-    *made, found = gpt
-    said = "\n".join(verdict.lines(*made, known(found, SMALL)))
-    assert "it does not fit" in said and "temporaries" in said and "small chip has 0.0 GB" in said
-    assert "--config.mesh.data=1 --config.mesh.fsdp=4: parameters and optimizer state" in said
+def test_advice_where_a_program_does_not_fit(gpt):
+    *inputs, measured = gpt
+    text = "\n".join(verdict.lines(*inputs, on_chip(measured, SMALL)))
+    assert "it does not fit" in text and "temporaries" in text and "small chip has 0.0 GB" in text
+    assert "--config.mesh.data=1 --config.mesh.fsdp=4: parameters and optimizer state" in text
     assert (
-        "--config.train.accumulation=4" in said
-        and "--config.model.remat=full" in said
-        and "more chips" not in said
+        "--config.train.accumulation=4" in text
+        and "--config.model.remat=full" in text
+        and "more chips" not in text
     )
-    tiny = verdict.lines(*made, known(found, dataclasses.replace(SMALL, memory=1e3)))
-    assert "more chips: parameters and optimizer state alone" in tiny[-1]
+    smaller_chip = verdict.lines(*inputs, on_chip(measured, dataclasses.replace(SMALL, memory=1e3)))
+    assert "more chips: parameters and optimizer state alone" in smaller_chip[-1]
 
 
-def test_the_roofline_of_what_fits(gpt):
-    *made, found = gpt
-    fits = known(found, dataclasses.replace(SMALL, memory=1e12))
+def test_the_roofline_of_a_program_that_fits(gpt):
+    *inputs, measured = gpt
+    fits = on_chip(measured, dataclasses.replace(SMALL, memory=1e12))
     assert fits.fits and fits.roofline.bound == "memory" and fits.roofline.step_s == 0.5
     assert fits.mfu == pytest.approx(fits.flops / (8 * 1e12 * 0.5))
-    assert "bound by memory" in "\n".join(verdict.lines(*made, fits))
+    assert "bound by memory" in "\n".join(verdict.lines(*inputs, fits))
 
 
 def test_full_rematerialisation_costs_the_layers_forward_pass_again():
     for name in TINY:
         seconds = {
-            remat: estimate.compute_seconds(config, task, SMALL, 8)
+            remat: roofline.compute_seconds(config, task, SMALL, 8)
             for remat in ("none", "full")
             for config, task, _ in [program_of(name, model__remat=remat)]
         }
@@ -130,10 +123,16 @@ def test_full_rematerialisation_costs_the_layers_forward_pass_again():
 
 
 def test_a_refusal_is_read():
-    one = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (49.00G) exceeds available HBM (15.75G)."
-    other = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 61.5G of 15.75G hbm. Exceeded hbm capacity by 45.75G.\n\nTotal hbm usage >= 61.7G:"
-    assert estimate.refused_temporaries(one, 10**9) == 49 * 2**30
-    assert estimate.refused_temporaries(other, 2**30) == int(60.5 * 2**30)
+    with_temporaries = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (49.00G) exceeds available HBM (15.75G)."
+    )
+    with_total = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 61.5G of 15.75G hbm. "
+        "Exceeded hbm capacity by 45.75G.\n\nTotal hbm usage >= 61.7G:"
+    )
+    assert estimate.refused_temporaries(with_temporaries, 10**9) == 49 * 2**30
+    assert estimate.refused_temporaries(with_total, 2**30) == int(60.5 * 2**30)
     assert estimate.refused_temporaries("RESOURCE_EXHAUSTED: other words", 0) is None
 
 
@@ -146,7 +145,7 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
         **({"model__d_ff": 2048} if name == "encoder_decoder" else {}),
     )
     memory = states.make_init(task, program.tx, program.state).lower().compile().memory_analysis()
-    whole = sum(
+    num_bytes = sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(program.state.params)
     )
@@ -154,8 +153,8 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
         shardings.bytes_per_device(program.state), rel=0.01
     )
     # parameters and two moments
-    assert memory.output_size_in_bytes == pytest.approx(3 * whole / 8, rel=0.05)
-    assert memory.temp_size_in_bytes < whole / 3
+    assert memory.output_size_in_bytes == pytest.approx(3 * num_bytes / 8, rel=0.05)
+    assert memory.temp_size_in_bytes < num_bytes / 3
 
 
 def test_tiles_of_a_tpu():
@@ -187,7 +186,7 @@ def test_chips_by_the_names_jax_gives_them():
         ("v5e", "is AxB"),
     ],
 )
-def test_a_slice_that_is_none(name, says):
+def test_unknown_slices(name, says):
     with pytest.raises(configs.UserError, match=f"--topology={name}: .*{says}"):
         topology.prepare(name)
 

@@ -1,4 +1,4 @@
-"""Collectives are read from HLO as often as they run, whatever way XLA writes them."""
+"""Collectives are read from HLO and counted once for each execution, in any of its notations."""
 
 import jax
 import jax.numpy as jnp
@@ -45,22 +45,22 @@ ENTRY %main.1_spmd (param: f32[64,128]) -> f32[] {
   %reduce-scatter.1 = bf16[8,128]{1,0} reduce-scatter(%v), channel_id=3, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
   ROOT %all-reduce.1 = (f32[]{:T(128)}, f32[10]{0:T(128)}) all-reduce(%s, %t), channel_id=2, replica_groups={}, to_apply=%add
 }
-"""
+"""  # noqa: E501, as XLA prints it
 
 
-def test_every_way_of_writing_counts_once_an_execution():
-    found = hlo.summary(hlo.collectives(TPU, 8))
-    assert found == {
+def test_every_notation_counts_once_for_each_execution():
+    collectives = hlo.summary(hlo.collectives(TPU, 8))
+    assert collectives == {
         "all-gather": {"count": 15, "bytes": 15 * 64 * 128 * 4},
         "reduce-scatter": {"count": 16, "bytes": 15 * 64 * 128 * 4 + 4 * 8 * 128 * 2},
         "collective-permute": {"count": 5, "bytes": 5 * 8 * 128 * 2},
         "all-reduce": {"count": 1, "bytes": 44},
     }
-    sizes = {(one.kind, one.bytes): one.devices for one in hlo.collectives(TPU, 8)}
-    assert set(sizes.values()) == {2, 4, 8} and sizes["all-reduce", 44] == 8
+    devices = {(one.kind, one.bytes): one.devices for one in hlo.collectives(TPU, 8)}
+    assert set(devices.values()) == {2, 4, 8} and devices["all-reduce", 44] == 8
 
 
-def test_what_a_device_sends():
+def test_bytes_that_a_device_sends():
     moved = {kind: hlo.Collective(kind, 1, 800, 4).moved for kind in hlo.KINDS}
     assert moved == {
         "all-gather": 600,
@@ -75,11 +75,11 @@ def test_what_a_device_sends():
 
 def test_nested_loops_of_a_compiled_program_multiply():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    whole = NamedSharding(mesh, P())
+    replicated = NamedSharding(mesh, P())
 
     def inner(x, w):
-        # contracted over a split axis: summed over the devices
-        y = jax.lax.with_sharding_constraint(jnp.sin(x @ w), whole)
+        # the contracted axis is split, so the sum goes over the devices
+        y = jax.lax.with_sharding_constraint(jnp.sin(x @ w), replicated)
         return jax.lax.with_sharding_constraint(y, NamedSharding(mesh, P(None, "data"))), None
 
     def step(x, weights):
@@ -89,5 +89,7 @@ def test_nested_loops_of_a_compiled_program_multiply():
     weights = jax.ShapeDtypeStruct(
         (11, 7, 64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "data"))
     )
-    found = hlo.summary(hlo.collectives(jax.jit(step).lower(x, weights).compile().as_text(), 8))
-    assert found["all-reduce"] == {"count": 77, "bytes": 77 * 32 * 64 * 4}
+    collectives = hlo.summary(
+        hlo.collectives(jax.jit(step).lower(x, weights).compile().as_text(), 8)
+    )
+    assert collectives["all-reduce"] == {"count": 77, "bytes": 77 * 32 * 64 * 4}

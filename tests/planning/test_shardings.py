@@ -1,6 +1,6 @@
-"""The shardings of every shipped config, as they are kept in tests/snapshots/shardings.txt.
+"""The shardings of every shipped config equal tests/snapshots/shardings.txt.
 
-A change there is a change of how every run of that config is laid out. If it is meant:
+A difference changes the layout of every run of that config. To accept it:
 UPDATE_SNAPSHOTS=1 python -m pytest tests/planning/test_shardings.py
 """
 
@@ -29,9 +29,7 @@ ARGUMENTS = {
 
 
 def cases():
-    """Every config; of those that take a size, the ones that differ in more than sizes. Fine-tuning
-    has the model of the run it begins with, and is none of its own.
-    """
+    """Yields every config. ARGUMENTS lists the sizes that differ in more than sizes."""
     for path in sorted((ROOT / "configs").rglob("*.py")):
         name = str(path.relative_to(ROOT / "configs"))
         yield from (
@@ -41,9 +39,9 @@ def cases():
 
 def layout(case):
     config = configs.load(str(ROOT / "configs" / case), MESH.items())
-    if fine_tunes(config):
+    if fine_tunes(config):  # the model is that of another run
         return None
-    if "vocab_multiple" in config.model:  # a vocabulary of 50,257 is not divided by two
+    if "vocab_multiple" in config.model:  # two does not divide a vocabulary of 50,257
         configs.set_key(config, "model.vocab_multiple", 128)
     program = Program.of(config, make_task(config))
     _check_optimizer(program.state)
@@ -55,27 +53,27 @@ def layout(case):
 
 
 def _check_optimizer(state):
-    """Moments are laid out as their parameters: the snapshot need not repeat them."""
-    kept = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
-    params = [leaf for leaf in jax.tree.leaves(state.params)]
-    assert [(leaf.shape, leaf.sharding) for leaf in kept] == 2 * [
+    """Moments have the layout of their parameters. The snapshot does not repeat them."""
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
+    params = jax.tree.leaves(state.params)
+    assert [(leaf.shape, leaf.sharding) for leaf in moments] == 2 * [
         (leaf.shape, leaf.sharding) for leaf in params
     ]
 
 
 def test_the_shardings_of_every_config():
-    found = "".join(
+    layouts = "".join(
         f"{case}\n" + "".join(f"  {line.rstrip()}\n" for line in lines)
         for case in cases()
         if (lines := layout(case))
     )
     if os.environ.get("UPDATE_SNAPSHOTS"):
         SNAPSHOT.parent.mkdir(exist_ok=True)
-        SNAPSHOT.write_text(found)
+        SNAPSHOT.write_text(layouts)
     expected = SNAPSHOT.read_text()
-    wrong = [
+    differences = [
         f"-{old}\n+{new}"
-        for old, new in zip(expected.splitlines(), found.splitlines())
+        for old, new in zip(expected.splitlines(), layouts.splitlines())
         if old != new
     ]
-    assert found == expected, "\n".join(wrong[:10]) or "lines were added or taken away"
+    assert layouts == expected, "\n".join(differences[:10]) or "lines were added or removed"

@@ -1,4 +1,4 @@
-"""The real TPU compiler, where it is installed."""
+"""The TPU compiler, where it is installed."""
 
 import importlib.util
 import json
@@ -24,16 +24,14 @@ FLAGS = [
 ]
 
 
-def test_a_slice_is_compiled_for():
+def test_a_program_compiles_for_a_slice():
     done = call(
         "dry_run", *WIDE, "--config.train.batch=16", "--topology=v5e:2x2", "--config.mesh.fsdp=4"
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     arguments = found["bytes_per_device"]["arguments"]
-    assert sum(size for name, size in found["arguments_by_consumer"].items()) == pytest.approx(
-        arguments, rel=0.01
-    )
+    assert sum(found["arguments_by_consumer"].values()) == pytest.approx(arguments, rel=0.01)
     assert (
         found["fits"]
         and found["topology"] == "v5e:2x2"
@@ -44,7 +42,7 @@ def test_a_slice_is_compiled_for():
     assert "it fits" in done.stderr
 
 
-def test_what_the_compiler_refuses_is_an_answer():
+def test_a_refusal_is_an_answer():
     done = call(
         "dry_run",
         *FLAGS,
@@ -91,5 +89,5 @@ def test_a_model_of_175_billion_parameters_on_64_chips():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]
-    # what MaxText's compilation of the same takes
+    # the memory of MaxText's compilation of the same model
     assert found["arguments"] <= 32.9e9 and found["temporaries"] <= 35.7e9

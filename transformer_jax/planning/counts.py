@@ -1,6 +1,4 @@
-"""Parameters and operations of a config, counted from shapes and formulas: nothing is allocated, no
-data is opened.
-"""
+"""Parameters and operations of a config, by shapes and formulas. No arrays and no data."""
 
 import math
 
@@ -11,30 +9,36 @@ from transformer_jax.training import state
 
 
 def parameters(task) -> dict[str, int]:
-    """Parameters, without rows that only fill up a vocabulary; those of pre-training heads, where
-    there are any, apart.
+    """Returns the number of parameters, without rows that only pad a vocabulary.
+
+    For a model with pre-training heads, the heads and the encoder are also counted separately.
     """
-    params, model = state.abstract_params(task), task.model
-    size = lambda tree: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-    counts = {"params": size(params) - getattr(model, "num_padding", int)()}
+    params = state.abstract_params(task)
+    model = task.model
+    counts = {"params": _size(params) - getattr(model, "num_padding", int)()}
     if heads := [name for name in getattr(model, "HEADS", ()) if name in params]:
-        counts["params_heads"] = sum(size(params[name]) for name in heads)
+        counts["params_heads"] = sum(_size(params[name]) for name in heads)
         counts["params_encoder"] = counts["params"] - counts["params_heads"]
     return counts
 
 
 def training(task) -> tuple[float, int]:
-    """(FLOPs, target positions with padding) of the whole run: forward and backward of each phase's
-    rows, as metrics.jsonl counts them; of fine-tuning at most, whose rows are counted whole.
+    """Returns the FLOPs and the target positions, with padding, of the whole run.
+
+    The FLOPs are those of forward and backward passes over the rows of each phase, as in
+    metrics.jsonl. For fine-tuning they are an upper bound: rows count at full length.
     """
     train = task.config.train
     growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
-    planned = getattr(task, "phase_steps", None)
-    rows = (
-        [growing.before(train.num_steps)]
-        if planned is None
-        else [train.batch * steps for steps in planned]
-    )
-    return sum(task.flops(phase) * count for phase, count in enumerate(rows)), sum(
-        task.positions(phase) * count for phase, count in enumerate(rows)
-    )
+    steps_of_phases = getattr(task, "phase_steps", None)
+    if steps_of_phases is None:
+        rows = [growing.before(train.num_steps)]
+    else:
+        rows = [train.batch * steps for steps in steps_of_phases]
+    flops = sum(task.flops(phase) * count for phase, count in enumerate(rows))
+    positions = sum(task.positions(phase) * count for phase, count in enumerate(rows))
+    return flops, positions
+
+
+def _size(tree) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -1,6 +1,5 @@
-"""What a training step needs of a device, and how fast it can be at most, before there is a device."""
+"""The memory and the lower bound of the time of a training step, from its compiled program."""
 
-import copy
 import dataclasses
 import re
 import time
@@ -10,50 +9,25 @@ import jax
 from transformer_jax import hardware
 from transformer_jax.config import UserError
 from transformer_jax.planning import hlo, topology
+from transformer_jax.planning.roofline import Roofline, compute_seconds, weight_bytes_read
 from transformer_jax.planning.shardings import bytes_per_device
 
-# The least optimization the TPU compiler has takes a quarter to a third of the time and partitions
-# alike: the collectives' bytes of GPT-3 175B on v5p:4x4x4 are the same. What is live at once there
-# was 57.1 GB instead of 60.8; of GPT-2 124M on v5e:4x4, 64 rows without dropout, 9.86 GB instead of
-# 9.82.
-_QUICKLY = {"exec_time_optimization_effort": -1.0}
+# The least optimization of the TPU compiler takes a quarter to a third of the time and partitions
+# alike: the collectives of GPT-3 175B on v5p:4x4x4 have the same bytes. The peak there was 57.1 GB
+# instead of 60.8. For GPT-2 124M on v5e:4x4, with 64 rows and no dropout, it was 9.86 GB instead
+# of 9.82.
+_LEAST_EFFORT = {"exec_time_optimization_effort": -1.0}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
-class Roofline:
-    """Seconds of an update by each of three limits; the largest binds, if the other two hide behind
-    it.
-
-    compute, a lower bound: the matrix products, and those of the layers that full rematerialisation
-    does again, at the peak rate (what "dots" does again is not counted). memory, an estimate: the
-    state read and written once; in every microbatch what is live beside it at the peak written once
-    and read once, and the gathered weights read by the forward and the backward pass. Activations
-    that come and go within a layer are not counted. network, a lower bound: what every collective
-    sends at least, over all links of a chip at once.
-    """
-
-    compute_s: float
-    memory_s: float
-    network_s: float
-
-    @property
-    def step_s(self) -> float:
-        return max(dataclasses.astuple(self))
-
-    @property
-    def bound(self) -> str:
-        return max(("compute", "memory", "network"), key=lambda name: getattr(self, f"{name}_s"))
-
-
-@dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Of one update of a program on its mesh; bytes are per device."""
+    """One update of a program on its mesh. Bytes are per device."""
 
     chip: hardware.Chip | None
     devices: int
     flops: float  # of all devices, by formula
-    # bytes of the arguments by what they are for, from shapes and shardings
+    # bytes of the arguments by purpose, from shapes and shardings
     consumers: dict[str, int]
     arguments: int
     outputs: int | None  # None: the compiler refused the program
@@ -61,106 +35,124 @@ class Estimate:
     peak: int | None
     collectives: dict[str, dict[str, int]] | None
     compile_seconds: float
-    roofline: Roofline | None  # None: the program was refused, or nothing is known of the chip
-    refused: bool = False  # the compiler itself found that the program does not fit
+    roofline: Roofline | None  # None: the program was refused, or the chip is unknown
+    refused: bool = False  # by the compiler, because the program does not fit
 
     @property
     def fits(self) -> bool | None:
-        """None where the device's memory is not known."""
+        """Whether the program fits; None if the memory of the device is unknown."""
         if self.refused:
             return False
         return None if self.chip is None else self.peak <= self.chip.memory
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs over the peak rate, at most."""
+        """The upper bound of the MFU: the model's FLOPs as a share of the peak rate."""
         return self.roofline and self.flops / (
             self.devices * self.chip.flops * self.roofline.step_s
         )
 
 
 def arguments(program) -> dict[str, int]:
-    """Bytes per device of what a step takes, by what it is for."""
+    """Returns the bytes per device of a step's arguments, by purpose."""
     state = program.state
-    rest = (state.step, state.metrics, state.skipped, state.last_skipped)
+    counters = (state.step, state.metrics, state.skipped, state.last_skipped)
     return {
         "parameters": bytes_per_device(state.params),
-        "optimizer state": bytes_per_device((state.opt_state, rest)),
+        "optimizer state": bytes_per_device((state.opt_state, counters)),
         "batch": bytes_per_device(program.batch),
     }
 
 
 def estimate(config, task, program) -> Estimate:
-    """Compiles the training step of `program` and measures the result; a program that does not fit
-    is an answer, too.
+    """Compiles the training step of `program` and returns its measured memory and collectives.
+
+    A program that does not fit gives an estimate with `refused` set.
     """
-    device, devices = program.mesh.devices.flat[0], program.mesh.size
-    chip, consumers = hardware.of(device.device_kind), arguments(program)
-    # JAX takes three quarters of it, or what XLA_PYTHON_CLIENT_MEM_FRACTION says
-    if chip and device.platform == "gpu":
-        chip = dataclasses.replace(
-            chip, memory=(device.memory_stats() or {}).get("bytes_limit", chip.memory)
-        )
-    flops = task.flops(0) * config.train.batch
-    common = dict(chip=chip, devices=devices, flops=flops, consumers=consumers)
+    device = program.mesh.devices.flat[0]
+    known = dict(
+        chip=_chip(device),
+        devices=program.mesh.size,
+        flops=task.flops(0) * config.train.batch,
+        consumers=arguments(program),
+    )
     began = time.monotonic()
     try:
-        compiled = _compiled(
-            program.train_step.lower(program.state, program.batch), device.platform
-        )
+        lowered = program.train_step.lower(program.state, program.batch)
+        compiled = _compiled(lowered, device.platform)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        taken = sum(consumers.values())
-        temporaries = refused_temporaries(str(error), taken)
-        return Estimate(
-            **common,
-            arguments=taken,
-            outputs=None,
-            temporaries=temporaries,
-            peak=temporaries and taken + temporaries,
-            collectives=None,
-            compile_seconds=time.monotonic() - began,
-            roofline=None,
-            refused=True,
-        )
-    seconds, memory = time.monotonic() - began, compiled.memory_analysis()
-    sent = hlo.collectives(_text(compiled), devices)
-    peak = (
+        return _refused(known, str(error), time.monotonic() - began)
+    seconds = time.monotonic() - began
+    memory = compiled.memory_analysis()
+    collectives = hlo.collectives(_text(compiled), program.mesh.size)
+    measured = Estimate(
+        **known,
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        peak=_peak(memory, device.platform),
+        collectives=hlo.summary(collectives),
+        compile_seconds=seconds,
+        roofline=None,
+    )
+    if measured.chip is None:
+        return measured
+    roofline = _roofline(config, task, program, measured, collectives)
+    return dataclasses.replace(measured, roofline=roofline)
+
+
+def _chip(device) -> hardware.Chip | None:
+    chip = hardware.of(device.device_kind)
+    if chip is None or device.platform != "gpu":
+        return chip
+    # JAX takes three quarters of the memory, or the share XLA_PYTHON_CLIENT_MEM_FRACTION
+    memory = (device.memory_stats() or {}).get("bytes_limit", chip.memory)
+    return dataclasses.replace(chip, memory=memory)
+
+
+def _peak(memory, platform: str) -> int:
+    """Returns the bytes that are live at once."""
+    if platform == "tpu":
+        # smaller than the sum below: temp_size adds up temporaries that follow each other
+        return memory.peak_memory_in_bytes
+    return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
     )
-    if device.platform == "tpu":
-        # what is live at once: less, as temporaries that follow each other count beside each other
-        # in temp_size
-        peak = memory.peak_memory_in_bytes
-    roofline = None
-    if chip:
-        touched = (
-            memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            + config.train.accumulation
-            * (
-                2 * (peak - memory.argument_size_in_bytes)
-                + _weights_read(config, program, consumers["parameters"])
-            )
-        )
-        roofline = Roofline(
-            compute_seconds(config, task, chip, devices),
-            touched / chip.memory_bandwidth,
-            sum(one.count * one.moved for one in sent) / chip.link_bandwidth,
-        )
+
+
+def _refused(known: dict, message: str, seconds: float) -> Estimate:
+    """Returns the estimate of a program that the compiler refused with `message`."""
+    taken = sum(known["consumers"].values())
+    temporaries = refused_temporaries(message, taken)
     return Estimate(
-        **common,
-        arguments=memory.argument_size_in_bytes,
-        outputs=memory.output_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        peak=peak,
-        collectives=hlo.summary(sent),
+        **known,
+        arguments=taken,
+        outputs=None,
+        temporaries=temporaries,
+        peak=temporaries and taken + temporaries,
+        collectives=None,
         compile_seconds=seconds,
-        roofline=roofline,
+        roofline=None,
+        refused=True,
+    )
+
+
+def _roofline(
+    config, task, program, measured: Estimate, collectives: list[hlo.Collective]
+) -> Roofline:
+    chip = measured.chip
+    weights = weight_bytes_read(config, program, measured.consumers["parameters"])
+    in_microbatch = 2 * (measured.peak - measured.arguments) + weights
+    touched = measured.arguments + measured.outputs + config.train.accumulation * in_microbatch
+    return Roofline(
+        compute_seconds(config, task, chip, measured.devices),
+        touched / chip.memory_bandwidth,
+        sum(one.count * one.moved for one in collectives) / chip.link_bandwidth,
     )
 
 
@@ -169,57 +161,31 @@ def _text(compiled) -> str:
         return compiled.as_text()
     except jax.errors.JaxRuntimeError:  # seen with libtpu 0.0.51 under jax 0.10.2
         raise UserError(
-            f"this jax can't read what this libtpu compiled: {topology.install()}"
+            f"libtpu: this jax cannot read its compiled programs; run {topology.install()}"
         ) from None
-
-
-def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
-    """The matrix products of an update at the peak rate, with those that full rematerialisation
-    does again.
-    """
-    again = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
-    return (task.flops(0) + again) * config.train.batch / chip.flops / devices
-
-
-def _weights_read(config, program, parameters: int) -> float:
-    """Bytes of weights that a device's matrix products read in a microbatch: whole but for the
-    tensor axis, in the dtype of computation.
-    """
-    passes = 3 if config.model.get("remat") == "full" else 2
-    return (
-        passes
-        * parameters
-        * program.mesh.shape["fsdp"]
-        * (1 if config.model.get("dtype") == "float32" else 0.5)
-    )
 
 
 def _compiled(lowered, platform: str):
     if platform == "tpu":
         try:
-            return lowered.compile(_QUICKLY)
+            return lowered.compile(_LEAST_EFFORT)
         except jax.errors.JaxRuntimeError as error:
-            if "No such compile option" not in str(error):  # jax 0.12 no longer knows it
+            if "No such compile option" not in str(error):  # jax 0.12 no longer has it
                 raise
     return lowered.compile()
 
 
 def refused_temporaries(message: str, taken: int) -> int | None:
-    """Bytes of temporaries that the TPU compiler says a program would need, beside arguments of
-    `taken` bytes; None where it gives no figure.
+    """Returns the bytes of temporaries in the TPU compiler's message about a refused program.
+
+    `taken` are the bytes of the arguments. Returns None where the message has no figure.
     """
-    size = lambda found: int(float(found[1]) * _UNITS[found[2]])
-    if found := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
-        return size(found)
-    if found := re.search(r"Used ([\d.]+)([KMGT]) of", message):
-        return max(size(found) - taken, 0)
+
+    def size(match):
+        return int(float(match[1]) * _UNITS[match[2]])
+
+    if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
+        return size(temporaries)
+    if used := re.search(r"Used ([\d.]+)([KMGT]) of", message):
+        return max(size(used) - taken, 0)
     return None
-
-
-def _layers_flops(task) -> float:
-    """`task.flops` without the output projection, which no rematerialisation does again: the
-    vocabulary enters nothing else.
-    """
-    other = copy.copy(task)
-    other.model = task.model.clone(vocab_size=0)
-    return other.flops(0)

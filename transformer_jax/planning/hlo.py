@@ -1,6 +1,6 @@
-"""What a compiled program sends between devices, read from its HLO text.
+"""The collectives of a compiled program, read from its HLO text.
 
-XLA's own cost analysis counts the body of a loop once, and knows nothing of collectives.
+XLA's cost analysis counts the body of a loop once and does not report collectives.
 """
 
 import collections
@@ -27,21 +27,23 @@ _SHAPE = re.compile(r"\b(pred|bf16|[sufc]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
-_TRIPS = re.compile(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)')
+_TRIP_COUNT = re.compile(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)')
 
 
 class Collective(NamedTuple):
-    """One instruction, as often as a program runs it."""
+    """An instruction and the number of its executions."""
 
     kind: str
     count: int  # executions in a run of the program
-    bytes: int  # of the whole array on a device: what is gathered, reduced or sent
-    devices: int  # that take part together
+    bytes: int  # of the gathered, reduced or sent array on a device
+    devices: int  # of a group
 
     @property
     def moved(self) -> float:
-        """Bytes a device sends at least in one execution (Thakur et al. 2005): all-reduce 2 (n-1)/n
-        of the array, gathering, scattering and exchanging (n-1)/n.
+        """The least bytes that a device sends in one execution (Thakur et al. 2005).
+
+        An all-reduce of n devices sends 2 (n-1)/n of the array. Gathering, scattering and
+        exchanging send (n-1)/n.
         """
         share = (self.devices - 1) / self.devices
         return self.bytes * {
@@ -52,22 +54,23 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str, num_devices: int) -> list[Collective]:
-    """Those of a compiled program of `num_devices`; an instruction in a loop counts as often as the
-    loop goes round, nested loops multiply.
+    """Returns the collectives of a compiled program of `num_devices`.
+
+    An instruction in a loop counts once for each iteration. Nested loops multiply.
     """
     computations, entry = _computations(text)
     return [
-        Collective(found.kind, found.count * times, found.bytes, found.devices)
+        one._replace(count=one.count * times)
         for name, times in _executions(computations, entry).items()
-        for found in _found_in(name, computations[name], num_devices)
-        if found.devices > 1
+        for one in _collectives_in(name, computations[name], num_devices)
+        if one.devices > 1
     ]
 
 
-def summary(found: list[Collective]) -> dict[str, dict[str, int]]:
-    """{kind: {count, bytes}} over a run of the program; an array counts whole each time."""
+def summary(collectives: list[Collective]) -> dict[str, dict[str, int]]:
+    """Returns {kind: {count, bytes}} of a run of the program. Each execution counts all bytes."""
     totals = {}
-    for one in found:
+    for one in collectives:
         total = totals.setdefault(one.kind, {"count": 0, "bytes": 0})
         total["count"] += one.count
         total["bytes"] += one.count * one.bytes
@@ -75,21 +78,24 @@ def summary(found: list[Collective]) -> dict[str, dict[str, int]]:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """{name: lines} and the name of the entry."""
-    found, entry, lines = {}, "", None
+    """Returns {name: lines} and the name of the entry computation."""
+    computations = {}
+    entry = ""
+    lines = None
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
-            lines = found.setdefault(header[2], [])
+            lines = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif lines is not None:
             lines.append(line)
-    return found, entry
+    return computations, entry
 
 
 def _executions(computations: dict[str, list[str]], entry: str) -> collections.Counter:
-    """How often a run of the program executes each computation."""
+    """Returns the number of executions of each computation in a run of the program."""
     calls = {name: list(_calls(lines, computations)) for name, lines in computations.items()}
-    order, seen = [], set()
+    order = []  # callees before their callers
+    seen = set()
 
     def visit(name):
         if name not in seen:
@@ -100,15 +106,16 @@ def _executions(computations: dict[str, list[str]], entry: str) -> collections.C
 
     visit(entry)
     times = collections.Counter({entry: 1})
-    for name in reversed(order):  # callers before what they call
-        for called, trips in calls[name]:
-            times[called] += times[name] * trips
+    for name in reversed(order):
+        for called, iterations in calls[name]:
+            times[called] += times[name] * iterations
     return times
 
 
 def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
-    """(computation, how often) that one execution of these lines calls; of a conditional's
-    branches, each once: it can't be more.
+    """Yields (computation, number of calls) for one execution of these lines.
+
+    Each branch of a conditional counts once, which is an upper bound.
     """
     for line in lines:
         instruction = _INSTRUCTION.match(line)
@@ -116,7 +123,7 @@ def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
             continue
         if instruction[3] == "while":
             condition, body = _LOOP.search(line).groups()
-            yield body, _trips(line, computations.get(condition, []))
+            yield body, _iterations(line, computations.get(condition, []))
         elif instruction[3] not in ("async-done", "async-update"):
             names = _CALLED.findall(line)
             if branches := _BRANCHES.search(line):
@@ -124,20 +131,21 @@ def _calls(lines: list[str], computations) -> Iterator[tuple[str, int]]:
             yield from ((name, 1) for name in names if name in computations)
 
 
-def _trips(loop: str, condition: list[str]) -> int:
-    """How often a loop goes round: as XLA noted, else the constant its counter is compared with
-    (JAX's scans count from 0 by 1).
+def _iterations(loop: str, condition: list[str]) -> int:
+    """Returns the number of a loop's iterations.
+
+    XLA notes it, or it is the constant in the loop's condition: JAX's scans count from 0 by 1.
     """
-    if known := _TRIPS.search(loop):
-        return int(known[1])
+    if noted := _TRIP_COUNT.search(loop):
+        return int(noted[1])
     compared = {
         int(n) for line in condition for n in re.findall(r"s32\[\]\S* constant\((\d+)\)", line)
     }
     return max(compared, default=1)
 
 
-def _found_in(name: str, lines: list[str], num_devices: int) -> Iterator[Collective]:
-    """The collectives of a computation, once each; a pair of -start and -done is one."""
+def _collectives_in(name: str, lines: list[str], num_devices: int) -> Iterator[Collective]:
+    """Yields each collective of a computation once. A pair of -start and -done is one."""
     for line in lines:
         instruction = _INSTRUCTION.match(line)
         if not instruction:
@@ -146,20 +154,24 @@ def _found_in(name: str, lines: list[str], num_devices: int) -> Iterator[Collect
         kind = op.removesuffix("-start")
         if kind not in KINDS:
             continue
-        parts, devices = _parts(shape), _group_size(line, num_devices)
-        if op.endswith("-start") and kind != "all-reduce":  # (operands, results, state ...)
-            parts = sorted(parts)[-(len(parts) // 2 or 1) :] if kind == "all-gather" else parts[:1]
-        size = sum(parts)
+        devices = _group_size(line, num_devices)
+        sizes = _array_bytes(shape)
+        # the shape of a -start is (operands, results, state ...)
+        if op.endswith("-start") and kind == "all-gather":
+            sizes = sorted(sizes)[-(len(sizes) // 2 or 1) :]
+        elif op.endswith("-start") and kind != "all-reduce":
+            sizes = sizes[:1]
+        size = sum(sizes)
         if kind == "reduce-scatter":
             size *= devices
-        # a TPU's reduce-scatter: an all-reduce and a slice, fused
+        # on a TPU, a reduce-scatter is a fused all-reduce and slice
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
         yield Collective(kind, 1, int(size), devices)
 
 
-def _parts(shape: str) -> list[float]:
-    """The bytes of each array of a shape."""
+def _array_bytes(shape: str) -> list[float]:
+    """Returns the bytes of each array in a shape."""
     return [
         _BYTES[dtype] * math.prod(int(n) for n in sizes.split(",") if n)
         for dtype, sizes in _SHAPE.findall(shape)
@@ -167,10 +179,10 @@ def _parts(shape: str) -> list[float]:
 
 
 def _group_size(line: str, num_devices: int) -> int:
-    """Devices that take part together, in any of the ways HLO writes it."""
+    """Returns the number of devices in a group, from any of HLO's notations."""
     # mesh['a'=4,'b'=2] {'b'}; 'b':(1)2 is a part of an axis
     if axes := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):
-        sizes = dict((name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes[1]))
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", axes[1])}
         return math.prod(
             int(part) if part else sizes[name]
             for name, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", axes[2])

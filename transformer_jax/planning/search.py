@@ -1,6 +1,4 @@
-"""Which mesh, rematerialisation and microbatch a config should have on these devices: tried, and
-ranked by the time of an update.
-"""
+"""The search for the fastest mesh, rematerialisation and microbatch of a config on some devices."""
 
 import copy
 import dataclasses
@@ -13,14 +11,17 @@ from transformer_jax import hardware
 from transformer_jax.config import UserError, set_key
 from transformer_jax.layers.blocks import REMAT
 from transformer_jax.pictures.progress import say
-from transformer_jax.planning.estimate import Estimate, arguments, compute_seconds, estimate
+from transformer_jax.planning.estimate import Estimate, arguments, estimate
+from transformer_jax.planning.roofline import compute_seconds
 from transformer_jax.training.loop import Program
 
-MOST = 12  # programs compiled at most
+MAX_COMPILED = 12  # programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
+    """The keys of a config that the search changes."""
+
     data: int
     fsdp: int
     tensor: int
@@ -28,172 +29,230 @@ class Variant:
     accumulation: int
 
     def of(self, config):
-        """`config` with this variant's keys."""
+        """Returns a copy of `config` with the keys of this variant."""
         changed = copy.deepcopy(config)
-        for key, value in {
+        values = {
             "mesh.data": self.data,
             "mesh.fsdp": self.fsdp,
             "mesh.tensor": self.tensor,
             "train.accumulation": self.accumulation,
-            **({"model.remat": self.remat} if "remat" in config.model else {}),
-        }.items():
+        }
+        if "remat" in config.model:
+            values["model.remat"] = self.remat
+        for key, value in values.items():
             set_key(changed, key, value)
         return changed
 
     def flags(self) -> str:
         return (
-            f"--config.mesh.data={self.data} --config.mesh.fsdp={self.fsdp} --config.mesh.tensor={self.tensor} "
-            f"--config.model.remat={self.remat} --config.train.accumulation={self.accumulation}"
+            f"--config.mesh.data={self.data} --config.mesh.fsdp={self.fsdp} "
+            f"--config.mesh.tensor={self.tensor} --config.model.remat={self.remat} "
+            f"--config.train.accumulation={self.accumulation}"
         )
+
+    def rows(self, config) -> int:
+        """Returns the rows of a microbatch on a device."""
+        return config.train.batch // self.accumulation // (self.data * self.fsdp)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A variant that may fit, with the figures that decide when it is tried."""
+
+    variant: Variant
+    seconds: float  # of the matrix products
+    sent: float  # bytes
+    arguments: int  # bytes
+
+
+class _Search:
+    """The estimates of the compiled variants, and the memory that their temporaries took."""
+
+    def __init__(self, chip: hardware.Chip):
+        self.chip = chip
+        self.estimates: list[tuple[Variant, Estimate]] = []
+        # (rows, bytes of temporaries) by (tensor, remat)
+        self.temporaries: dict[tuple[int, str], list[tuple[int, int]]] = {}
+
+    def add(self, variant: Variant, rows: int, result: Estimate) -> None:
+        self.estimates.append((variant, result))
+        if result.peak:
+            sizes = self.temporaries.setdefault((variant.tensor, variant.remat), [])
+            sizes.append((rows, result.peak - result.arguments))
+
+    def is_done(self, seconds: float) -> bool:
+        """Whether a variant whose matrix products take `seconds` can no longer be the fastest."""
+        times = (result.roofline.step_s for _, result in self.estimates if result.fits)
+        return len(self.estimates) == MAX_COMPILED or seconds > min(times, default=math.inf)
+
+    def fits_with_fewer_microbatches(self, variant: Variant) -> bool:
+        """Whether the variant fits with fewer microbatches, which are never slower."""
+        return any(
+            result.fits and dataclasses.replace(variant, accumulation=other.accumulation) == other
+            for other, result in self.estimates
+        )
+
+    def cannot_fit(self, candidate: Candidate, rows: int) -> bool:
+        """Whether the temporaries of a similar variant show that this one does not fit."""
+        variant = candidate.variant
+        sizes = [
+            size * rows / other_rows
+            for other_rows, size in self.temporaries.get((variant.tensor, variant.remat), ())
+            if other_rows <= rows
+        ]
+        # half of the estimate: temporaries may grow more slowly than the rows
+        return bool(sizes) and candidate.arguments + max(sizes) / 2 > self.chip.memory
 
 
 def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Variant, Estimate]]:
-    """What was compiled, the fastest that fits first. Raises UserError where the devices' chip is
-    not known.
+    """Returns the compiled variants with their estimates, the fastest that fits first.
 
-    Candidates are all factors of the devices over data, fsdp and tensor, all policies of
-    rematerialisation, and accumulations that halve the rows of a device down to one until they fit.
-    They are tried in the order of their matrix products' time, then of the bytes they must send.
-    One whose arguments alone do not fit, or whose temporaries can't by those of a variant like it,
-    is not compiled; MOST are at most. The search ends once no candidate left can be faster than one
-    found.
+    The candidates are all factors of the devices over data, fsdp and tensor, with all policies of
+    rematerialisation. The accumulation doubles until a device has one row.
+
+    Candidates are tried in the order of the time of their matrix products, then of the bytes that
+    they send. A candidate is not compiled if its arguments do not fit, or if the temporaries of a
+    similar variant show that it does not fit. At most MAX_COMPILED are compiled. The search ends
+    when no other candidate can be faster.
+
+    Raises UserError if the chip of the devices is unknown.
     """
     chip = hardware.of(devices[0].device_kind)
     if chip is None:
         raise UserError("--search ranks by the rates of a chip: give a --topology, such as v5e:4x4")
-    candidates = sorted(_candidates(config, make_task, chip, devices), key=lambda one: one[:2])
-    say(
-        f"{len(candidates)} variants whose parameters and optimizer state fit; at most {MOST} are compiled"
+    candidates = sorted(
+        _candidates(config, make_task, chip, devices), key=lambda one: (one.seconds, one.sent)
     )
-    found, per_row = [], {}
-    for seconds, _, taken, variant in candidates:
-        best = min((one.roofline.step_s for _, one in found if one.fits), default=math.inf)
-        if len(found) == MOST or seconds > best:
+    say(
+        f"{len(candidates)} variants whose parameters and optimizer state fit; "
+        f"at most {MAX_COMPILED} are compiled"
+    )
+    state = _Search(chip)
+    for candidate in candidates:
+        variant = candidate.variant
+        if state.is_done(candidate.seconds):
             break
-        if any(
-            one.fits and dataclasses.replace(variant, accumulation=v.accumulation) == v
-            for v, one in found
-        ):
-            continue  # more microbatches than one that fits are never faster
-        kind, rows = (variant.tensor, variant.remat), _rows(variant, config)
-        # temporaries may grow slower than the rows: by half is safe
-        known = [size * rows / there for there, size in per_row.get(kind, ()) if there <= rows]
-        if known and taken + max(known) / 2 > chip.memory:
+        rows = variant.rows(config)
+        if state.fits_with_fewer_microbatches(variant) or state.cannot_fit(candidate, rows):
             continue
         changed = variant.of(config)
         task = make_task(changed)
         try:
             program = Program.of(changed, task, devices)
-        except UserError:  # a first batch that the accumulation does not divide
+        except UserError:  # the accumulation does not divide the first batch
             continue
-        one = estimate(changed, task, program)
-        found.append((variant, one))
-        if one.peak:
-            per_row.setdefault(kind, []).append((rows, one.peak - one.arguments))
-        say(f"{len(found)}/{MOST}  {_line(variant, one)}")
-    return sorted(found, key=lambda one: _rank(one[1]))
+        result = estimate(changed, task, program)
+        state.add(variant, rows, result)
+        say(f"{len(state.estimates)}/{MAX_COMPILED}  {_line(variant, result)}")
+    return sorted(state.estimates, key=lambda pair: _rank(pair[1]))
 
 
-def _rank(one: Estimate) -> tuple[float, float]:
-    """By the limit that binds; where that is the same, by all three together, as none hides another
-    entirely.
+def _rank(result: Estimate) -> tuple[float, float]:
+    """Returns the time of the binding limit, then the sum of all three.
+
+    The sum decides between equal limits, because none hides the others entirely.
     """
-    return (
-        (one.roofline.step_s, sum(dataclasses.astuple(one.roofline)))
-        if one.fits
-        else (math.inf, math.inf)
-    )
+    if not result.fits:
+        return math.inf, math.inf
+    return result.roofline.step_s, sum(dataclasses.astuple(result.roofline))
 
 
-def table(found: list[tuple[Variant, Estimate]]) -> list[str]:
-    """The variants in their order, with the flags of the first."""
-    if not found or not found[0][1].fits:
+def table(estimates: list[tuple[Variant, Estimate]]) -> list[str]:
+    """Returns a line for each variant in their order, and the flags of the first."""
+    if not estimates or not estimates[0][1].fits:
         return ["no variant fits: more chips, or a smaller model"]
     return [
         "",
-        *(f"{place}. {_line(variant, one)}" for place, (variant, one) in enumerate(found, 1)),
-        f"the first: {found[0][0].flags()}",
+        *(
+            f"{place}. {_line(variant, result)}"
+            for place, (variant, result) in enumerate(estimates, 1)
+        ),
+        f"the first: {estimates[0][0].flags()}",
     ]
 
 
-def record(found: list[tuple[Variant, Estimate]]) -> list[dict]:
+def record(estimates: list[tuple[Variant, Estimate]]) -> list[dict]:
+    """Returns the variants and their estimates for JSON."""
     return [
         {
             **dataclasses.asdict(variant),
-            "fits": one.fits,
-            "peak": one.peak,
-            "step_s": one.roofline and one.roofline.step_s,
-            "bound": one.roofline and one.roofline.bound,
+            "fits": result.fits,
+            "peak": result.peak,
+            "step_s": result.roofline and result.roofline.step_s,
+            "bound": result.roofline and result.roofline.bound,
         }
-        for variant, one in found
+        for variant, result in estimates
     ]
 
 
-def _line(variant: Variant, one: Estimate) -> str:
-    mesh = f"data {variant.data:>3}  fsdp {variant.fsdp:>3}  tensor {variant.tensor:>2}  remat {variant.remat:<4}  accumulation {variant.accumulation:>3}"
-    if not one.fits:
-        return f"{mesh}  does not fit" + (f" ({one.peak / 1e9:.1f} GB)" if one.peak else "")
-    return f"{mesh}  {1e3 * one.roofline.step_s:9.2f} ms, bound by {one.roofline.bound:<7}  {one.peak / 1e9:5.1f} GB  MFU at most {one.mfu:.0%}"
+def _line(variant: Variant, result: Estimate) -> str:
+    keys = (
+        f"data {variant.data:>3}  fsdp {variant.fsdp:>3}  tensor {variant.tensor:>2}  "
+        f"remat {variant.remat:<4}  accumulation {variant.accumulation:>3}"
+    )
+    peak = f"{result.peak / 1e9:.1f} GB" if result.peak else ""
+    if not result.fits:
+        return f"{keys}  does not fit" + (f" ({peak})" if peak else "")
+    return (
+        f"{keys}  {1e3 * result.roofline.step_s:9.2f} ms, bound by {result.roofline.bound:<7}  "
+        f"{peak:>8}  MFU at most {result.mfu:.0%}"
+    )
 
 
-def _rows(variant: Variant, config) -> int:
-    """Rows of a microbatch on a device."""
-    return config.train.batch // variant.accumulation // (variant.data * variant.fsdp)
-
-
-def _candidates(config, make_task, chip, devices) -> Iterator[tuple[float, float, int, Variant]]:
-    """(seconds of the matrix products, bytes sent, bytes of arguments, variant) of what the mesh
-    divides and whose arguments fit.
-    """
+def _candidates(config, make_task, chip, devices) -> Iterator[Candidate]:
+    """Yields the variants that the mesh divides and whose arguments fit."""
     policies = list(REMAT) if "remat" in config.model else ["none"]
     count = len(devices) // config.mesh.sequence
     for data, fsdp in itertools.product(_divisors(count), repeat=2):
-        most = config.train.batch // (data * fsdp)  # rows of a device
         if count % (data * fsdp) or config.train.batch % (data * fsdp):
             continue
         mesh = Variant(data, fsdp, count // (data * fsdp), policies[0], 1)
         task = make_task(mesh.of(config))
         try:
             consumers = arguments(Program.of(mesh.of(config), task, devices))
-        except UserError:  # it does not divide a parameter
+        except UserError:  # the mesh does not divide a parameter
             continue
-        if sum(consumers.values()) > chip.memory:
+        taken = sum(consumers.values())
+        if taken > chip.memory:
             continue
-        for remat, accumulation in itertools.product(
-            policies, [2**power for power in range(most.bit_length()) if most % 2**power == 0]
-        ):
-            variant = dataclasses.replace(mesh, remat=remat, accumulation=accumulation)
-            sent = _sent(task, consumers["parameters"] * fsdp * mesh.tensor, variant)
-            yield (
-                compute_seconds(variant.of(config), task, chip, len(devices)),
-                sent,
-                sum(consumers.values()),
+        parameters = consumers["parameters"] * fsdp * mesh.tensor
+        for remat, power in itertools.product(policies, _powers_of_two(mesh.rows(config))):
+            variant = dataclasses.replace(mesh, remat=remat, accumulation=power)
+            yield Candidate(
                 variant,
+                compute_seconds(variant.of(config), task, chip, len(devices)),
+                _sent(task, parameters, variant),
+                taken,
             )
 
 
 def _sent(task, parameters: int, variant: Variant) -> float:
-    """Bytes an update sends from a device, roughly: fsdp gathers half-width parameters twice and
-    scatters their gradients in every microbatch, data sums gradients once, tensor sums each layer's
-    activations four times. It only says what to try first.
+    """Returns roughly the bytes that a device sends in an update, to order the candidates.
+
+    In every microbatch, fsdp gathers the half-width parameters twice and scatters their gradients.
+    data sums the gradients once. tensor sums the activations of each layer four times.
     """
-    here = parameters / variant.tensor
-    split = lambda parts: (parts - 1) / parts
+    on_device = parameters / variant.tensor
     layers = sum(
         value
         for name, value in vars(task.model).items()
         if name.startswith("num_") and name.endswith("layers")
     )
-    activations = (
-        task.config.train.batch
-        / (variant.data * variant.fsdp)
-        * task.positions(0)
-        * task.model.d_model
-        * 2
-    )
-    return here * (
-        1.5 * split(variant.fsdp) * variant.accumulation + 2 * split(variant.data)
-    ) + 8 * layers * activations * split(variant.tensor)
+    rows = task.config.train.batch / (variant.data * variant.fsdp)
+    activations = rows * task.positions(0) * task.model.d_model * 2
+    return on_device * (
+        1.5 * _moved(variant.fsdp) * variant.accumulation + 2 * _moved(variant.data)
+    ) + 8 * layers * activations * _moved(variant.tensor)
+
+
+def _moved(parts: int) -> float:
+    """Returns the share of an array that a device exchanges if it is split into `parts`."""
+    return (parts - 1) / parts
+
+
+def _powers_of_two(number: int) -> list[int]:
+    """Returns the powers of two that divide `number`."""
+    return [2**power for power in range(number.bit_length()) if number % 2**power == 0]
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,6 +1,4 @@
-"""Where everything a training step takes will live: a table of parameters, optimizer state and
-batch.
-"""
+"""The arrays of a training step: parameters, optimizer state and batch, with their shards."""
 
 import itertools
 import math
@@ -13,8 +11,9 @@ _HEADER = ("", "shape", "sharding", "MB a device")
 
 
 def bytes_per_device(tree) -> int:
-    """Of a tree of ShapeDtypeStructs with shardings, as they are split, with what a TPU's tiles
-    pad.
+    """Returns the bytes on a device of a tree of sharded ShapeDtypeStructs.
+
+    They include the padding of a TPU's tiles.
     """
     return sum(
         _elements(leaf.sharding)(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -27,26 +26,31 @@ def _elements(sharding):
 
 
 def _tiled(shape: tuple[int, ...]) -> int:
-    """Elements that a TPU holds of an array of 4-byte numbers: the two innermost axes fill tiles of
-    8 x 128 (of fewer rows where there are fewer), and the compiler puts those axes innermost that
-    waste least.
+    """Returns the elements that an array of 4-byte numbers takes on a TPU.
+
+    The two innermost axes fill tiles of 8 x 128, or of fewer rows where the array has fewer. The
+    compiler chooses the innermost axes that waste the least.
     """
-    up = lambda size, multiple: -(-size // multiple) * multiple
     if len(shape) < 2:
-        return up(math.prod(shape), 128)
-    rows = lambda size: up(size, min(8, 1 << (size - 1).bit_length()))
+        return _rounded_up(math.prod(shape), 128)
     return min(
-        math.prod(shape) // (shape[i] * shape[j]) * rows(shape[i]) * up(shape[j], 128)
+        math.prod(shape)
+        // (shape[i] * shape[j])
+        * _rounded_up(shape[i], min(8, 1 << (shape[i] - 1).bit_length()))
+        * _rounded_up(shape[j], 128)
         for i, j in itertools.permutations(range(len(shape)), 2)
     )
 
 
-def table(program) -> list[str]:
-    """Lines: every parameter, every array of the optimizer and of the batch with its shape, the
-    mesh axes its dimensions are split over, and its bytes on a device.
+def _rounded_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
-    Arrays of the optimizer are named as the parameters they belong to, behind what they are, such
-    as mu and nu.
+
+def table(program) -> list[str]:
+    """Returns the lines of a table of all parameters, optimizer arrays and batch arrays.
+
+    Each line has the shape, the mesh axes of each dimension and the bytes on a device. An array of
+    the optimizer has its kind, such as mu or nu, and the name of its parameter.
     """
     parts = {
         "parameter": program.state.params,
@@ -62,15 +66,16 @@ def table(program) -> list[str]:
 
 
 def axes(sharding) -> str:
-    """The mesh axes each dimension is split over, as "(fsdp, -, tensor)"; axes of one device split
-    nothing.
+    """Returns the mesh axes of each dimension, such as "(fsdp, -, tensor)".
+
+    Axes with a single device are left out.
     """
     sizes = sharding.mesh.shape
-    split = [
-        [axis for axis in ((given,) if isinstance(given, str) else given or ()) if sizes[axis] > 1]
-        for given in sharding.spec
-    ]
-    return "(" + ", ".join("*".join(found) or "-" for found in split) + ")"
+    dimensions = []
+    for entry in sharding.spec:
+        given = (entry,) if isinstance(entry, str) else entry or ()
+        dimensions.append("*".join(axis for axis in given if sizes[axis] > 1) or "-")
+    return f"({', '.join(dimensions)})"
 
 
 def _rows(part: str, tree):
@@ -85,12 +90,8 @@ def _rows(part: str, tree):
 
 
 def _name(path) -> str:
-    """A path's words; of optax's tuples, the fields that say something."""
-    fields = [
-        key.name
-        for key in path
-        if hasattr(key, "name") and key.name != "inner_state" and key.name != "inner_states"
-    ]
-    return "/".join(
-        (*fields, *(name for name in names(path) if name not in ("trained", "frozen")))
-    ) or str(path)
+    """Returns the words of a path, without optax's wrappers."""
+    wrappers = ("inner_state", "inner_states", "trained", "frozen")
+    fields = [key.name for key in path if hasattr(key, "name") and key.name not in wrappers[:2]]
+    words = [name for name in names(path) if name not in wrappers[2:]]
+    return "/".join([*fields, *words]) or str(path)

@@ -1,6 +1,4 @@
-"""An estimate in words: where the memory goes, what bounds the speed, whether it fits, and what
-would make it fit.
-"""
+"""An estimate in words: memory, speed, whether the program fits, and what would make it fit."""
 
 import copy
 
@@ -11,103 +9,127 @@ from transformer_jax.training.loop import Program
 _GB = 1e9
 
 
-def lines(config, task, program, found: Estimate) -> list[str]:
+def lines(config, task, program, estimate: Estimate) -> list[str]:
+    """Returns the lines about an estimate. They end with advice if the program does not fit."""
     return [
-        *_memory(found),
-        *_speed(found),
-        _verdict(found),
-        *([] if found.fits is not False else advice(config, task, program, found)),
+        *_memory(estimate),
+        *_speed(estimate),
+        _verdict(estimate),
+        *([] if estimate.fits is not False else advice(config, task, program, estimate)),
     ]
 
 
-def _memory(found: Estimate) -> list[str]:
-    rows = [
-        *found.consumers.items(),
-        ("temporaries", found.temporaries),
-        ("live at once", found.peak),
-    ]
-    return [
-        "memory of a device",
-        *(
-            f"  {name:<16} {'unknown' if size is None else f'{size / _GB:.3f} GB'}"
-            for name, size in rows
-        ),
-    ]
-
-
-def _speed(found: Estimate) -> list[str]:
-    if found.roofline is None:
-        return []
-    line = found.roofline
-    return [
-        f"an update takes at least (each limit by itself, on {found.devices} x {found.chip.name})",
-        *(
-            f"  {name:<16} {1e3 * getattr(line, f'{name}_s'):.2f} ms"
-            for name in ("compute", "memory", "network")
-        ),
-        f"  bound by {line.bound}: at most {found.mfu:.0%} of the peak (MFU)",
-    ]
-
-
-def _verdict(found: Estimate) -> str:
-    if found.fits is None:
-        return "whether it fits, and how fast it could be, is not known: these devices are in no table of chips. --topology=v5e:4x4 and the like compile for TPUs"
-    if found.fits:
-        return f"it fits: {found.peak / _GB:.1f} of the {found.chip.memory / _GB:.1f} GB of a {found.chip.name}"
-    largest = sorted(
-        {**found.consumers, "temporaries": found.temporaries or 0}.items(), key=lambda one: -one[1]
-    )[:2]
-    shown = " and ".join(f"{name} ({size / _GB:.1f} GB)" for name, size in largest)
-    needs = f"{found.peak / _GB:.1f} GB" if found.peak else "more than there is"
-    return f"it does not fit: it needs {needs}, a {found.chip.name} has {found.chip.memory / _GB:.1f} GB. Most of it: {shown}"
-
-
-def advice(config, task, program, found: Estimate) -> list[str]:
-    """What would make less of the largest consumers, the surest first; only what this config does
-    not do yet.
-    """
-    sizes, devices, said = program.mesh.shape, found.devices, []
-    state = found.consumers["parameters"] + found.consumers["optimizer state"]
-    rows = sizes["data"] * sizes["fsdp"]
-    if sizes["data"] > 1 and state > 0.05 * found.chip.memory:
-        if other := _with(config, task, program, {"mesh.data": 1, "mesh.fsdp": rows}):
-            less = arguments(other)
-            said.append(
-                f"--config.mesh.data=1 --config.mesh.fsdp={rows}: parameters and optimizer state from {state / _GB:.1f} to "
-                f"{(less['parameters'] + less['optimizer state']) / _GB:.1f} GB a device"
-            )
-    accumulation, here = (
-        config.train.accumulation,
-        config.train.batch // config.train.accumulation // rows,
+def _memory(estimate: Estimate) -> list[str]:
+    sizes = {
+        **estimate.consumers,
+        "temporaries": estimate.temporaries,
+        "live at once": estimate.peak,
+    }
+    rows = (
+        f"  {name:<16} {'unknown' if size is None else f'{size / _GB:.3f} GB'}"
+        for name, size in sizes.items()
     )
-    if here > 1:
-        said.append(
-            f"--config.train.accumulation={accumulation * here}: one row a device at a time instead of {here}, with the same result"
+    return ["memory of a device", *rows]
+
+
+def _speed(estimate: Estimate) -> list[str]:
+    roofline = estimate.roofline
+    if roofline is None:
+        return []
+    devices = f"{estimate.devices} x {estimate.chip.name}"
+    return [
+        f"an update takes at least (each limit by itself, on {devices})",
+        f"  {'compute':<16} {1e3 * roofline.compute_s:.2f} ms",
+        f"  {'memory':<16} {1e3 * roofline.memory_s:.2f} ms",
+        f"  {'network':<16} {1e3 * roofline.network_s:.2f} ms",
+        f"  bound by {roofline.bound}: at most {estimate.mfu:.0%} of the peak (MFU)",
+    ]
+
+
+def _verdict(estimate: Estimate) -> str:
+    if estimate.fits is None:
+        return (
+            "whether it fits, and how fast it could be, is not known: these devices are in no "
+            "table of chips. --topology=v5e:4x4 and the like compile for TPUs"
+        )
+    chip = f"{estimate.chip.memory / _GB:.1f} GB"
+    if estimate.fits:
+        return f"it fits: {estimate.peak / _GB:.1f} of the {chip} of a {estimate.chip.name}"
+    sizes = {**estimate.consumers, "temporaries": estimate.temporaries or 0}
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:2]
+    consumers = " and ".join(f"{name} ({size / _GB:.1f} GB)" for name, size in largest)
+    needs = f"{estimate.peak / _GB:.1f} GB" if estimate.peak else "more than there is"
+    return (
+        f"it does not fit: it needs {needs}, a {estimate.chip.name} has {chip}. "
+        f"Most of it: {consumers}"
+    )
+
+
+def advice(config, task, program, estimate: Estimate) -> list[str]:
+    """Returns changes of the config that reduce the largest consumers, the surest first."""
+    sizes = program.mesh.shape
+    state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
+    advised = [
+        *_sharded_state(config, task, program, estimate),
+        *_smaller_activations(config, sizes["data"] * sizes["fsdp"]),
+    ]
+    # in float32, over all devices with different parts of the state
+    total = state * estimate.devices // (sizes["data"] * sizes["sequence"])
+    min_devices = -(-total // int(estimate.chip.memory))
+    if min_devices > estimate.devices:
+        advised.append(
+            f"more chips: parameters and optimizer state alone are {total / _GB:.0f} GB, "
+            f"{min_devices} chips' memory"
+        )
+    elif not advised:
+        advised.append("more chips, split by config.mesh.fsdp or config.mesh.tensor")
+    return ["what would help:", *(f"  {line}" for line in advised)]
+
+
+def _sharded_state(config, task, program, estimate: Estimate) -> list[str]:
+    """Returns the advice to shard the state over fsdp, where that applies."""
+    sizes = program.mesh.shape
+    rows = sizes["data"] * sizes["fsdp"]
+    state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
+    if sizes["data"] == 1 or state <= 0.05 * estimate.chip.memory:
+        return []
+    sharded = _with(config, task, program, {"mesh.data": 1, "mesh.fsdp": rows})
+    if not sharded:
+        return []
+    consumers = arguments(sharded)
+    smaller = consumers["parameters"] + consumers["optimizer state"]
+    return [
+        f"--config.mesh.data=1 --config.mesh.fsdp={rows}: parameters and optimizer state from "
+        f"{state / _GB:.1f} to {smaller / _GB:.1f} GB a device"
+    ]
+
+
+def _smaller_activations(config, rows: int) -> list[str]:
+    """Returns the advice on activations. `rows` is the number of devices that split the batch."""
+    advised = []
+    accumulation = config.train.accumulation
+    rows_per_device = config.train.batch // accumulation // rows
+    if rows_per_device > 1:
+        advised.append(
+            f"--config.train.accumulation={accumulation * rows_per_device}: one row a device at a "
+            f"time instead of {rows_per_device}, with the same result"
         )
     if config.model.get("remat", "full") != "full":
-        said.append(
-            "--config.model.remat=full: keeps each layer's input alone and computes the rest again, for a third more work"
+        advised.append(
+            "--config.model.remat=full: keeps each layer's input alone and computes the rest "
+            "again, for a third more work"
         )
     if config.model.get("dtype") == "float32":
-        said.append("--config.model.dtype=bfloat16: halves the activations")
-    # in float32, over all devices that do not repeat each other
-    whole = state * devices // (sizes["data"] * sizes["sequence"])
-    least = -(-whole // int(found.chip.memory))
-    if least > devices:
-        said.append(
-            f"more chips: parameters and optimizer state alone are {whole / _GB:.0f} GB, {least} chips' memory"
-        )
-    elif not said:
-        said.append("more chips, split by config.mesh.fsdp or config.mesh.tensor")
-    return ["what would help:", *(f"  {one}" for one in said)]
+        advised.append("--config.model.dtype=bfloat16: halves the activations")
+    return advised
 
 
 def _with(config, task, program, changes):
-    """The program under these changes to its config; None where the mesh does not divide it."""
-    other = copy.deepcopy(config)
+    """Returns the program with changes to its config, or None if the mesh does not divide it."""
+    changed = copy.deepcopy(config)
     for key, value in changes.items():
-        set_key(other, key, value)
+        set_key(changed, key, value)
     try:
-        return Program.of(other, task, program.mesh.devices.flatten())
+        return Program.of(changed, task, program.mesh.devices.flatten())
     except UserError:
         return None
