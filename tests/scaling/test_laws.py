@@ -1,6 +1,4 @@
-"""Each of the three approaches finds the exponents that made the losses, within 2 %, with noise;
-and says when it can't.
-"""
+"""Each of the three approaches recovers the exponents of noisy losses within 2 %, or raises."""
 
 import dataclasses
 
@@ -8,7 +6,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.scaling import laws
+from transformer_jax.scaling import approaches, laws
+from transformer_jax.scaling.parametric import bootstrap, parametric
 
 # Hoffmann et al. 2022, appendix D.3
 TRUE = laws.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28, r2=1.0)
@@ -16,11 +15,12 @@ NOISE = 1e-3
 
 
 def run(rng, params, flops, first=None, points=20):
-    """A training whose loss is that of the law at every moment, but for noise; its curve from
-    `first` FLOPs on.
-    """
+    """Returns a training with the losses of the law and noise, from `first` FLOPs on."""
+
+    def noisy(n, d):
+        return TRUE(n, d) * np.exp(NOISE * rng.normal(size=np.shape(d)))
+
     spent = np.geomspace(first or flops / 300, flops, points)
-    noisy = lambda n, d: TRUE(n, d) * np.exp(NOISE * rng.normal(size=np.shape(d)))
     tokens = flops / 6 / params
     return laws.Run(
         f"{params:.3g}-{flops:.3g}",
@@ -46,7 +46,7 @@ def isoflop_runs(request):
 def test_training_curves():
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        found = laws.envelope(
+        found = approaches.envelope(
             [run(rng, n, 1e24, first=3e17, points=200) for n in np.geomspace(1e7, 1e11, 16)]
         )
         assert found.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
@@ -54,14 +54,14 @@ def test_training_curves():
 
 
 def test_isoflop_parabolas(isoflop_runs):
-    found = laws.isoflop(isoflop_runs)
+    found = approaches.isoflop(isoflop_runs)
     assert len(found.points) == 9
     assert found.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
     assert found.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
 
 
 def test_the_parametric_law(isoflop_runs):
-    found = laws.parametric(isoflop_runs)
+    found = parametric(isoflop_runs)
     for key in ("alpha", "beta", "E"):
         assert getattr(found, key) == pytest.approx(getattr(TRUE, key), rel=0.02), key
     assert (
@@ -77,33 +77,32 @@ def test_without_noise_the_law_is_exact():
         for n in (1e6, 1e7, 1e8)
         for d in (1e8, 1e9, 1e10)
     ]
-    found = laws.parametric(runs)
+    found = parametric(runs)
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(TRUE), rel=1e-5)
 
 
 def test_one_bad_run_moves_the_law_little(isoflop_runs):
-    """What Huber's loss is for."""
-    bad = [
-        dataclasses.replace(isoflop_runs[20], loss=2 * isoflop_runs[20].loss),
-        *isoflop_runs[:20],
-        *isoflop_runs[21:],
-    ]
-    assert laws.parametric(bad).alpha == pytest.approx(TRUE.alpha, rel=0.03)
+    """This is the purpose of Huber's loss."""
+    bad = list(isoflop_runs)
+    bad[20] = dataclasses.replace(bad[20], loss=2 * bad[20].loss)
+    assert parametric(bad).alpha == pytest.approx(TRUE.alpha, rel=0.03)
 
 
-def test_intervals_hold_the_truth(isoflop_runs):
-    law = laws.parametric(isoflop_runs)
-    drawn = laws.bootstrap(
+def test_intervals_contain_the_truth(isoflop_runs):
+    law = parametric(isoflop_runs)
+    drawn = bootstrap(
         isoflop_runs,
-        lambda runs: {"loss": float(laws.parametric(runs, near=law)(1e10, 1e12))},
+        lambda runs: {"loss": float(parametric(runs, near=law)(1e10, 1e12))},
         samples=40,
     )
     low, high = drawn["loss"]
     assert low < high and low * 0.995 < TRUE(1e10, 1e12) < high * 1.005 and high / low < 1.02
-    # it can't be done: no interval
+    # no interval where the fit is refused
     assert (
-        laws.bootstrap(
-            isoflop_runs, lambda runs: {"a": laws.isoflop(runs[:3]).params.exponent}, samples=4
+        bootstrap(
+            isoflop_runs,
+            lambda runs: {"a": approaches.isoflop(runs[:3]).params.exponent},
+            samples=4,
         )
         == {}
     )
@@ -125,9 +124,9 @@ def test_power_laws_take_the_frontier():
 @pytest.mark.parametrize(
     "fit, words",
     [
-        (laws.parametric, "five runs"),
-        (laws.isoflop, "two are needed"),
-        (laws.envelope, "two are needed"),
+        (parametric, "five runs"),
+        (approaches.isoflop, "two are needed"),
+        (approaches.envelope, "two are needed"),
     ],
 )
 def test_too_few_runs_are_refused(fit, words):
@@ -136,11 +135,10 @@ def test_too_few_runs_are_refused(fit, words):
         fit(runs)
 
 
-def test_a_budget_whose_best_size_lies_outside_has_none():
+def test_a_budget_has_no_best_size_outside_its_sizes():
     rng = np.random.default_rng(0)
     best = TRUE.optimum(1e20)[0]
-    outside, inside = (
-        laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(4, 40, 5)]),
-        laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(0.2, 5, 5)]),
-    )
-    assert outside[0].best is None and inside[0].best == pytest.approx(best, rel=0.1)
+    larger = approaches.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(4, 40, 5)])
+    assert larger[0].best is None
+    around = approaches.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(0.2, 5, 5)])
+    assert around[0].best == pytest.approx(best, rel=0.1)

@@ -1,6 +1,4 @@
-"""A family as a user walks it: ordinary configs, trained in turn, fitted, a larger run predicted
-before it is trained; and the mistakes on the way.
-"""
+"""The commands of a scaling experiment in a user's order, and the errors of each."""
 
 import json
 
@@ -31,7 +29,12 @@ def base():
 def size(d_model):
     return {{"model.d_model": d_model}}
 
-FAMILY = Family(base, {{f"d{{width}}": size(width) for width in (8, 16, 32)}}, tokens=(64e3, 128e3, 256e3), held_out=(size(64), 512e3))
+FAMILY = Family(
+    base,
+    {{f"d{{width}}": size(width) for width in (8, 16, 32)}},
+    tokens=(64e3, 128e3, 256e3),
+    held_out=(size(64), 512e3),
+)
 
 def get_config(name=FAMILY.names[0]):
     return FAMILY.config(name)
@@ -40,7 +43,7 @@ def get_config(name=FAMILY.names[0]):
 
 @pytest.fixture
 def file(tmp_path):
-    """A family's file, over a tiny text."""
+    """The file of a family that trains on a tiny text."""
     config = build_gpt(tmp_path / "text", model__dropout=0.0, model__attention_dropout=0.0)
     keys = {
         key: value
@@ -52,12 +55,13 @@ def file(tmp_path):
 
 
 def measured_by_law(file, folder, names):
-    """Workdirs as if their runs had ended at the law's loss."""
+    """Writes workdirs of finished runs with the losses of the law."""
     for name in names:
         config = configs.load(f"{file}:{name}")
         task = make_task(config)
         flops, tokens = counts.training(task)
-        params, steps = counts.parameters(task)["params"], config.train.num_steps
+        params = counts.parameters(task)["params"]
+        steps = config.train.num_steps
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(
             json.dumps(
@@ -106,10 +110,10 @@ def test_a_family_is_ordinary_configs(file):
         family.config("d16-1.2e5")
 
 
-def test_budgets_that_runs_can_not_be_told_apart_by():
+def test_budgets_with_equal_names_are_refused():
     family = Family(base=None, sizes={"a": {}}, tokens=(1.231e5, 1.234e5))
     with pytest.raises(UserError, match="the same in three digits"):
-        family.names
+        assert family.names
 
 
 def test_equal_compute_is_equal_by_the_formula(file):
@@ -163,7 +167,8 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
 
 
 def test_fit_predict_check(file, tmp_path):
-    names, folder = configs.load_module(file).FAMILY.names, tmp_path / "runs"
+    names = configs.load_module(file).FAMILY.names
+    folder = tmp_path / "runs"
     measured_by_law(file, folder, names)
     done = call("scaling", "fit", f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
@@ -195,7 +200,7 @@ def test_fit_predict_check(file, tmp_path):
         checked["relative_error"] == pytest.approx(0, abs=1e-3)
         and checked["params"] == written["params"]
     )
-    assert len(runs.collect(folder)) == 9  # the law is fitted without it
+    assert len(runs.collect(folder)) == 9  # without the held-out run
     late = call("scaling", "predict", f"--config={file}", f"--workdir={folder}")
     assert (
         late.returncode == 2
@@ -227,7 +232,7 @@ def test_a_mistake_costs_one_line(arguments, words):
 
 
 def test_a_job_array_takes_its_own_run(file, tmp_path):
-    """The number comes from Slurm; what the run is follows from it alone."""
+    """Slurm gives the number of the run."""
     short = [
         f"--config.{key}"
         for key in (

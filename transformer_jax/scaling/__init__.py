@@ -1,3 +1,4 @@
-"""Scaling experiments: a family of runs from one description, the laws fitted to what they
-measured, predictions checked.
+"""Scaling experiments: families of runs, the laws fitted to them, and predictions.
+
+A family is described once. A prediction for a larger model is checked against its run.
 """

@@ -1,15 +1,21 @@
-"""Scaling experiments: a family of sizes and budgets, trained, fitted, and a larger model predicted
-before it is trained.
+"""Scaling experiments: trains a family of sizes and budgets, fits laws, predicts a larger model.
 
-python -m transformer_jax.scaling run     --config=configs/scaling/cpu.py --workdir=DIR        every run in turn, in DIR/NAME; the same command goes on
-python -m transformer_jax.scaling fit     --workdir=DIR                                        the laws, with pictures in DIR; one JSON object last
-python -m transformer_jax.scaling predict --config=configs/scaling/cpu.py --workdir=DIR        the held-out run's loss, into DIR/prediction.json
-python -m transformer_jax.scaling run     --config=configs/scaling/cpu.py --workdir=DIR --held_out
-python -m transformer_jax.scaling check   --workdir=DIR                                        the prediction beside the measurement
+python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=DIR
+    trains every run in DIR/NAME, one after the other; the same command continues
+python -m transformer_jax.scaling fit --workdir=DIR
+    fits the laws, draws them in DIR and prints one JSON object
+python -m transformer_jax.scaling predict --config=configs/scaling/cpu.py --workdir=DIR
+    predicts the loss of the held-out run and writes DIR/prediction.json
+python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=DIR --held_out
+    trains the held-out run
+python -m transformer_jax.scaling check --workdir=DIR
+    prints the prediction and the measurement
 
 A run is an ordinary one: train_gpt --config=configs/scaling/cpu.py:NAME --workdir=DIR/NAME does the
-same. Under Slurm, a job for each (numbers from 0): sbatch --array=0-17 launch/slurm.sbatch
-.venv/bin/python -m transformer_jax.scaling run --config=FILE --workdir=DIR
+same. Under Slurm, an array has a job for each run, numbered from 0:
+
+sbatch --array=0-17 launch/slurm.sbatch .venv/bin/python -m transformer_jax.scaling run \\
+    --config=FILE --workdir=DIR
 """
 
 import json
@@ -30,10 +36,13 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "only",
         None,
-        "run: the run of this number alone, from 0; in a Slurm job array the task's number.",
+        "run: trains only the run with this number, from 0. Default in a Slurm job array: the"
+        " task's number.",
         lower_bound=0,
     )
-    flags.DEFINE_bool("held_out", False, "run: the held-out run, which has to be predicted before.")
+    flags.DEFINE_bool(
+        "held_out", False, "run: trains the held-out run, which must be predicted first."
+    )
 
 
 def main() -> None:
@@ -44,14 +53,13 @@ def run() -> None:
     from transformer_jax.scaling import fits, runs
     from transformer_jax.scaling.family import HELD_OUT
 
-    options, names = cli.FLAGS, _family().names
-    only = (
-        int(os.environ["SLURM_ARRAY_TASK_ID"])
-        if options.only is None and "SLURM_ARRAY_TASK_ID" in os.environ
-        else options.only
-    )
+    options = cli.FLAGS
+    names = _family().names
+    only = options.only
+    if only is None and "SLURM_ARRAY_TASK_ID" in os.environ:
+        only = int(os.environ["SLURM_ARRAY_TASK_ID"])
     if options.held_out:
-        fits.predicted(options.workdir)
+        fits.predicted(options.workdir)  # raises UserError if there is no prediction
         names = [HELD_OUT]
     elif only is not None:
         if only >= len(names):
@@ -64,13 +72,13 @@ def fit() -> None:
     from transformer_jax.pictures.progress import say
     from transformer_jax.scaling import fits, pictures, runs
 
-    found = runs.collect(cli.FLAGS.workdir)
-    fitted = fits.fit(found)
+    finished = runs.collect(cli.FLAGS.workdir)
+    fitted = fits.fit(finished)
     say("\n".join(fitted.lines()))
-    drawn = pictures.draw(found, fitted, cli.FLAGS.workdir)
+    drawn = pictures.draw(finished, fitted, cli.FLAGS.workdir)
     print(
         json.dumps(
-            {"runs": len(found), **fitted.record(), "pictures": [str(path) for path in drawn]}
+            {"runs": len(finished), **fitted.record(), "pictures": [str(path) for path in drawn]}
         )
     )
 
@@ -79,14 +87,19 @@ def predict() -> None:
     from transformer_jax.scaling import fits, runs
     from transformer_jax.scaling.family import HELD_OUT
 
-    family, found = _family(), runs.collect(cli.FLAGS.workdir)
+    folder = cli.FLAGS.workdir
+    family = _family()
+    finished = runs.collect(folder)
     if family.held_out is None:
-        raise UserError(f"--config={cli.FLAGS.config}: its family holds no run out")
-    if missing := set(family.names) - {one.name for one in found}:
         raise UserError(
-            f"--workdir={cli.FLAGS.workdir}: {len(missing)} of the family's {len(family.names)} runs are not finished: {', '.join(sorted(missing))}"
+            f"--config={cli.FLAGS.config}: its family has no held-out run; set Family.held_out"
         )
-    print(json.dumps(fits.predict(cli.load_config(argument=HELD_OUT), found, cli.FLAGS.workdir)))
+    if missing := set(family.names) - {run.name for run in finished}:
+        raise UserError(
+            f"--workdir={folder}: {len(missing)} of the family's {len(family.names)} runs are not "
+            f"finished: {', '.join(sorted(missing))}"
+        )
+    print(json.dumps(fits.predict(cli.load_config(argument=HELD_OUT), finished, folder)))
 
 
 def check() -> None:
@@ -96,7 +109,7 @@ def check() -> None:
 
 
 def _family():
-    """The FAMILY that the file of --config describes. Raises UserError where it describes none."""
+    """Returns the FAMILY in the file of --config. Raises UserError if the file has none."""
     from transformer_jax import config as configs
 
     options = cli.FLAGS
@@ -104,11 +117,12 @@ def _family():
         raise UserError(
             "--config=... is missing: the file of a family, such as configs/scaling/cpu.py"
         )
-    cli.load_config()  # says what is wrong with the file
+    cli.load_config()  # raises UserError for a wrong file
     family = getattr(configs.load_module(options.config.partition(":")[0]), "FAMILY", None)
     if family is None:
         raise UserError(
-            f"--config={options.config}: describes no family (FAMILY = Family(...), as configs/scaling/cpu.py does)"
+            f"--config={options.config}: describes no family; set FAMILY = Family(...), as "
+            "configs/scaling/cpu.py does"
         )
     return family
 

@@ -1,33 +1,34 @@
-"""All that is fitted to a family's runs, with its intervals; and what is predicted by it before it
-is trained.
-"""
+"""The laws fitted to a family's runs, with intervals, and the prediction of the held-out run."""
 
 import dataclasses
 import datetime
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning import counts
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.scaling import laws
+from transformer_jax.scaling import approaches, laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run
+from transformer_jax.scaling.parametric import bootstrap, parametric
 from transformer_jax.scaling.runs import measured
 from transformer_jax.storage import buckets
 
 AXES = {"L(N)": "params", "L(D)": "tokens", "L(C)": "flops"}
-# the third, "parametric law", follows from the law itself
-APPROACHES = {"training curves": laws.envelope, "iso-FLOP parabolas": laws.isoflop}
+# the third approach, "parametric law", needs no fit besides the law
+APPROACHES = {"training curves": approaches.envelope, "iso-FLOP parabolas": approaches.isoflop}
 PREDICTION = "prediction.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fits:
-    """`intervals`: 80 %, by name ("L(N) exponent", "alpha", "iso-FLOP parabolas a", ...); what
-    could not be fitted is missing, and `refused` says why.
+    """All fits to a family's runs.
+
+    `intervals` are 80 % intervals by name: "L(N) exponent", "alpha", "iso-FLOP parabolas a" and so
+    on. `refused` has the reason of each fit that is missing.
     """
 
     power_laws: dict[str, PowerLaw]
@@ -37,164 +38,194 @@ class Fits:
     refused: dict[str, str]
 
     def record(self) -> dict:
-        """As JSON has it. a and b are the exponents of N_opt and D_opt by compute."""
-        of = lambda *names: {
+        """Returns the fits for JSON. a and b are the exponents of N_opt and D_opt by compute."""
+        laws_of_axes = {
+            name: {**dataclasses.asdict(law), "intervals": self._rounded(f"{name} exponent")}
+            for name, law in self.power_laws.items()
+        }
+        parametric_law = {
+            **dataclasses.asdict(self.law),
+            "intervals": self._rounded("E", "A", "alpha", "B", "beta"),
+        }
+        optimal = {
+            name: {"a": a, "b": b, "intervals": self._rounded(f"{name} a", f"{name} b")}
+            for name, (a, b) in self._exponents().items()
+        }
+        return {
+            **laws_of_axes,
+            "L(N, D)": parametric_law,
+            "compute-optimal": optimal,
+            "refused": self.refused,
+        }
+
+    def lines(self) -> list[str]:
+        """Returns the fits as text."""
+        law = self.law
+        return [
+            "[80 % intervals, by bootstrap over the runs]",
+            *(
+                f"{name} = {fit.coefficient:.4g} {name[2]}^{fit.exponent:.4f}"
+                f"{self._interval(f'{name} exponent')}   R^2 {fit.r2:.4f}"
+                for name, fit in self.power_laws.items()
+            ),
+            f"L(N, D) = {law.E:.4g} + {law.A:.4g} / N^{law.alpha:.4f} + "
+            f"{law.B:.4g} / D^{law.beta:.4f}   R^2 {law.r2:.4f}",
+            *(f"  {name}{self._interval(name)}" for name in ("E", "alpha", "beta")),
+            *(
+                f"{name}: N_opt ~ C^{a:.3f}{self._interval(f'{name} a')}, "
+                f"D_opt ~ C^{b:.3f}{self._interval(f'{name} b')}"
+                for name, (a, b) in self._exponents().items()
+            ),
+            *self.refused.values(),
+        ]
+
+    def _exponents(self) -> dict[str, tuple[float, float]]:
+        """Returns a and b of each approach."""
+        exponents = {
+            name: (allocation.params.exponent, allocation.tokens.exponent)
+            for name, allocation in self.allocations.items()
+        }
+        exponents["parametric law"] = (self.law.params_exponent, self.law.tokens_exponent)
+        return exponents
+
+    def _rounded(self, *names: str) -> dict[str, list[float]]:
+        """Returns the intervals of `names` with six digits."""
+        return {
             name: [float(f"{x:.6g}") for x in self.intervals[name]]
             for name in names
             if name in self.intervals
         }
-        found = {
-            name: {**dataclasses.asdict(law), "intervals": of(f"{name} exponent")}
-            for name, law in self.power_laws.items()
-        }
-        found["L(N, D)"] = {
-            **dataclasses.asdict(self.law),
-            "intervals": of("E", "A", "alpha", "B", "beta"),
-        }
-        optimal = {
-            name: {
-                "a": one.params.exponent,
-                "b": one.tokens.exponent,
-                "intervals": of(f"{name} a", f"{name} b"),
-            }
-            for name, one in self.allocations.items()
-        }
-        optimal["parametric law"] = {
-            "a": self.law.params_exponent,
-            "b": self.law.tokens_exponent,
-            "intervals": of("parametric law a", "parametric law b"),
-        }
-        return {**found, "compute-optimal": optimal, "refused": self.refused}
 
-    def lines(self) -> list[str]:
-        """For people."""
-        within = lambda name: (
-            "" if name not in self.intervals else "  [{:.3g}, {:.3g}]".format(*self.intervals[name])
-        )
-        found = ["[80 % intervals, by bootstrap over the runs]"]
-        for name, law in self.power_laws.items():
-            found.append(
-                f"{name} = {law.coefficient:.4g} {name[2]}^{law.exponent:.4f}{within(f'{name} exponent')}   R^2 {law.r2:.4f}"
-            )
-        law = self.law
-        found.append(
-            f"L(N, D) = {law.E:.4g} + {law.A:.4g} / N^{law.alpha:.4f} + {law.B:.4g} / D^{law.beta:.4f}   R^2 {law.r2:.4f}"
-        )
-        found += [f"  {name}{within(name)}" for name in ("E", "alpha", "beta")]
-        for name, one in self.allocations.items():
-            found.append(
-                f"{name}: N_opt ~ C^{one.params.exponent:.3f}{within(f'{name} a')}, D_opt ~ C^{one.tokens.exponent:.3f}{within(f'{name} b')}"
-            )
-        found.append(
-            f"parametric law: N_opt ~ C^{law.params_exponent:.3f}{within('parametric law a')}, D_opt ~ C^{law.tokens_exponent:.3f}{within('parametric law b')}"
-        )
-        return found + list(self.refused.values())
+    def _interval(self, name: str) -> str:
+        if name not in self.intervals:
+            return ""
+        low, high = self.intervals[name]
+        return f"  [{low:.3g}, {high:.3g}]"
 
 
 def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
-    """Every law of the runs; `samples` draws for the intervals. Raises UserError where there are
-    too few runs for the parametric law.
+    """Fits every law to the runs, with intervals from `samples` draws.
+
+    Raises UserError if there are too few runs for the parametric law.
     """
-    law, power_laws, allocations, refused = laws.parametric(runs), {}, {}, {}
-    power_law = {name: functools.partial(laws.loss_law, of=of) for name, of in AXES.items()}
-    for found, ways in ((power_laws, power_law), (allocations, APPROACHES)):
-        for name, way in ways.items():
-            try:
-                found[name] = way(runs)
-            except UserError as error:
-                refused[name] = f"{name}: {error}"
-    intervals = laws.bootstrap(
-        runs, lambda drawn: _of_law(laws.parametric(drawn, near=law)), samples, seed
-    )
-    for name in power_laws:
-        intervals |= laws.bootstrap(
-            runs, lambda drawn: {f"{name} exponent": power_law[name](drawn).exponent}, samples, seed
-        )
-    for name in allocations:
-        intervals |= laws.bootstrap(
-            runs, lambda drawn: _exponents(name, APPROACHES[name](drawn)), samples, seed
-        )
-    return Fits(power_laws, law, allocations, intervals, refused)
+    law = parametric(runs)
+    fit_power_law = {
+        name: functools.partial(laws.loss_law, quantity=axis) for name, axis in AXES.items()
+    }
+    power_laws, refused = _fitted(fit_power_law, runs)
+    allocations, refused_allocations = _fitted(APPROACHES, runs)
+
+    def law_values(drawn):
+        return _values_of_law(parametric(drawn, near=law))
+
+    def power_law_values(name, drawn):
+        return {f"{name} exponent": fit_power_law[name](drawn).exponent}
+
+    def allocation_values(name, drawn):
+        allocation = APPROACHES[name](drawn)
+        return {
+            f"{name} a": allocation.params.exponent,
+            f"{name} b": allocation.tokens.exponent,
+        }
+
+    estimates = [
+        law_values,
+        *(functools.partial(power_law_values, name) for name in power_laws),
+        *(functools.partial(allocation_values, name) for name in allocations),
+    ]
+    intervals = {}
+    for estimate in estimates:
+        intervals |= bootstrap(runs, estimate, samples, seed)
+    return Fits(power_laws, law, allocations, intervals, refused | refused_allocations)
 
 
-def _of_law(law: Law) -> dict[str, float]:
+def _fitted(ways: dict[str, Callable], runs: Sequence[Run]) -> tuple[dict, dict[str, str]]:
+    """Returns the fits by name, and the reasons for missing ones by name."""
+    fitted = {}
+    refused = {}
+    for name, way in ways.items():
+        try:
+            fitted[name] = way(runs)
+        except UserError as error:
+            refused[name] = f"{name}: {error}"
+    return fitted, refused
+
+
+def _values_of_law(law: Law) -> dict[str, float]:
     return {key: getattr(law, key) for key in ("E", "A", "alpha", "B", "beta")} | {
         "parametric law a": law.params_exponent,
         "parametric law b": law.tokens_exponent,
     }
 
 
-def _exponents(name: str, found: Allocation) -> dict[str, float]:
-    return {f"{name} a": found.params.exponent, f"{name} b": found.tokens.exponent}
-
-
 def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
-    """Writes down, in `folder`/prediction.json, the loss that the parametric law expects of the run
-    of `config`; returns what was written.
+    """Predicts the loss of the run of `config` with the parametric law.
 
-    Raises UserError once that run has begun: a prediction is made before.
+    Writes the prediction to `folder`/prediction.json and returns it. Raises UserError if the run
+    has already begun.
     """
     folder = buckets.folder_of_run(folder)
     if (folder / HELD_OUT / "config.json").exists():
         raise UserError(
-            f"{folder / HELD_OUT} has begun: what is predicted after that is no prediction"
+            f"{folder / HELD_OUT} has begun: a prediction must be made before the run; "
+            "use another --workdir"
         )
     task = make_task(config)
-    law, params, (flops, tokens) = (
-        laws.parametric(runs),
-        counts.parameters(task)["params"],
-        counts.training(task),
-    )
-    interval = laws.bootstrap(
-        runs,
-        lambda drawn: {"loss": float(laws.parametric(drawn, near=law)(params, tokens))},
-        samples,
-    )
-    found = {
+    law = parametric(runs)
+    params = counts.parameters(task)["params"]
+    flops, tokens = counts.training(task)
+
+    def loss(drawn):
+        return {"loss": float(parametric(drawn, near=law)(params, tokens))}
+
+    prediction = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "params": params,
         "tokens": tokens,
         "flops": flops,
         "loss": float(law(params, tokens)),
-        "interval": interval.get("loss"),
+        "interval": bootstrap(runs, loss, samples).get("loss"),
         "law": dataclasses.asdict(law),
         "fitted_to": [run.name for run in runs],
     }
-    buckets.write(folder / PREDICTION, json.dumps(found, indent=2) + "\n")
+    buckets.write(folder / PREDICTION, json.dumps(prediction, indent=2) + "\n")
+    interval = " [{:.4f}, {:.4f}]".format(*prediction["interval"]) if prediction["interval"] else ""
     say(
-        f"{folder / PREDICTION}: N {params:,}, D {tokens:,}: loss {found['loss']:.4f}"
-        + (" [{:.4f}, {:.4f}]".format(*found["interval"]) if found["interval"] else "")
+        f"{folder / PREDICTION}: N {params:,}, D {tokens:,}: loss {prediction['loss']:.4f}"
+        f"{interval}"
     )
-    return found
+    return prediction
 
 
 def predicted(folder) -> dict:
-    """What has been predicted in `folder`. Raises UserError where nothing has."""
+    """Returns the prediction in `folder`. Raises UserError if there is none."""
     path = buckets.folder_of_run(folder) / PREDICTION
     if not path.is_file():
         raise UserError(
-            f"{path}: nothing has been predicted yet; `predict` does, before the held-out run is trained"
+            f"{path}: nothing has been predicted; run `predict` before the held-out run is trained"
         )
     return json.loads(path.read_text())
 
 
 def check(folder) -> dict:
-    """The prediction beside what the held-out run measured. Raises UserError where one of them is
-    missing.
+    """Returns the prediction and the measurement of the held-out run.
+
+    Raises UserError if one of them is missing.
     """
     folder = buckets.folder_of_run(folder)
-    before, run = predicted(folder), measured(folder / HELD_OUT)
+    prediction = predicted(folder)
+    run = measured(folder / HELD_OUT)
     if run is None:
         raise UserError(f"{folder / HELD_OUT}: not finished; `run --held_out` trains it")
-    low, high = before["interval"] or (None, None)
+    low, high = prediction["interval"] or (None, None)
     return {
-        "predicted": before["loss"],
+        "predicted": prediction["loss"],
         "measured": run.loss,
-        "relative_error": before["loss"] / run.loss - 1,
-        "interval": before["interval"],
+        "relative_error": prediction["loss"] / run.loss - 1,
+        "interval": prediction["interval"],
         "within_interval": low is not None and low <= run.loss <= high,
         "params": run.params,
         "tokens": run.tokens,
         "flops": run.flops,
-        "predicted_at": before["time"],
+        "predicted_at": prediction["time"],
     }

@@ -1,4 +1,4 @@
-"""Pictures of a family's runs and of the laws fitted to them, as PNG."""
+"""PNG files of a family's runs and of the laws fitted to them."""
 
 import json
 import pathlib
@@ -6,18 +6,21 @@ import tempfile
 
 import numpy as np
 
-from transformer_jax.scaling import laws
+from transformer_jax.scaling import approaches, laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.fits import AXES, PREDICTION, Fits
 from transformer_jax.scaling.runs import measured
 from transformer_jax.storage import buckets
 
 _LABELS = {"params": "parameters N", "tokens": "tokens D", "flops": "compute C, FLOPs"}
+_LOSS = "loss, nats a token"
 
 
 def draw(runs: list[laws.Run], fits: Fits, folder) -> list:
-    """laws.png: L(N), L(D) and L(C). optimum.png: the three approaches to the compute-optimal
-    model, with the held-out run where there is one. Returns their paths.
+    """Draws two files into `folder` and returns their paths.
+
+    laws.png has L(N), L(D) and L(C). optimum.png has the three approaches to the compute-optimal
+    model, and the held-out run if there is one.
     """
     return [
         _saved(_laws(runs, fits), folder, "laws.png"),
@@ -29,32 +32,21 @@ def _laws(runs, fits):
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(15, 4.5), layout="constrained")
-    sizes = _colours(runs)
-    for axes, (name, of) in zip(figure.subplots(1, 3), AXES.items()):
-        if of == "flops":
+    colours = _colours(runs)
+    for axes, (name, quantity) in zip(figure.subplots(1, 3), AXES.items()):
+        if quantity == "flops":
             for run in runs:
-                axes.plot(
-                    run.curve[:, 0],
-                    run.curve[:, 1],
-                    color=sizes[run.params],
-                    alpha=0.25,
-                    linewidth=1,
-                )
+                flops, losses = run.curve.T
+                axes.plot(flops, losses, color=colours[run.params], alpha=0.25, linewidth=1)
         for run in runs:
-            axes.plot(getattr(run, of), run.loss, "o", color=sizes[run.params])
+            axes.plot(getattr(run, quantity), run.loss, "o", color=colours[run.params])
         if law := fits.power_laws.get(name):
-            best = laws.frontier(runs, of)
-            at = np.geomspace(getattr(best[0], of), getattr(best[-1], of))
-            axes.plot(
-                at,
-                law(at),
-                "k--",
-                label=f"{law.coefficient:.3g} {name[2]}$^{{{law.exponent:.3f}}}$, $R^2$ {law.r2:.3f}",
-            )
-        axes.set(
-            title=name, xlabel=_LABELS[of], ylabel="loss, nats a token", xscale="log", yscale="log"
-        )
-        if of == "flops":
+            best = laws.frontier(runs, quantity)
+            x = np.geomspace(getattr(best[0], quantity), getattr(best[-1], quantity))
+            label = f"{law.coefficient:.3g} {name[2]}$^{{{law.exponent:.3f}}}$"
+            axes.plot(x, law(x), "k--", label=f"{label}, $R^2$ {law.r2:.3f}")
+        axes.set(title=name, xlabel=_LABELS[quantity], ylabel=_LOSS, xscale="log", yscale="log")
+        if quantity == "flops":
             axes.set_ylim(top=1.15 * max(run.loss for run in runs))
         _finish(axes)
     return figure
@@ -63,28 +55,50 @@ def _laws(runs, fits):
 def _optimum(runs, fits, folder):
     from matplotlib.figure import Figure
 
-    drawn = laws.parabolas(runs)
-    figure = Figure(figsize=(15 if drawn else 10, 4.5), layout="constrained")
-    *by_size, best, by_law = figure.subplots(1, 3 if drawn else 2)
-    sizes = _colours(runs)
-    if drawn:  # runs at equal compute
-        _parabolas(by_size[0], drawn)
+    parabolas = approaches.parabolas(runs)
+    figure = Figure(figsize=(15 if parabolas else 10, 4.5), layout="constrained")
+    panels = figure.subplots(1, 3 if parabolas else 2)
+    if parabolas:
+        _parabolas(panels[0], parabolas)
+    _best_sizes(panels[-2], runs, fits)
+    _parametric_law(panels[-1], runs, fits, buckets.folder_of_run(folder))
+    for axes in panels:
+        _finish(axes)
+    return figure
 
-    at = np.geomspace(min(run.flops for run in runs), max(run.flops for run in runs))
-    for name, one in fits.allocations.items():
-        found = best.plot(one.points[:, 0], one.points[:, 1], "o")[0]
-        best.plot(
-            at,
-            one.params(at),
-            color=found.get_color(),
-            label=f"{name}: C$^{{{one.params.exponent:.2f}}}$",
+
+def _parabolas(axes, parabolas):
+    """Draws the losses of runs at equal compute."""
+    for parabola in parabolas:
+        sizes = [run.params for run in parabola.runs]
+        losses = [run.loss for run in parabola.runs]
+        points = axes.plot(sizes, losses, "o", label=f"{parabola.flops:.2g} FLOPs")[0]
+        colour = points.get_color()
+        x = np.geomspace(sizes[0], sizes[-1])
+        axes.plot(x, np.polyval(parabola.coefficients, np.log(x)), color=colour, linewidth=1)
+        if parabola.best:
+            lowest = np.polyval(parabola.coefficients, np.log(parabola.best))
+            axes.plot(parabola.best, lowest, "v", color=colour)
+    axes.set(title="loss at equal compute", xlabel=_LABELS["params"], ylabel=_LOSS, xscale="log")
+
+
+def _best_sizes(axes, runs, fits):
+    """Draws the best size for a budget, by each approach."""
+    flops = np.geomspace(min(run.flops for run in runs), max(run.flops for run in runs))
+    for name, allocation in fits.allocations.items():
+        points = axes.plot(allocation.points[:, 0], allocation.points[:, 1], "o")[0]
+        axes.plot(
+            flops,
+            allocation.params(flops),
+            color=points.get_color(),
+            label=f"{name}: C$^{{{allocation.params.exponent:.2f}}}$",
         )
-    best.plot(
-        at,
-        [fits.law.optimum(flops)[0] for flops in at],
+    axes.plot(
+        flops,
+        [fits.law.optimum(budget)[0] for budget in flops],
         label=f"parametric law: C$^{{{fits.law.params_exponent:.2f}}}$",
     )
-    best.set(
+    axes.set(
         title="the best size for a budget",
         xlabel=_LABELS["flops"],
         ylabel=_LABELS["params"],
@@ -92,71 +106,46 @@ def _optimum(runs, fits, folder):
         yscale="log",
     )
 
-    for size in sorted(sizes):
-        own = sorted((run.tokens, run.loss) for run in runs if run.params == size)
-        tokens = np.geomspace(own[0][0], own[-1][0])
-        by_law.plot(*zip(*own), "o", color=sizes[size], label=f"N {size:,}")
-        by_law.plot(tokens, fits.law(size, tokens), color=sizes[size], linewidth=1)
-    _held_out(by_law, buckets.folder_of_run(folder))
-    by_law.set(
+
+def _parametric_law(axes, runs, fits, folder):
+    """Draws L(N, D) by D for each size, with the held-out run."""
+    for size, colour in _colours(runs).items():
+        points = sorted((run.tokens, run.loss) for run in runs if run.params == size)
+        tokens = np.geomspace(points[0][0], points[-1][0])
+        axes.plot(*zip(*points), "o", color=colour, label=f"N {size:,}")
+        axes.plot(tokens, fits.law(size, tokens), color=colour, linewidth=1)
+    _held_out(axes, folder)
+    axes.set(
         title=f"L(N, D), $R^2$ {fits.law.r2:.3f}",
         xlabel=_LABELS["tokens"],
-        ylabel="loss, nats a token",
+        ylabel=_LOSS,
         xscale="log",
         yscale="log",
-    )
-    for axes in (*by_size, best, by_law):
-        _finish(axes)
-    return figure
-
-
-def _parabolas(axes, drawn):
-    for one in drawn:
-        found = axes.plot(
-            [run.params for run in one.runs],
-            [run.loss for run in one.runs],
-            "o",
-            label=f"{one.flops:.2g} FLOPs",
-        )[0]
-        at = np.geomspace(one.runs[0].params, one.runs[-1].params)
-        axes.plot(
-            at, np.polyval(one.coefficients, np.log(at)), color=found.get_color(), linewidth=1
-        )
-        if one.best:
-            axes.plot(
-                one.best,
-                np.polyval(one.coefficients, np.log(one.best)),
-                "v",
-                color=found.get_color(),
-            )
-    axes.set(
-        title="loss at equal compute",
-        xlabel=_LABELS["params"],
-        ylabel="loss, nats a token",
-        xscale="log",
     )
 
 
 def _held_out(axes, folder):
-    """What was predicted, with its interval, and what was measured then."""
+    """Draws the prediction with its interval, and the measurement."""
     if (folder / PREDICTION).is_file():
-        found = json.loads((folder / PREDICTION).read_text())
-        low, high = found["interval"] or (found["loss"], found["loss"])
+        prediction = json.loads((folder / PREDICTION).read_text())
+        loss = prediction["loss"]
+        low, high = prediction["interval"] or (loss, loss)
         axes.errorbar(
-            found["tokens"],
-            found["loss"],
-            [[max(found["loss"] - low, 0)], [max(high - found["loss"], 0)]],
+            prediction["tokens"],
+            loss,
+            [[max(loss - low, 0)], [max(high - loss, 0)]],
             fmt="s",
             color="red",
             mfc="none",
             capsize=4,
-            label=f"predicted, N {found['params']:,}",
+            label=f"predicted, N {prediction['params']:,}",
         )
     if run := measured(folder / HELD_OUT):
         axes.plot(run.tokens, run.loss, "r*", markersize=12, label="measured")
 
 
 def _colours(runs) -> dict:
+    """Returns a colour for each size, in their order."""
     from matplotlib import colormaps
 
     sizes = sorted({run.params for run in runs})
@@ -178,7 +167,7 @@ def _finish(axes) -> None:
         if axis.get_scale() != "log":
             continue
         low, high = axis.get_view_interval()
-        if label.startswith("loss"):  # less than a decade: plain numbers
+        if label == _LOSS:  # less than a decade, so plain numbers
             axis.set_major_formatter(ScalarFormatter())
             axis.set_minor_formatter(ScalarFormatter())
             continue
@@ -196,7 +185,8 @@ def _finish(axes) -> None:
 
 def _saved(figure, folder, name: str):
     path = buckets.folder_of_run(folder) / name
-    with tempfile.TemporaryDirectory() as local:  # a bucket takes whole files
-        figure.savefig(drawn := pathlib.Path(local) / name, dpi=100)
-        path.write_bytes(drawn.read_bytes())
+    with tempfile.TemporaryDirectory() as local_folder:  # a bucket takes whole files
+        local = pathlib.Path(local_folder) / name
+        figure.savefig(local, dpi=100)
+        path.write_bytes(local.read_bytes())
     return path

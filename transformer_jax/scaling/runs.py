@@ -1,6 +1,4 @@
-"""The runs of a family: trained one after the other, each in a folder of its own, and what they
-measured.
-"""
+"""Training and measurements of a family's runs, each in its folder."""
 
 import pathlib
 from collections.abc import Mapping
@@ -20,8 +18,9 @@ from transformer_jax.storage import buckets
 
 
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
-    """Trains each config in `folder`/name, in turn; what has been done is left as it is, what was
-    begun goes on. Raises as `train`.
+    """Trains each config in `folder`/name, one after the other.
+
+    A finished run is left as it is. An unfinished run continues. Raises as `runs.train.train` does.
     """
     folder = buckets.folder_of_run(folder)
     for name, config in configs.items():
@@ -37,66 +36,67 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
             say(f"{name}: done")
         else:
             say(
-                f"run {number} of {len(configs)}: {name}, {costs[name]:.2g} FLOPs; before it {done / sum(costs.values()):.0%} of all"
+                f"run {number} of {len(configs)}: {name}, {costs[name]:.2g} FLOPs; "
+                f"before it {done / sum(costs.values()):.0%} of all"
             )
             train_run(config, folder / name)
         done += costs[name]
 
 
 def collect(folder) -> list[Run]:
-    """What the finished runs in `folder` measured, but for the held-out one; those not finished are
-    named on stderr. Raises UserError where there is none.
+    """Returns the measurements of the finished runs in `folder`, without the held-out one.
+
+    Unfinished runs are named on stderr. Raises UserError if no run is finished.
     """
     folder = buckets.folder_of_run(folder)
     if not folder.is_dir():
-        raise UserError(f"--workdir={folder}: no such folder")
+        raise UserError(f"--workdir={folder}: no such folder; `run` trains a family in it")
     names = sorted(
         path.name
         for path in folder.iterdir()
         if path.name != HELD_OUT and (path / "config.json").is_file()
     )
-    found = {name: measured(folder / name) for name in names}
-    if missing := [name for name, run in found.items() if run is None]:
+    runs = {name: measured(folder / name) for name in names}
+    if missing := [name for name, run in runs.items() if run is None]:
         say(f"not finished, left out: {', '.join(missing)}")
-    if len(missing) == len(found):
+    if len(missing) == len(runs):
         raise UserError(f"--workdir={folder}: no finished run in it; `run` trains them")
-    return [run for run in found.values() if run]
+    return [run for run in runs.values() if run]
 
 
 def measured(folder: pathlib.Path | buckets.Path) -> Run | None:
-    """What the run in `folder` measured, from its metrics.jsonl; None where it has not been
-    finished.
-    """
+    """Returns the measurements in metrics.jsonl of the run in `folder`, or None if unfinished."""
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
     config = record.read(folder).config
     lines = record.metrics(folder)
-    ends = [
+    final_losses = [
         line["valid/loss"]
         for line in lines
         if line["step"] == config.train.num_steps and line.get("valid/loss") is not None
     ]
     logged = [line for line in lines if "train/loss" in line]
-    if not ends or not logged:
+    if not final_losses or not logged:
         return None
     return Run(
         folder.name,
         counts.parameters(make_task(config, folder))["params"],
         logged[-1]["train/tokens_total"],
         logged[-1]["train/flops_total"],
-        ends[-1],
+        final_losses[-1],
         _curve(logged, config.train.log_every),
     )
 
 
 def _curve(logged: list[dict], log_every: int) -> np.ndarray:
-    """(points, 2): FLOPs in the middle of each whole interval of the log, and its mean training
-    loss.
+    """Returns the curve (points, 2) of a run.
+
+    It has the FLOPs in the middle of each complete interval of the log and its mean training loss.
     """
-    before = [{"step": 0, "train/flops_total": 0.0}, *logged]
+    previous_lines = [{"step": 0, "train/flops_total": 0.0}, *logged]
     points = [
-        ((last["train/flops_total"] + line["train/flops_total"]) / 2, line["train/loss"])
-        for last, line in zip(before, logged)
-        if line["step"] - last["step"] >= log_every and line["train/loss"] is not None
+        ((previous["train/flops_total"] + line["train/flops_total"]) / 2, line["train/loss"])
+        for previous, line in zip(previous_lines, logged)
+        if line["step"] - previous["step"] >= log_every and line["train/loss"] is not None
     ]
     return np.array(points).reshape(-1, 2)
