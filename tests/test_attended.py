@@ -1,6 +1,4 @@
-"""Attention of every kind of run: weights of each query add up to 1, masks hold, tokens become
-words, and it is what the model computes with.
-"""
+"""Attention weights of every kind of run: they sum to 1, obey the masks and equal the model's."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +17,12 @@ TEXT = "the cat sat on the mat."
 
 def test_by_words_sums_keys_and_averages_queries():
     weights = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], np.float32)
-    found = between(weights, Side(["Haus"], [0, 0]), Side(["a", "house"], [0, 1, 1]))
-    np.testing.assert_allclose(found.weights, [[0.3, 0.7]], rtol=1e-6)
-    assert (found.queries, found.keys) == (["Haus"], ["a", "house"])
+    attended = between(weights, Side(["Haus"], [0, 0]), Side(["a", "house"], [0, 1, 1]))
+    np.testing.assert_allclose(attended.weights, [[0.3, 0.7]], rtol=1e-6)
+    assert (attended.queries, attended.keys) == (["Haus"], ["a", "house"])
 
 
-def test_sides_joined_number_their_words_on():
+def test_joined_sides_continue_the_numbers():
     assert Side(["[CLS]"], [0]) + Side(["a", "b"], [0, 0, 1]) == Side(
         ["[CLS]", "a", "b"], [0, 1, 1, 2]
     )
@@ -39,14 +37,11 @@ def test_tokens_become_the_words_of_the_text(kind):
     )
     ids = [*tokenizer.encode([TEXT])[0], tokenizer.eos_id]
     words, numbers = tokenizer.words(ids)
-    assert (
-        words[:-1] == ("the cat sat on the mat .".split() if kind == "wordpiece" else TEXT.split())
-        and len(words) == numbers[-1] + 1
-    )
-    # the end stands alone
-    assert (
-        len(numbers) == len(ids) and numbers == sorted(numbers) and numbers.count(numbers[-1]) == 1
-    )
+    text = "the cat sat on the mat ." if kind == "wordpiece" else TEXT
+    assert words[:-1] == text.split() and len(words) == numbers[-1] + 1
+    assert len(numbers) == len(ids) and numbers == sorted(numbers)
+    # the end of the text is a word of one token
+    assert numbers.count(numbers[-1]) == 1
 
 
 def task_of(kind, folder):
@@ -68,35 +63,31 @@ def task_of(kind, folder):
 )
 def test_every_task_shows_its_attention(kind, tmp_path):
     task, params = task_of(kind, tmp_path)
-    for which in task.attentions:
-        options = dict(kind=which, target="the mat") if len(task.attentions) > 1 else {}
+    for attention in task.attentions:
+        options = dict(kind=attention, target="the mat") if len(task.attentions) > 1 else {}
         by_words, by_pieces = (
             task.attention(params, "the catdog ran to the mat", pieces=pieces, **options)
             for pieces in (False, True)
         )
-        for found in (by_words, by_pieces):
-            assert (
-                found.weights.shape == (2, 2, len(found.queries), len(found.keys))
-                and found.weights.dtype == np.float32
-            )
-            np.testing.assert_allclose(found.weights.sum(axis=-1), 1, rtol=1e-4)
+        for attended in (by_words, by_pieces):
+            shape = (2, 2, len(attended.queries), len(attended.keys))
+            assert attended.weights.shape == shape and attended.weights.dtype == np.float32
+            np.testing.assert_allclose(attended.weights.sum(axis=-1), 1, rtol=1e-4)
         assert len(by_words.queries) < len(by_pieces.queries)
-        # nothing to come is seen; of a translation a word is predicted from its own first pieces,
-        # too, and keys begin with <s>
-        if which == "decoder":
-            assert (
-                np.triu(by_pieces.weights, 1).max() == 0
-                and np.triu(by_words.weights, 1 + (by_words.keys[0] == "<s>")).max() == 0
-            )
+        # The future is hidden. In a translation, the first pieces of a word predict its other
+        # pieces, and the keys begin with <s>.
+        if attention == "decoder":
+            assert np.triu(by_pieces.weights, 1).max() == 0
+            assert np.triu(by_words.weights, 1 + (by_words.keys[0] == "<s>")).max() == 0
     long = "the cat sat " * 100
     with pytest.raises(UserError, match="config.model.max_length"):
         task.attention(params, long, **(dict(target="x") if len(task.attentions) > 1 else {}))
 
 
-def test_it_is_what_the_model_computes_with(tmp_path):
-    """The first layer's weights, computed here from the parameters."""
+def test_the_weights_are_those_of_the_model(tmp_path):
+    """Computes the first layer's weights from the parameters."""
     task, params = task_of("gpt", tmp_path)
-    found = task.attention(params, TEXT, pieces=True).weights[0]
+    weights = task.attention(params, TEXT, pieces=True).weights[0]
     tokens = jnp.array(task.tokenizer.encode([TEXT]))
     layer = {
         name: value[0] for name, value in params["decoder"]["layers"]["attention_norm"].items()
@@ -118,4 +109,4 @@ def test_it_is_what_the_model_computes_with(tmp_path):
         jnp.tri(len(x), dtype=bool), jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5, -jnp.inf
     )
     expected = jnp.exp(scores) / jnp.exp(scores).sum(axis=-1, keepdims=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,4 @@
-"""Pictures: the right arrays are drawn, as many panels as asked for; and the command line's, with
-its mistakes.
-"""
+"""Figures draw the right arrays in the right panels. The program `inspect` draws and refuses."""
 
 import json
 
@@ -19,34 +17,33 @@ from transformer_jax.training import report
 from transformer_jax.training.state import init_params
 
 WORDS = ["the", "cat", "it"]
-FOUND = Attended(
+ATTENDED = Attended(
     np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4, 3)).astype(np.float32), WORDS, WORDS
 )
 
 
 def drawn(figure):
-    """The arrays that the panels show."""
+    """Returns the arrays in the panels of a figure."""
     return [np.asarray(image.get_array()) for axes in figure.axes for image in axes.images]
 
 
 @pytest.mark.parametrize(
     "layer, head, expected",
     [
-        (None, None, FOUND.weights.reshape(8, 3, 3)),
-        (2, None, FOUND.weights[1]),
-        (2, 3, FOUND.weights[1, 2:3]),
+        (None, None, ATTENDED.weights.reshape(8, 3, 3)),
+        (2, None, ATTENDED.weights[1]),
+        (2, 3, ATTENDED.weights[1, 2:3]),
     ],
 )
-def test_attention_draws_the_layers_and_heads_asked_for(layer, head, expected):
-    found = drawn(pictures.attention(FOUND, layer, head))
-    np.testing.assert_array_equal(found, expected)
+def test_attention_draws_the_given_layer_and_head(layer, head, expected):
+    np.testing.assert_array_equal(drawn(pictures.attention(ATTENDED, layer, head)), expected)
 
 
-def test_dollars_are_no_formula(tmp_path):
+def test_dollar_signs_do_not_start_a_formula(tmp_path):
     words = ["a$", r"$\frac{", "$5"]
     pictures.save(
         pictures.attention(
-            Attended(FOUND.weights, words, words), 1, title="It costs $5, not $10^."
+            Attended(ATTENDED.weights, words, words), 1, title="It costs $5, not $10^."
         ),
         tmp_path / "a.png",
     )
@@ -61,23 +58,23 @@ def test_dollars_are_no_formula(tmp_path):
         (0, None, "layer 0"),
     ],
 )
-def test_a_layer_or_head_that_there_is_not(layer, head, words):
+def test_unknown_layers_and_heads_are_refused(layer, head, words):
     with pytest.raises(UserError, match=words):
-        pictures.attention(FOUND, layer, head)
+        pictures.attention(ATTENDED, layer, head)
 
 
-def test_what_a_word_attends_to_in_two_texts():
+def test_attention_of_a_word_in_two_texts():
     left, right = drawn(
         pictures.attended_by(
-            "It", [("one", FOUND), ("two", FOUND._replace(weights=FOUND.weights[:, ::-1]))]
+            "It", [("one", ATTENDED), ("two", ATTENDED._replace(weights=ATTENDED.weights[:, ::-1]))]
         )
     )
-    np.testing.assert_array_equal(left, FOUND.weights[:, :, 2].reshape(8, 3))
-    np.testing.assert_array_equal(right, FOUND.weights[:, ::-1, 2].reshape(8, 3))
+    np.testing.assert_array_equal(left, ATTENDED.weights[:, :, 2].reshape(8, 3))
+    np.testing.assert_array_equal(right, ATTENDED.weights[:, ::-1, 2].reshape(8, 3))
     assert pictures.place_of("mat", ["the", "Mat."], "") == 1
     for word, words in (("dog", "not among"), ("the", "twice or more")):
         with pytest.raises(UserError, match=words):
-            pictures.attended_by(word, [("one", FOUND._replace(queries=["the", "the", "it"]))])
+            pictures.attended_by(word, [("one", ATTENDED._replace(queries=["the", "the", "it"]))])
 
 
 def test_curves_of_several_runs_against_steps_or_tokens():
@@ -97,7 +94,7 @@ def test_curves_of_several_runs_against_steps_or_tokens():
         "large train/loss": [80, 160],
         "large valid/loss": [120],
     }
-    # loss, and nothing of the other panels
+    # the panel of losses has lines, the others are empty
     assert [len(axes.lines) for axes in pictures.curves({"": runs["small"]}).axes] == [2, 0, 0, 0]
 
 
@@ -114,11 +111,11 @@ def test_curves_show_every_score_and_the_name_of_the_run(tmp_path):
     panels = {axes.get_title(): [line.get_label() for line in axes.lines] for axes in figure.axes}
     assert panels["BLEU and chrF"] == ["valid/bleu", "valid/chrf"]
     assert panels["own"] == ["valid/own"]
-    shown = {name for names in panels.values() for name in names}
-    assert shown == {*scores, "train/loss"} and figure.get_suptitle() == "runs/mine"
+    drawn_names = {name for names in panels.values() for name in names}
+    assert drawn_names == {*scores, "train/loss"} and figure.get_suptitle() == "runs/mine"
 
 
-def test_perplexity_is_logarithmic_where_it_falls_far():
+def test_perplexity_is_logarithmic_over_a_decade():
     for last, scale in ((2.0, "linear"), (0.4, "log")):
         lines = [
             {"step": 1, "valid/perplexity": 4.0},
@@ -158,25 +155,25 @@ def test_similarity_is_the_cosine():
     np.testing.assert_allclose(drawn(pictures.positions(vectors, ""))[1], vectors @ vectors.T)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="can't be written"):
-        pictures.save(pictures.mean_attention(FOUND), tmp_path / "none" / "a.png")
+        pictures.save(pictures.mean_attention(ATTENDED), tmp_path / "none" / "a.png")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Workdirs of an untrained translation, GPT and BERT."""
+    """Workdirs of an untrained translation model, GPT and BERT by family."""
     folder = tmp_path_factory.mktemp("pictures")
-    found = {family: examples.pretrained(folder, family) for family in ("gpt", "bert")}
-    found["wmt"] = folder / "wmt"
-    found["wmt"].mkdir()
+    workdirs = {family: examples.pretrained(folder, family) for family in ("gpt", "bert")}
+    workdirs["wmt"] = folder / "wmt"
+    workdirs["wmt"].mkdir()
     task = make_task(build_config(folder / "pairs"))
-    record.create(found["wmt"], task, init_params(task))
+    record.create(workdirs["wmt"], task, init_params(task))
     for number, family in enumerate(("gpt", "bert")):
-        (found[family] / "metrics.jsonl").write_text(
+        (workdirs[family] / "metrics.jsonl").write_text(
             json.dumps({"step": 1, "train/loss": number, "train/tokens_total": 8}) + "\n"
         )
-    return found
+    return workdirs
 
 
 @pytest.mark.parametrize(
@@ -196,7 +193,7 @@ def runs(tmp_path_factory):
     ],
 )
 def test_the_command_draws(picture, family, arguments, runs, tmp_path):
-    path = tmp_path / "found.png"
+    path = tmp_path / "drawn.png"
     done = call(
         "inspect",
         picture,
@@ -205,11 +202,8 @@ def test_the_command_draws(picture, family, arguments, runs, tmp_path):
         *arguments,
     )
     assert done.returncode == 0 and done.stdout == f"{path}\n", done.stderr
-    assert (
-        path.read_bytes()[:4] == b"\x89PNG"
-        and path.stat().st_size > 3000
-        and [*tmp_path.iterdir()] == [path]
-    )
+    assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 3000
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
@@ -258,22 +252,12 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
         (["positions", "--workdir=/no/where"], ["no run here"]),
     ],
 )
-def test_the_command_says_what_is_wrong(arguments, words, runs, tmp_path):
-    given = [
-        argument.replace(f"@{family}", str(runs[family]))
-        for argument in arguments
-        for family in [argument.partition("@")[2] or "gpt"]
-    ]
-    refused(
-        call(
-            "inspect",
-            *given,
-            *(
-                []
-                if any("output" in each for each in given) or not given
-                else [f"--output={tmp_path}/a.png"]
-            ),
-        ),
-        *words,
-    )
+def test_the_command_refuses(arguments, words, runs, tmp_path):
+    given = []
+    for argument in arguments:
+        family = argument.partition("@")[2] or "gpt"
+        given.append(argument.replace(f"@{family}", str(runs[family])))
+    if given and not any("output" in argument for argument in given):
+        given.append(f"--output={tmp_path}/a.png")
+    refused(call("inspect", *given), *words)
     assert not (tmp_path / "a.png").exists()

@@ -1,11 +1,11 @@
-"""Progress off a terminal: plain lines, and a time left that means something."""
+"""Progress without a terminal: plain lines and the remaining time."""
 
 import time
 
 from transformer_jax.pictures import progress
 
 
-def test_time_left_is_the_pace_of_the_units_so_far(monkeypatch):
+def test_remaining_time_follows_the_recent_pace(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     bar = progress.Bar("work", total=101, seconds=float("inf"))
@@ -19,10 +19,10 @@ def test_time_left_is_the_pace_of_the_units_so_far(monkeypatch):
     for _ in range(30):
         now[0] += 10
         bar.advance()
-    assert bar.left() == "0:10:00"  # 60 units, which have come to cost 10 seconds
+    assert bar.left() == "0:10:00"  # 60 units, which now cost 10 seconds
 
 
-def test_plain_lines_now_and_then(monkeypatch, capsys):
+def test_plain_lines_at_intervals(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     items = []
@@ -30,10 +30,6 @@ def test_plain_lines_now_and_then(monkeypatch, capsys):
         items.append(item)
         now[0] += 1
     lines = capsys.readouterr().err.splitlines()
-    assert (
-        items == list(range(40))
-        and len(lines) == 2
-        and lines[0].startswith("reading: 1")
-        and "of 40" in lines[0]
-        and "left" in lines[0]
-    )
+    assert items == list(range(40))
+    assert len(lines) == 2 and lines[0].startswith("reading: 1")
+    assert "of 40" in lines[0] and "left" in lines[0]

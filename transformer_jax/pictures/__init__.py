@@ -1,21 +1,19 @@
-"""Everything that draws: figures as PNG, curves, progress on a terminal.
+"""Figures as PNG files, learning curves, and progress on a terminal.
 
 `pictures.attention`, `pictures.curves` and the other figures are functions of this package.
 """
 
-from transformer_jax.pictures.figures import (
+from transformer_jax.pictures.attention_maps import (
     attended_by,
     attention,
-    confusion,
-    curves,
-    growth,
     masks,
     mean_attention,
     place_of,
-    positions,
-    save,
-    similarity,
 )
+from transformer_jax.pictures.confusion_matrix import confusion
+from transformer_jax.pictures.figure import save
+from transformer_jax.pictures.learning_curves import curves, growth
+from transformer_jax.pictures.position_vectors import positions, similarity
 
 __all__ = [
     "attended_by",

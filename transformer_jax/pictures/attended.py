@@ -1,4 +1,4 @@
-"""Attention weights with the words, or tokens, they are between."""
+"""Attention weights with their words or tokens."""
 
 from typing import NamedTuple
 
@@ -6,46 +6,43 @@ import numpy as np
 
 
 class Attended(NamedTuple):
-    weights: np.ndarray  # (layers, H, Q, K) float32; each query's add up to 1 over the keys
+    """Attention weights. Those of a query sum to 1 over the keys."""
+
+    weights: np.ndarray  # (layers, H, Q, K) float32
     queries: list[str]
     keys: list[str]
 
 
 class Side(NamedTuple):
-    """The queries, or the keys, as they are shown: a label for each word, and for each token the
-    number of its word.
-    """
+    """The labels of the queries or the keys, and the index of each token's label."""
 
     labels: list[str]
     numbers: list[int]
 
     @classmethod
     def of(cls, tokenizer, ids: list[int], pieces: bool) -> "Side":
-        """By words; with `pieces`, by tokens."""
-        return (
-            cls(tokenizer.pieces(ids), list(range(len(ids))))
-            if pieces
-            else cls(*tokenizer.words(ids))
-        )
+        """Returns the words of `ids`, or their tokens with `pieces`."""
+        if pieces:
+            return cls(tokenizer.pieces(ids), list(range(len(ids))))
+        return cls(*tokenizer.words(ids))
 
     def __add__(self, other: "Side") -> "Side":
-        return Side(
-            self.labels + other.labels,
-            self.numbers + [number + len(self.labels) for number in other.numbers],
-        )
+        shifted = [number + len(self.labels) for number in other.numbers]
+        return Side(self.labels + other.labels, self.numbers + shifted)
+
+    def members(self) -> np.ndarray:
+        """Returns 1 where a token belongs to a label (tokens, labels) float32."""
+        is_member = np.array(self.numbers)[:, None] == np.arange(len(self.labels))
+        return is_member.astype(np.float32)
 
 
 def between(weights: np.ndarray, queries: Side, keys: Side) -> Attended:
-    """Weights between tokens (..., Q, K) as weights between words: summed over a key word's tokens,
-    averaged over a query word's (Clark et al. 2019, section 4.1).
+    """Returns the weights between words, from weights between tokens (..., Q, K).
+
+    They are summed over the tokens of a key word and averaged over the tokens of a query word
+    (Clark et al. 2019, section 4.1).
     """
-    # (tokens, words)
-    member = lambda side: (np.array(side.numbers)[:, None] == np.arange(len(side.labels))).astype(
-        np.float32
-    )
-    of_query, of_key = member(queries), member(keys)
-    return Attended(
-        np.einsum("qa,...qk,kb->...ab", of_query / of_query.sum(axis=0), weights, of_key),
-        queries.labels,
-        keys.labels,
-    )
+    of_query = queries.members()
+    of_query = of_query / of_query.sum(axis=0)
+    by_words = np.einsum("qa,...qk,kb->...ab", of_query, weights, keys.members())
+    return Attended(by_words, queries.labels, keys.labels)

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, a plain line now and then otherwise."""
+"""Progress of long work on stderr: a bar on a terminal, otherwise plain lines at intervals."""
 
 import sys
 import time
@@ -7,30 +7,34 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-# plain lines: they are kept in the file
-_in_notebook = (
-    {"force_terminal": False, "force_jupyter": False} if "ipykernel" in sys.modules else {}
-)
-console = Console(stderr=True, highlight=False, soft_wrap=True, **_in_notebook)
+# a notebook file keeps its output, so it gets plain lines
+_is_notebook = "ipykernel" in sys.modules
+_plain = {"force_terminal": False, "force_jupyter": False} if _is_notebook else {}
+console = Console(stderr=True, highlight=False, soft_wrap=True, **_plain)
 
-_MINUTE = 60.0
+_MARK_SECONDS = 60.0  # between the marks that the pace is measured by
+_DRAW_SECONDS = 0.1  # between updates of a bar, which may cost more than a unit
 
 
 def say(text: str) -> None:
-    """One line on stderr, above a bar if there is one."""
+    """Prints a line on stderr, above the bar if one is shown."""
     console.print(text, markup=False)
 
 
 class Bar:
-    """A bar of `total` units; `advance` moves it. Used as a context. Off a terminal it prints every
-    `seconds`.
+    """A context manager for a bar of `total` units, which `advance` moves.
+
+    Without a terminal it prints a line every `seconds`.
     """
 
     def __init__(self, title: str, total: int | None, start: int = 0, seconds: float = 15.0):
-        self.title, self.total, self.done, self.seconds = title, total, start, seconds
-        # (units done, when), the last two that are a minute apart: the pace is that since the first
-        # of them
-        self.marks, self.printed = [], time.monotonic()
+        self.title = title
+        self.total = total
+        self.done = start
+        self.seconds = seconds
+        # (units, time) of the last two marks; the pace is measured since the first of them
+        self.marks = []
+        self.printed = time.monotonic()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -57,11 +61,10 @@ class Bar:
     def advance(self, units: int = 1, note: str = "") -> None:
         self.done += units
         now = time.monotonic()
-        # none before the first units are done, which may hold set-up
-        if not self.marks or now - self.marks[-1][1] > _MINUTE:
+        # the first mark stands after the first units, which may include set-up
+        if not self.marks or now - self.marks[-1][1] > _MARK_SECONDS:
             self.marks = [*self.marks[-1:], (self.done, now)]
-        # an update costs more than many a unit
-        if self.rich and (note or now - self.printed > 0.1):
+        if self.rich and (note or now - self.printed > _DRAW_SECONDS):
             self.printed = now
             self.rich.update(self.task, completed=self.done, **({"note": note} if note else {}))
         elif not self.rich and now - self.printed > self.seconds:
@@ -70,19 +73,20 @@ class Bar:
             print(f"{self.title}: {self.done:,}{of}", file=sys.stderr, flush=True)
 
     def left(self) -> str:
-        """Time left at the pace of the last minute or two, as h:mm:ss: units may come to cost more,
-        as those of longer rows do.
+        """Returns the remaining time as h:mm:ss, at the pace of the last one or two minutes.
+
+        Earlier units do not count, because the cost of a unit may change.
         """
         if not self.marks or self.done == self.marks[0][0]:
             return "?"
-        since, began = self.marks[0]
-        pace = (time.monotonic() - began) / (self.done - since)
+        marked_units, marked_time = self.marks[0]
+        pace = (time.monotonic() - marked_time) / (self.done - marked_units)
         seconds = int(pace * max((self.total or 0) - self.done, 0))
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def track(items: Iterable, title: str, total: int | None = None) -> Iterator:
-    """Yields the items and moves a bar with them."""
+    """Yields the items and advances a bar for each."""
     with Bar(title, total) as bar:
         for item in items:
             yield item

@@ -1,1 +1,1 @@
-"""BLEU, F1 and their like: how good predictions are."""
+"""Scores of predictions: BLEU, F1, exact match and others."""

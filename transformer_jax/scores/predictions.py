@@ -1,4 +1,4 @@
-"""The measures of the fine-tuning tasks, by their published definitions. Pure Python and NumPy."""
+"""Scores of the fine-tuning tasks, by their published definitions, in Python and NumPy."""
 
 import collections
 import re
@@ -8,38 +8,40 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def accuracy(labels: np.ndarray, found: np.ndarray) -> float:
-    return float(np.mean(np.asarray(labels) == np.asarray(found)))
+def accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return float(np.mean(np.asarray(labels) == np.asarray(predicted)))
 
 
-def f1(labels: np.ndarray, found: np.ndarray, num_labels: int) -> float:
-    """Of label 1 where there are two, as GLUE has it; else of all (macro)."""
-    return macro_f1(labels, found, [1] if num_labels == 2 else range(num_labels))
+def f1(labels: np.ndarray, predicted: np.ndarray, num_labels: int) -> float:
+    """Returns the F1 of label 1 for two labels, as GLUE does, otherwise the macro F1."""
+    return macro_f1(labels, predicted, [1] if num_labels == 2 else range(num_labels))
 
 
-def macro_f1(labels: np.ndarray, found: np.ndarray, chosen: Sequence[int]) -> float:
-    """The mean F1 of the chosen labels; 0 where a label is neither there nor found."""
-    return float(np.mean([f1_of_class(labels, found, label) for label in chosen]))
+def macro_f1(labels: np.ndarray, predicted: np.ndarray, classes: Sequence[int]) -> float:
+    """Returns the mean F1 of `classes`. A class that never occurs has 0."""
+    return float(np.mean([f1_of_class(labels, predicted, label) for label in classes]))
 
 
-def f1_of_class(labels: np.ndarray, found: np.ndarray, label: int) -> float:
-    labels, found = np.asarray(labels) == label, np.asarray(found) == label
-    total = np.sum(labels) + np.sum(found)
-    return float(2 * np.sum(labels & found) / total) if total else 0.0
+def f1_of_class(labels: np.ndarray, predicted: np.ndarray, label: int) -> float:
+    is_label = np.asarray(labels) == label
+    is_predicted = np.asarray(predicted) == label
+    total = np.sum(is_label) + np.sum(is_predicted)
+    return float(2 * np.sum(is_label & is_predicted) / total) if total else 0.0
 
 
-def confusion(labels: np.ndarray, found: np.ndarray, num_labels: int) -> np.ndarray:
-    """How often each label (row) was predicted as each (column)."""
+def confusion(labels: np.ndarray, predicted: np.ndarray, num_labels: int) -> np.ndarray:
+    """Returns how often each label (row) was predicted as each label (column)."""
     counts = np.zeros((num_labels, num_labels), int)
-    np.add.at(counts, (np.asarray(labels), np.asarray(found)), 1)
+    np.add.at(counts, (np.asarray(labels), np.asarray(predicted)), 1)
     return counts
 
 
-def matthews(labels: np.ndarray, found: np.ndarray) -> float:
-    """The correlation of two labellings (Matthews 1975; for several labels Gorodkin 2004); 0 where
-    one of them is constant.
+def matthews(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns Matthews' correlation of two labellings (1975; for several labels Gorodkin 2004).
+
+    It is 0 if one of them is constant.
     """
-    classes, index = np.unique(np.concatenate([labels, found]), return_inverse=True)
+    classes, index = np.unique(np.concatenate([labels, predicted]), return_inverse=True)
     one_hot = np.eye(len(classes))[index]
     x, y = (part - part.mean(axis=0) for part in np.split(one_hot, 2))
     spread = np.sum(x * x) * np.sum(y * y)
@@ -47,36 +49,41 @@ def matthews(labels: np.ndarray, found: np.ndarray) -> float:
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, first word, behind the last) of the entities, in any of IOB1, IOB2 and BIOES, as
-    conlleval finds them; equal neighbours among other tags are one.
+    """Returns (type, first word, end) of the entities as conlleval finds them.
+
+    The tags are IOB1, IOB2 or BIOES. Of tags without a mark, equal neighbours are one entity.
     """
-    found, start, before = [], None, ("O", "")
+    spans = []
+    start = None
+    previous_mark, previous_kind = "O", ""
     for place, tag in enumerate([*tags, "O"]):
-        mark, _, kind = (
-            tag.partition("-")
-            if re.match(r"[BIES](-|$)", tag)
-            else ("O" if tag == "O" else "I", "", tag)
-        )
-        continues = mark in ("I", "E") and before[0] in ("B", "I") and kind == before[1]
+        if re.match(r"[BIES](-|$)", tag):
+            mark, _, kind = tag.partition("-")
+        else:
+            mark = "O" if tag == "O" else "I"
+            kind = tag
+        continues = mark in ("I", "E") and previous_mark in ("B", "I") and kind == previous_kind
         if start is not None and not continues:
-            found.append((before[1], start, place))
+            spans.append((previous_kind, start, place))
             start = None
         if mark != "O" and start is None:
             start = place
-        before = (mark, kind)
-    return found
+        previous_mark, previous_kind = mark, kind
+    return spans
 
 
-def entity_f1(labels: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 over all entities; one is right if its type and both its ends are
-    (Tjong Kim Sang & De Meulder 2003).
+def entity_f1(
+    labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Returns precision, recall and F1 over all entities.
+
+    An entity is right if its type and both its ends are (Tjong Kim Sang & De Meulder 2003).
     """
-    gold, guess = (
-        {(number, *entity) for number, tags in enumerate(side) for entity in entities(tags)}
-        for side in (labels, found)
-    )
-    right = len(gold & guess)
-    precision, recall = right / len(guess) if guess else 0.0, right / len(gold) if gold else 0.0
+    true_entities = _numbered_entities(labels)
+    predicted_entities = _numbered_entities(predicted)
+    right = len(true_entities & predicted_entities)
+    precision = right / len(predicted_entities) if predicted_entities else 0.0
+    recall = right / len(true_entities) if true_entities else 0.0
     return {
         "precision": precision,
         "recall": recall,
@@ -84,9 +91,14 @@ def entity_f1(labels: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -
     }
 
 
+def _numbered_entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, str, int, int]]:
+    return {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}
+
+
 def normalised(answer: str) -> str:
-    """As SQuAD's script compares answers: lower case, without punctuation, articles and extra
-    spaces.
+    """Returns the answer in lower case, without punctuation, articles and extra spaces.
+
+    SQuAD's script compares answers in this form.
     """
     answer = "".join(
         character for character in answer.lower() if character not in string.punctuation
@@ -94,44 +106,49 @@ def normalised(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
 
 
-def exact_match(answers: Sequence[str], found: str) -> float:
-    """1 if the answer is one of the given ones; no answers: if nothing is found."""
-    return float(normalised(found) in _asked(answers))
+def exact_match(answers: Sequence[str], predicted: str) -> float:
+    """Returns 1 if the prediction is one of the answers, otherwise 0.
 
-
-def overlap_f1(answers: Sequence[str], found: str) -> float:
-    """F1 of the words shared with an answer, of the best one (Rajpurkar et al. 2016, section 6.1);
-    of an empty one: whether both are empty (2018).
+    Without answers, the empty prediction is right.
     """
-    return max(_overlap(answer.split(), normalised(found).split()) for answer in _asked(answers))
+    return float(normalised(predicted) in _normalised_answers(answers))
+
+
+def overlap_f1(answers: Sequence[str], predicted: str) -> float:
+    """Returns the F1 of the shared words, for the best answer.
+
+    Rajpurkar et al. 2016, section 6.1. For an empty text it is whether both are empty (2018).
+    """
+    words = normalised(predicted).split()
+    return max(_overlap(answer.split(), words) for answer in _normalised_answers(answers))
 
 
 def best_threshold(
     margins: Sequence[float], answered: Sequence[float], refused: Sequence[float]
 ) -> tuple[float, float]:
-    """(the highest mean score, the threshold that gives it) when questions with a margin above the
-    threshold are refused (Rajpurkar et al. 2018).
+    """Returns the highest mean score and its threshold (Rajpurkar et al. 2018).
 
-    `answered`, `refused`: each question's score either way.
+    Questions with a margin above the threshold are refused. `answered` and `refused` are the scores
+    of each question in both cases.
     """
     order = np.argsort(margins, kind="stable")
-    margins, gains = np.asarray(margins)[order], (np.asarray(answered) - np.asarray(refused))[order]
-    last = np.append(margins[1:] > margins[:-1], True)  # equal margins go together
-    totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[last])
-    thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[last])
+    margins = np.asarray(margins)[order]
+    gains = (np.asarray(answered) - np.asarray(refused))[order]
+    is_last = np.append(margins[1:] > margins[:-1], True)  # of equal margins
+    totals = np.sum(refused) + np.append(0.0, np.cumsum(gains)[is_last])
+    thresholds = np.append(np.nextafter(margins[0], -np.inf), margins[is_last])
     best = int(np.argmax(totals))
-    return float(totals[best] / len(margins)), float(
-        min(thresholds[best], np.finfo(np.float32).max)
-    )
+    threshold = min(thresholds[best], np.finfo(np.float32).max)
+    return float(totals[best] / len(margins)), float(threshold)
 
 
-def _asked(answers: Sequence[str]) -> list[str]:
-    """What is left of the given answers; nothing, if nothing is."""
+def _normalised_answers(answers: Sequence[str]) -> list[str]:
+    """Returns the normalised answers that are not empty, or [""] if all are."""
     return [answer for answer in map(normalised, answers) if answer] or [""]
 
 
-def _overlap(answer: list[str], found: list[str]) -> float:
-    if not answer or not found:
-        return float(answer == found)
-    shared = sum((collections.Counter(answer) & collections.Counter(found)).values())
-    return 2 * shared / (len(answer) + len(found)) if shared else 0.0
+def _overlap(answer: list[str], predicted: list[str]) -> float:
+    if not answer or not predicted:
+        return float(answer == predicted)
+    shared = sum((collections.Counter(answer) & collections.Counter(predicted)).values())
+    return 2 * shared / (len(answer) + len(predicted)) if shared else 0.0

@@ -1,0 +1,184 @@
+"""Figures of attention weights and masks."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.pictures.attended import Attended
+from transformer_jax.pictures.figure import WEIGHT_COLOURS, new_figure, verbatim
+
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+
+def attention(
+    attended: Attended, layer: int | None = None, head: int | None = None, title: str = ""
+) -> "Figure":
+    """Returns a figure of attention weights.
+
+    By default it shows every layer and head as small maps. `layer` shows the heads of one layer
+    with the words, and `head` only one of them. Both count from 1. Raises UserError for a layer or
+    head that does not exist.
+    """
+    depth, num_heads = attended.weights.shape[:2]
+    for name, number, count in (("layer", layer, depth), ("head", head, num_heads)):
+        if number is not None and not 1 <= number <= count:
+            raise UserError(f"{name} {number}: there are 1 to {count}")
+    if layer is None and head is not None:
+        raise UserError(f"head {head}: of which layer? Give the layer, too")
+    if layer is None:
+        return _overview(attended, title)
+    heads = range(num_heads) if head is None else [head - 1]
+    panels = [
+        (f"layer {layer}, head {number + 1}", attended.weights[layer - 1, number])
+        for number in heads
+    ]
+    return _heat_maps(panels, attended, title)
+
+
+def mean_attention(attended: Attended, title: str = "") -> "Figure":
+    """Returns a figure of the mean weights of all layers and heads."""
+    return _heat_maps([("", attended.weights.mean(axis=(0, 1)))], attended, title)
+
+
+def _overview(attended: Attended, title: str) -> "Figure":
+    depth, num_heads, num_queries, num_keys = attended.weights.shape
+    panel_width = 1.25 * min(max(num_keys / num_queries, 0.6), 1.6)
+    figure = new_figure((1.5 + panel_width * num_heads, 1 + 1.25 * depth), title)
+    grid = figure.subplots(depth, num_heads, squeeze=False)
+    for (layer, head), axes in np.ndenumerate(grid):
+        image = axes.imshow(
+            attended.weights[layer, head],
+            cmap=WEIGHT_COLOURS,
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            interpolation="nearest",
+        )
+        axes.set(xticks=[], yticks=[])
+        if layer == 0:
+            axes.set_title(f"head {head + 1}", fontsize=9)
+        if head == 0:
+            axes.set_ylabel(f"layer {layer + 1}", fontsize=9)
+    figure.colorbar(image, ax=grid, label="attention weight", shrink=0.8, aspect=30)
+    figure.supxlabel("keys, from the first word to the last", fontsize=9)
+    figure.supylabel("queries", fontsize=9)
+    return figure
+
+
+def _heat_maps(
+    panels: Sequence[tuple[str, np.ndarray]], attended: Attended, title: str
+) -> "Figure":
+    """Returns a figure of named weights (Q, K) with the words on both axes, up to four a row."""
+    queries = attended.queries
+    keys = attended.keys
+    num_columns = min(len(panels), 4 if len(keys) <= 16 else 2)
+    num_rows = -(-len(panels) // num_columns)
+    word_length = max(map(len, [*queries, *keys])) * 0.07
+    width = 1 + num_columns * (0.3 * len(keys) + word_length + 0.3)
+    height = 1 + num_rows * (0.26 * len(queries) + word_length + 0.4)
+    figure = new_figure((width, height), title)
+    grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    max_weight = max(weights.max() for _, weights in panels)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (name, weights) in zip(grid.flat, panels):
+        image = axes.imshow(weights, cmap=WEIGHT_COLOURS, vmin=0, vmax=max_weight, aspect="auto")
+        _label_keys(axes, keys, fontsize=9)
+        axes.set_yticks(range(len(queries)), map(verbatim, queries), fontsize=9)
+        axes.set_xlabel(name, fontsize=10)
+    figure.colorbar(image, ax=grid, label="attention weight", shrink=0.8, aspect=30)
+    return figure
+
+
+def _label_keys(axes, keys: Sequence[str], fontsize: int) -> None:
+    """Writes the keys above the panel."""
+    axes.set_xticks(
+        range(len(keys)),
+        map(verbatim, keys),
+        rotation=60,
+        ha="left",
+        rotation_mode="anchor",
+        fontsize=fontsize,
+    )
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+
+
+def attended_by(word: str, texts: Sequence[tuple[str, Attended]], title: str = "") -> "Figure":
+    """Returns a figure of the weights from `word` in several texts, side by side.
+
+    A panel has a row for each head of each layer. Raises UserError if a text lacks the word or has
+    it twice.
+    """
+    depth, num_heads = texts[0][1].weights.shape[:2]
+    widths = [len(attended.keys) for _, attended in texts]
+    size = (1.6 + sum(0.42 * width + 0.3 for width in widths), 2 + 0.3 * depth * num_heads)
+    figure = new_figure(size, title)
+    grid = figure.subplots(1, len(texts), squeeze=False, width_ratios=widths)[0]
+    places = [place_of(word, attended.queries, text) for text, attended in texts]
+    panels = [
+        attended.weights[:, :, place].reshape(-1, len(attended.keys))
+        for place, (_, attended) in zip(places, texts)
+    ]
+    max_weight = max(weights.max() for weights in panels)
+    for axes, (text, attended), place, weights in zip(grid, texts, places, panels):
+        num_heads = attended.weights.shape[1]
+        image = axes.imshow(weights, cmap=WEIGHT_COLOURS, vmin=0, vmax=max_weight, aspect="auto")
+        _label_keys(axes, attended.keys, fontsize=10)
+        axes.get_xticklabels()[place].set_fontweight("bold")
+        rows = [
+            f"layer {row // num_heads + 1}, head {row % num_heads + 1}"
+            for row in range(len(weights))
+        ]
+        axes.set_yticks(
+            range(len(weights)), rows if axes is grid[0] else [""] * len(rows), fontsize=9
+        )
+        axes.hlines(
+            np.arange(num_heads, len(weights), num_heads) - 0.5,
+            -0.5,
+            len(attended.keys) - 0.5,
+            color="grey",
+            linewidth=0.8,
+        )
+        axes.set_xlabel(verbatim(text), fontsize=9)
+    figure.colorbar(image, ax=grid, label=verbatim(f'weight from "{word}"'), shrink=0.8, aspect=30)
+    return figure
+
+
+def place_of(word: str, words: Sequence[str], text: str) -> int:
+    """Returns the index of the word among `words`. Case and punctuation do not matter.
+
+    Raises UserError if the word occurs never or several times. The message names `text`.
+    """
+    places = [place for place, other in enumerate(words) if _bare(other) == _bare(word)]
+    if len(places) != 1:
+        count = "twice or more" if places else "not"
+        raise UserError(f"{word!r} is {count} among the words of {text!r}: {' '.join(words)}")
+    return places[0]
+
+
+def _bare(word: str) -> str:
+    return word.strip(".,;:!?\"'()").lower()
+
+
+def masks(visible: Mapping[str, np.ndarray], title: str = "") -> "Figure":
+    """Returns a figure of masks: dark where a query sees a key. `visible` are bool (Q, K)."""
+    figure = new_figure((1 + 2.9 * len(visible), 3.6), title)
+    panels = figure.subplots(1, len(visible), squeeze=False)[0]
+    for axes, (name, mask) in zip(panels, visible.items()):
+        axes.imshow(mask, cmap=WEIGHT_COLOURS, vmin=0, vmax=1.3)
+        axes.set_title(name, fontsize=10)
+        axes.set(
+            xlabel="key",
+            ylabel="query",
+            xticks=range(0, mask.shape[1], 3),
+            yticks=range(0, mask.shape[0], 3),
+        )
+        axes.set_xticks(np.arange(0.5, mask.shape[1] - 1), minor=True)
+        axes.set_yticks(np.arange(0.5, mask.shape[0] - 1), minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.8)
+        axes.tick_params(which="both", length=0)
+    return figure

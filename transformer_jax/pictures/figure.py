@@ -1,0 +1,42 @@
+"""The frame that all figures share, and their PNG files."""
+
+import os
+import pathlib
+import textwrap
+from typing import TYPE_CHECKING
+
+from transformer_jax.config import UserError
+
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+WEIGHT_COLOURS = "Blues"  # of attention weights and shares; zero is white
+
+
+def save(figure: "Figure", path: str | pathlib.Path) -> None:
+    """Writes the figure to a PNG file, in whole or not at all.
+
+    Raises UserError if the file cannot be written.
+    """
+    path = pathlib.Path(path)
+    partial = path.with_name(f".{path.name}.half")
+    try:
+        figure.savefig(partial, dpi=120, format="png")
+        os.replace(partial, path)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written ({error.strerror or error})") from None
+
+
+def new_figure(size: tuple[float, float], title: str) -> "Figure":
+    """Returns an empty figure of `size` inches with a wrapped title."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    if title:
+        figure.suptitle(verbatim(textwrap.fill(title, round(11 * size[0]))), fontsize=11)
+    return figure
+
+
+def verbatim(text: str) -> str:
+    """Returns the text escaped for matplotlib, which reads "$5 or $10" as a formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,131 @@
+"""Figures of metrics over a run, and of costs that grow."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transformer_jax.pictures.figure import new_figure, verbatim
+
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+# Panels by the last part of a metric's name. Every run has the first, evaluations the second.
+_PANELS = {
+    "loss": ("loss", "nll", "nsp_loss", "lm_loss"),
+    "accuracy": ("accuracy", "nsp_accuracy"),
+    "learning rate": ("learning_rate",),
+    "norms": ("grad_norm", "update_norm"),
+}
+_SCORES = {
+    "BLEU and chrF": ("bleu", "chrf"),
+    "perplexity": ("perplexity",),
+    "bits per byte and character": ("bits_per_byte", "bits_per_character"),
+    "F1": ("f1", "best_f1", "macro_f1", "precision", "recall"),
+    "exact match": ("exact_match", "best_exact_match"),
+    "correlation": ("matthews", "pearson", "spearman"),
+}
+
+
+def curves(
+    runs: Mapping[str, Sequence[dict]],
+    panels: Mapping[str, Sequence[str]] | None = None,
+    against: str = "step",
+    title: str = "",
+) -> "Figure":
+    """Returns a figure of the learning curves of runs.
+
+    `runs` has the lines of metrics.jsonl by the name of the run. `panels` has metrics by the title
+    of the panel; a metric may be the last part of a name. By default there are panels for losses,
+    accuracies, the learning rate, norms and every evaluated score. `against` is "step" or a count
+    in the lines, such as "train/tokens_total". Each of several runs has a colour, and its training
+    metrics are dotted.
+    """
+    panels = panels or _PANELS | _score_panels(runs.values())
+    num_rows = -(-len(panels) // 2)
+    figure = new_figure((12, 3.6 * num_rows), title)
+    grid = figure.subplots(num_rows, min(len(panels), 2), squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (panel, endings) in zip(grid.flat, panels.items()):
+        for number, (run, lines) in enumerate(runs.items()):
+            for name in _names(lines, endings):
+                x, y = _points(lines, name, against)
+                style = {}
+                if len(runs) > 1:
+                    style["color"] = f"C{number % 10}"
+                    style["linestyle"] = ":" if name.startswith("train/") else "-"
+                axes.plot(
+                    x,
+                    y,
+                    label=verbatim(" ".join(filter(None, (run, name)))),
+                    marker="." if len(x) < 50 else None,
+                    **style,
+                )
+        is_wide = panel == "norms" or panel == "perplexity" and _spans_decade(axes)
+        scale = "log" if axes.lines and is_wide else "linear"
+        axes.set(title=panel, xlabel=against, yscale=scale)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    return figure
+
+
+def _names(lines: Sequence[dict], endings: Sequence[str]) -> list[str]:
+    """Returns the sorted names in the lines that match `endings` in whole or by their last part."""
+    names = {name for line in lines for name in line}
+    return sorted(name for name in names if name in endings or name.rpartition("/")[2] in endings)
+
+
+def _spans_decade(axes) -> bool:
+    """Whether the largest drawn value is at least ten times the smallest."""
+    if not axes.lines:
+        return False
+    values = np.concatenate([line.get_ydata() for line in axes.lines])
+    return bool(np.nanmax(values, initial=0) >= 10 * np.nanmin(values, initial=np.inf))
+
+
+def _score_panels(runs: Iterable[Sequence[dict]]) -> dict[str, tuple[str, ...]]:
+    """Returns panels for all evaluated scores. A score outside _SCORES has its own panel."""
+    names = {name for lines in runs for line in lines for name in line}
+    not_scores = ("step", "train/", "seconds/")
+    endings = {name.rpartition("/")[2] for name in names if not name.startswith(not_scores)}
+    panels = {title: scores for title, scores in _SCORES.items() if endings & {*scores}}
+    grouped = {score for scores in (*_PANELS.values(), *panels.values()) for score in scores}
+    return panels | {name.replace("_", " "): (name,) for name in sorted(endings - grouped)}
+
+
+def _points(lines: Sequence[dict], name: str, against: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the x and y values of a metric.
+
+    Only the lines of training have the count `against`. It is interpolated at other steps.
+    """
+    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    steps, values = np.array(points or [(np.nan, np.nan)], float).T
+    if against == "step":
+        return steps, values
+    counts = [(line["step"], line[against]) for line in lines if line.get(against) is not None]
+    if not counts:
+        return np.full(len(steps), np.nan), values
+    return np.interp(steps, *zip(*counts)), values
+
+
+def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "") -> "Figure":
+    """Returns a figure of growing costs, with a panel for each quantity.
+
+    `measured` has rows of quantity, measured cost and predicted cost (N, 3) by the quantity's name.
+    Both axes are logarithmic, so that a slope is an exponent.
+    """
+    figure = new_figure((3.6 * len(measured), 3.6), title)
+    panels = figure.subplots(1, len(measured), sharey=True, squeeze=False)[0]
+    for axes, (name, points) in zip(panels, measured.items()):
+        quantity, cost, predicted = np.asarray(points).T
+        axes.plot(quantity, predicted, "k--", linewidth=1, label="predicted")
+        axes.plot(quantity, cost, "o-", label="measured")
+        axes.set(xlabel=name, xscale="log", yscale="log")
+        axes.set_xticks(quantity, [f"{value:g}" for value in quantity], fontsize=8)
+        axes.set_xticks([], minor=True)
+        axes.grid(alpha=0.3, which="both")
+    figure.axes[0].set_ylabel(unit)
+    figure.axes[0].legend(fontsize=8)
+    return figure

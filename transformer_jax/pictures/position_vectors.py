@@ -1,0 +1,79 @@
+"""Figures of the vectors of positions."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transformer_jax.pictures.figure import new_figure
+
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+
+def positions(vectors: np.ndarray, title: str) -> "Figure":
+    """Returns a figure of vectors of positions (L, M).
+
+    It shows the vectors, all their dot products, and the dot products by distance.
+    """
+    figure = new_figure((14, 4.4), title)
+    left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
+    limit = np.abs(vectors).max()
+    image = left.imshow(
+        vectors, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
+    )
+    figure.colorbar(image, ax=left)
+    left.set(title="the vectors", xlabel="dimension", ylabel="position")
+    products = vectors @ vectors.T
+    figure.colorbar(middle.imshow(products, cmap="viridis", interpolation="nearest"), ax=middle)
+    middle.set(title="their dot products", xlabel="position", ylabel="position")
+    for position in sorted({0, len(vectors) // 2, len(vectors) - 1}):
+        right.plot(
+            np.arange(len(vectors)) - position,
+            products[position],
+            label=f"of position {position}",
+            linewidth=1.2,
+        )
+    right.set(title="dot product by distance", xlabel="distance", ylabel="dot product")
+    right.grid(alpha=0.3)
+    right.legend(fontsize=8)
+    return figure
+
+
+def similarity(vectors: np.ndarray, title: str) -> "Figure":
+    """Returns a figure of learned vectors of positions (L, M).
+
+    It shows the cosines of all pairs (Wang & Chen 2020, figure 1), the cosines by distance, and the
+    share of the variance in the first principal components.
+    """
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.maximum(norms, 1e-12)
+    cosines = unit @ unit.T
+    figure = new_figure((14, 4.4), title)
+    left, middle, right = figure.subplots(1, 3)
+    image = left.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+    figure.colorbar(image, ax=left)
+    left.set(title="cosine of positions", xlabel="position", ylabel="position")
+    distances = np.arange(1, len(vectors))
+    diagonals = [np.diagonal(cosines, distance) for distance in distances]
+    mean = np.array([np.mean(diagonal) for diagonal in diagonals])
+    deviation = np.array([np.std(diagonal) for diagonal in diagonals])
+    middle.plot(distances, mean)
+    middle.fill_between(distances, mean - deviation, mean + deviation, alpha=0.2)
+    middle.set(
+        title="cosine by distance, mean and deviation",
+        xlabel="distance",
+        ylabel="cosine",
+        ylim=(-1.05, 1.05),
+    )
+    variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
+    shares = np.cumsum(variances) / max(variances.sum(), 1e-12)
+    right.plot(np.arange(1, len(variances) + 1), shares)
+    right.set(
+        title="share of the variance in the first components",
+        xlabel="components",
+        ylabel="share",
+        ylim=(0, 1.05),
+    )
+    for axes in (middle, right):
+        axes.grid(alpha=0.3)
+    return figure
