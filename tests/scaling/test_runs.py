@@ -212,7 +212,7 @@ def test_fit_predict_check(file, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], "the first argument says what to do: run, fit, predict, check"),
+        ([], "the first argument must be one of run, fit, predict, check"),
         (["fitt", "--workdir=x"], "not 'fitt'"),
         (["fit", "--workdir=nowhere"], "no such folder"),
         (["run", "--workdir=x"], "--config=... is missing"),
