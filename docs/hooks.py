@@ -1,20 +1,18 @@
-"""What MkDocs does beyond Markdown: the tables of configuration.md, and pictures outside docs/."""
+"""Hooks of MkDocs: the tables of configuration.md, and the pictures outside docs/."""
 
 import pathlib
-import pkgutil
 import re
 
 from mkdocs.structure.files import File
 
 from transformer_jax import config as configs
-from transformer_jax import models, tasks
 from transformer_jax.cli import key_help
+from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 KEYS = "<!-- keys -->"  # the line of configuration.md that the tables replace
-OUTSIDE = re.compile(
-    r"\]\(\.\./([\w/.]+\.png)\)"
-)  # a picture of the repository: ](../launch/quickstart.png)
+# A picture of the repository: ](../launch/quickstart.png)
+OUTSIDE = re.compile(r"\]\(\.\./([\w/.]+\.png)\)")
 
 
 def on_files(files, config):
@@ -36,26 +34,21 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def key_tables() -> str:
-    """A heading and a table of keys for each section of a config, each model and each task."""
-    model, task = next(iter(_names(models))), next(iter(_names(tasks)))
+    """Returns a heading and a table of keys for each section of a config, each model and each task."""
+    models, tasks = classes.names("model"), classes.names("task")
+    model, task = models[0], tasks[0]
     parts = [_table("Top level", (configs.INIT_FROM,), model, task)]
     schema = configs.schema(model, task)
     for section in configs.SECTIONS:
         keys = [key for key in schema if key.startswith(f"{section}.")]
         parts.append(_table(f"`{section}`", keys, model, task))
-    for name in _names(models):
+    for name in models:
         keys = [key for key in configs.schema(name, task) if key.startswith("model.")]
         parts.append(_table(f"Model `{name}`", keys, name, task))
-    for name in _names(tasks):
+    for name in tasks:
         keys = [key for key in configs.schema(model, name) if key.startswith("task.")]
         parts.append(_table(f"Task `{name}`", keys, model, name))
     return "\n".join(parts)
-
-
-def _names(package) -> list[str]:
-    """The families of models, or the tasks: one module each."""
-    modules = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in modules if name != "task")
 
 
 def _table(title: str, keys, model: str, task: str) -> str:
@@ -63,7 +56,7 @@ def _table(title: str, keys, model: str, task: str) -> str:
     lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         kind, default = schema[key]
-        value = f"`{key_help.shown(default)}`" if default != "" else "empty"
+        value = f"`{key_help.as_flag(default)}`" if default != "" else "empty"
         meaning = _escaped(configs.meaning(key, model, task))
         cells = (f"`{key}`", _escaped(configs.describe(kind)), value, meaning)
         lines.append(f"| {' | '.join(cells)} |")
@@ -71,5 +64,5 @@ def _table(title: str, keys, model: str, task: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Plain text as Markdown: nothing in it is markup."""
+    """Returns plain text as Markdown without markup."""
     return re.sub(r"([\\*_|<>\[\]])", r"\\\1", text)

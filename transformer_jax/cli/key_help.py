@@ -1,4 +1,4 @@
-"""Every key of a config with its type, default and meaning: --help_config."""
+"""The keys of a config with types, defaults and meanings, for --help_config."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from transformer_jax import config as configs
 
 
 def lines(config, path: str) -> list[str]:
-    """One line a key, as the config of `path` has it."""
+    """Returns one line a key, with the values that the config of `path` has."""
     model, task = config.model.name, config.task.name
-    found = [
+    text = [
         f"Keys of {path}. --config.KEY=VALUE sets one.",
         "KEY=VALUE here (type; default, where this config has another value): meaning",
     ]
@@ -16,16 +16,16 @@ def lines(config, path: str) -> list[str]:
     for key, (kind, default) in configs.schema(model, task).items():
         if key.partition(".")[0] != section:
             section = key.partition(".")[0]
-            found.append("")
-        value = shown(configs.get(config, key))
-        also = f"; default {shown(default)}" if value != shown(default) else ""
+            text.append("")
+        value = as_flag(configs.get(config, key))
+        other_default = f"; default {as_flag(default)}" if value != as_flag(default) else ""
         meaning = configs.meaning(key, model, task)
-        found.append(f"{key}={value} ({configs.describe(kind)}{also}): {meaning}")
-    return found
+        text.append(f"{key}={value} ({configs.describe(kind)}{other_default}): {meaning}")
+    return text
 
 
-def shown(value: Any) -> str:
-    """A value as the command line takes it."""
+def as_flag(value: Any) -> str:
+    """Returns a value in the form that the command line takes."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -1,1 +1,1 @@
-"""What config.py is made of: fractions of a run, meanings of keys, suggestions, XLA's flags."""
+"""The parts of config.py: sections, values, checks, meanings, suggestions; and XLA's flag."""

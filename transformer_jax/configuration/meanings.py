@@ -1,4 +1,4 @@
-"""The meaning of a key: the comment at its field, `name: int = 1  # meaning`, from source."""
+"""The meaning of a key: the comment at its field in the source, `name: int = 1  # meaning`."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ import tokenize
 
 @functools.lru_cache
 def of(cls: type) -> dict[str, str]:
-    """{field: the comment at it} of a dataclass and those it inherits from; "" without one."""
+    """Returns {field: its comment, or ""} of a dataclass and its base classes."""
     comments = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("transformer_jax."):
@@ -19,9 +19,9 @@ def of(cls: type) -> dict[str, str]:
 
 
 def _comments(source: str) -> dict[str, str]:
-    """{name: comment} of the annotated names directly in the body of the class.
+    """Returns {name: comment} of the annotated names in the body of a class.
 
-    A comment behind a field counts, else the lines of comment right above it.
+    The comment is behind a field, else on the lines right above it.
     """
     comments, depth, statement, above = {}, 0, [], []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

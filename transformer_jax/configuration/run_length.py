@@ -1,4 +1,4 @@
-"""Keys that count updates: a whole number, or a fraction of the run. Fractions become updates here.
+"""Keys that count updates, as a whole number or a fraction of the run: both become updates here.
 
 A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps.
 A whole number, 5.0 included, counts updates.
@@ -10,12 +10,12 @@ _ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
 
 
 def span(value: float, num_steps: int) -> int:
-    """The updates that `value` stands for, such as those of a warm-up."""
+    """Returns a number of updates, such as that of a warm-up."""
     return round(value * num_steps) if 0 < value < 1 else int(value)
 
 
 def interval(value: float, num_steps: int) -> int:
-    """The updates between two events.
+    """Returns the number of updates between two events.
 
     A third of 1,000 gives 334, not 333: the third event is then the end, not one update before it.
     """
@@ -23,7 +23,7 @@ def interval(value: float, num_steps: int) -> int:
 
 
 def intervals(config) -> tuple[int, int]:
-    """Updates between evaluations, and between checkpoints."""
+    """Returns the updates between evaluations, and between checkpoints."""
     num_steps = config.train.num_steps
     return (
         interval(config.train.eval_every, num_steps),
@@ -32,7 +32,7 @@ def intervals(config) -> tuple[int, int]:
 
 
 def saves_at_evaluations(config) -> bool:
-    """Whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
+    """Returns whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
 
     The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
     other, or no regular checkpoint precedes the end, evaluations therefore save one.
@@ -44,10 +44,11 @@ def saves_at_evaluations(config) -> bool:
 
 
 def warnings(config) -> list[str]:
-    """Lines about a run that is too short for its intervals or its warm-up, with helpful flags."""
-    num_steps, (evaluated, saved) = config.train.num_steps, intervals(config)
-    warmup, lines = span(config.optimizer.warmup_steps, num_steps), []
-    states, flags = [], []
+    """Returns lines about a run that is too short for its intervals or warm-up, with remedies."""
+    num_steps = config.train.num_steps
+    evaluated, saved = intervals(config)
+    warmup = span(config.optimizer.warmup_steps, num_steps)
+    lines, states, flags = [], [], []
     if evaluated >= num_steps:
         states.append(f"is evaluated at its end alone (config.train.eval_every={evaluated})")
         flags.append("--config.train.eval_every=0.1")

@@ -1,4 +1,4 @@
-"""What a wrong name was meant to be: close spellings, and the names that other codebases use."""
+"""Suggestions for a wrong name: close spellings, and the names that other codebases use."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -7,25 +7,27 @@ from transformer_jax.configuration.synonyms import TABLE
 
 
 def near(word: str, choices: Iterable[str]) -> str:
-    """'; did you mean ...?' by the whole word, else by its last part alone."""
+    """Returns '; did you mean ...?' for a close spelling of the word, or of its last part."""
     choices = list(choices)
     matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.75)
     if not matches:
-        lasts = {choice.rpartition(".")[2]: choice for choice in choices}
-        last = word.rpartition(".")[2]
-        matches = [lasts[n] for n in difflib.get_close_matches(last, lasts, n=1, cutoff=0.8)]
+        by_last_part = {choice.rpartition(".")[2]: choice for choice in choices}
+        last_part = word.rpartition(".")[2]
+        close = difflib.get_close_matches(last_part, by_last_part, n=1, cutoff=0.8)
+        matches = [by_last_part[part] for part in close]
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def known_elsewhere(word: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names`, keys and flags ("--..."), that other codebases call `word`."""
-    names, last = set(names), word.rpartition(".")[2].lower().replace("-", "_")
-    alternatives = TABLE.get(last, ())
+    """Returns those of `names`, keys and flags ("--..."), that other codebases call `word`."""
+    names = set(names)
+    last_part = word.rpartition(".")[2].lower().replace("-", "_")
+    alternatives = TABLE.get(last_part, ())
     return next((option for option in alternatives if names.issuperset(option)), ())
 
 
 def key(word: str, keys: Iterable[str], meaning: Callable[[str], str]) -> str:
-    """'; did you mean ...?' for a key of the config; the name of another codebase is explained."""
+    """Returns '; did you mean ...?' for a key, with its meaning if another codebase names it so."""
     keys = list(keys)
     if word.rpartition(".")[2] in {one.rpartition(".")[2] for one in keys}:
         return near(word, keys)
