@@ -114,10 +114,10 @@ def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam)
                 held[place] = queue.pop(0)
                 state = search.admit(
                     state,
-                    jnp.array([place] * 2),
                     begun,
-                    jnp.array([held[place]] * 2),
                     lambda cache, slot: cache,
+                    places=jnp.array([place] * 2),
+                    rows=jnp.array([held[place]] * 2),
                 )
             step, _ = follow(5, 5, beam)
 

@@ -123,7 +123,7 @@ def test_the_whole_path(given):
             [config, *flags, run, "--config.model.dropout=0.5"],
             "holds a run with another config: model.dropout",
         ),
-        ("predict", [run, "--text=a\tb"], "line 1: 1 text asked for"),
+        ("predict", [run, "--text=a\tb"], "line 1: must hold 1 text, not 2"),
         ("predict", [run, "--long=split", "--text=x"], "long='split': must be"),
         ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not one that was fine-tuned"),
         ("evaluate", [run, "--set=test"], "give --config.data.test_files"),

@@ -80,7 +80,9 @@ def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
     run, text = tmp_path / "run", tmp_path / "text.txt"
     convert.from_hf(make.HERE / GPT2, run)
     text.write_text(f"{make.TEXT}\n\n" * 12)
-    with pytest.raises(UserError, match="names no such text; give --config.data.valid_files"):
+    with pytest.raises(
+        UserError, match="this run has no such data; give --config.data.valid_files"
+    ):
         open_run(run)[0].evaluate(None, "valid")
     keys = {"data.cache": str(tmp_path / "cache"), "data.valid_files": str(text)}
     task, params = open_run(run, overrides=keys.items())

@@ -408,7 +408,7 @@ def test_live_to_transformers(architecture, config, asked, tmp_path):
     )
     assert not any(loading.values())
     task, _ = open_run(run)
-    lines = task.asked(list(enumerate(asked, 1)))
+    lines = task.unlabelled(list(enumerate(asked, 1)))
     examples = [example for line in lines for example in line.examples]
     rows = [task.row(example) for example in examples]
     named = {"ids": "tokens", "types": "token_types", "filled": "segment_ids"}

@@ -12,9 +12,9 @@ import pytest
 
 from tests.programs import call, refused
 from transformer_jax.config import UserError, experiment
-from transformer_jax.inference import prompting
-from transformer_jax.inference.prompting import Item, Prompts
-from transformer_jax.runs import record  # record
+from transformer_jax.inference import prompt_file, prompting
+from transformer_jax.inference.prompt_file import Item, Prompts
+from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.loop import Program, run
@@ -112,13 +112,13 @@ def stub(likelihoods=(), answers=(), max_length=1000):
         log_likelihoods=log_likelihoods,
         generate=generate,
         asked=asked,
-        begun=lambda ids: ids,
+        with_start=lambda ids: ids,
     )
 
 
 def test_a_prompt_is_the_papers(file):
     """Figure 2.1 of Brown et al. 2020."""
-    prompts = prompting.read(
+    prompts = prompt_file.read(
         file(
             examples=[
                 {"input": "sea otter", "output": "loutre de mer"},
@@ -132,7 +132,7 @@ def test_a_prompt_is_the_papers(file):
 
 
 def test_an_item_is_shown_examples_of_its_own_and_more_shots_only_add_some(file):
-    prompts = prompting.read(file())
+    prompts = prompt_file.read(file())
     shown = {}
     for shots in (0, 1, 4, 8):
         texts, shortened = prompting._texts(stub(), prompts, shots, 1000)
@@ -144,7 +144,7 @@ def test_an_item_is_shown_examples_of_its_own_and_more_shots_only_add_some(file)
         and shown[8][0][:4] == shown[4][0]
         and shown[8][0] != shown[8][1]
     )
-    other = prompting.read(file(seed=1))
+    other = prompt_file.read(file(seed=1))
     assert (
         prompting._texts(stub(), other, 8, 1000)[0] != prompting._texts(stub(), prompts, 8, 1000)[0]
     )
@@ -180,7 +180,7 @@ def test_the_three_ways_to_compare_choices(normalize, expected):
 
 
 def test_exact_match_counts_whole_answers_alone(file):
-    prompts = prompting.read(file())
+    prompts = prompt_file.read(file())
     task = stub(answers=[" fromage ", "menthe poivrée"])
     assert prompting.evaluate(task, None, prompts, 1) == {
         "shots": 1,
@@ -193,7 +193,7 @@ def test_exact_match_counts_whole_answers_alone(file):
 
 
 def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
-    prompts = prompting.read(file())
+    prompts = prompt_file.read(file())
     task = stub(answers=["fromage", "menthe"], max_length=90)
     found = prompting.evaluate(task, None, prompts, 8)
     assert (
@@ -216,9 +216,9 @@ def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
         ("[" * 100_000, "not JSON"),
         (
             '{"items": [{"input": "a", "output": "x\\ny"}]}',
-            "item 1: output 'x\\ny' can't be written",
+            "item 1: output 'x\\ny' cannot be generated",
         ),
-        ('{"items": [{"input": "a", "output": " "}]}', "item 1: output ' ' can't be written"),
+        ('{"items": [{"input": "a", "output": " "}]}', "item 1: output ' ' cannot be generated"),
         ("[]", "not a JSON object with items, examples"),
         ("{}", "items is missing"),
         ('{"items": []}', "no items"),
@@ -237,30 +237,30 @@ def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
         ),
         (
             '{"items": [{"input": "a", "output": "b", "choices": ["c", "d"]}]}',
-            "item 1: output 'b' is not among its choices",
+            "item 1: output 'b' is not one of its choices",
         ),
         (
             '{"items": [{"input": "a", "output": "b"}], "choices": ["b"]}',
-            "choices must be at least two",
+            "choices must be at least two different",
         ),
         ('{"items": [{"input": "a", "choices": ["b", " "]}]}', "item 1: choices must be"),
         (
             '{"items": [{"input": "a", "output": "b"}, {"input": "a", "output": "b", "choices": ["b", "c"]}]}',
-            "item 2: item 1 has no choices, this has",
+            "item 2: has choices, but item 1 has none",
         ),
         (
             '{"items": [{"input": "a", "output": "b"}, {"input": "a"}], "choices": ["b", "c"]}',
-            "item 2: item 1 has an output, this has none",
+            "item 2: has no output, but item 1 has",
         ),
         (
             '{"items": [{"input": "a", "output": "b"}], "template": "{input}"}',
-            "template='{input}' must hold {input} and end with {output}",
+            "template='{input}': must contain {input} and end with {output}",
         ),
         (
             '{"items": [{"input": "a", "output": "b"}], "normalize": "lenght"}',
-            "normalize='lenght' is not one of none, length, unconditional",
+            "normalize='lenght': must be one of none, length, unconditional",
         ),
-        ('{"items": [{"input": "a", "output": "b"}], "seed": -1}', "seed=-1 must be at least 0"),
+        ('{"items": [{"input": "a", "output": "b"}], "seed": -1}', "seed=-1: must be at least 0"),
         ('{"items": [{"input": "a", "output": "b"}], "seed": "1"}', "seed must be a whole number"),
         (
             '{"items": [{"input": "a", "output": "b"}], "stop": ""}',
@@ -271,14 +271,14 @@ def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
 def test_a_file_that_is_wrong_is_refused(file, content, words):
     path = file(content)
     with pytest.raises(UserError) as refusal:
-        prompting.read(path)
+        prompt_file.read(path)
     assert str(refusal.value).startswith(path) and words in str(refusal.value)
 
 
 def test_a_real_model_takes_the_likeliest_choice(opened):
     task, params = opened
     texts, labels = ["the king sings to the", "a dog", ""], ["dog", "king and", "number 7"]
-    found = prompting.classify(task, params, texts, labels, "{input} {output}", "none")
+    found = prompting.classify(task, params, texts, labels, "{input} {output}", normalize="none")
 
     def log_prob(text, label):
         start = [] if text else [task.tokenizer.eos_id]

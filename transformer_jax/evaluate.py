@@ -2,7 +2,7 @@
 [--set=test]
 
 --prompts=FILE.json --shots=0,1,8 evaluates a language model by prompts instead; see
-inference/prompting.py for the format of the file. --config.decode.beam=1,
+inference/prompt_file.py for the format of the file. --config.decode.beam=1,
 --config.data.test_source=FILE and the like hold for this call.
 """
 
@@ -60,9 +60,9 @@ def _check_flags(options) -> None:
 
 def _by_prompts(options) -> dict:
     """Returns the results of prompts with each number of examples."""
-    from transformer_jax.inference import prompting
+    from transformer_jax.inference import prompt_file, prompting
 
-    prompts = prompting.read(options.prompts)
+    prompts = prompt_file.read(options.prompts)
     shots = _shots(options, len(prompts.examples))
     task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
     results = [prompting.evaluate(task, params, prompts, count) for count in shots]

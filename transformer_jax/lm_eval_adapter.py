@@ -116,7 +116,7 @@ class WorkdirLM(LM):
         )
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         # what stands before a text takes room, too
-        room = longest - max_gen_toks - (len(self.task.begun([0])) - 1)
+        room = longest - max_gen_toks - (len(self.task.with_start([0])) - 1)
         prompts = [last_tokens(context, room, self.task.tokenizer) for context in contexts]
         settings = dict(max_tokens=max_gen_toks, how=how, stop=stop, window="refuse")
         found = self.task.generate(self.params, prompts, **settings)

@@ -37,7 +37,7 @@ def prompts(opened):
     task, _ = opened
     (ids,) = task.tokenizer.encode(["the dog sat. a cat ran to it, 7 mice hid: " * 9])
     texts = [task.tokenizer.decode([ids[:count]])[0] for count in (3, 0, 39, 62, 63, 129)]
-    assert [len(task.begun(each)) for each in task.tokenizer.encode(texts)] == [
+    assert [len(task.with_start(each)) for each in task.tokenizer.encode(texts)] == [
         4,
         1,
         40,
@@ -65,7 +65,7 @@ def expected(opened, prompts):
 
 def by_windows(task, draw, prompt, number, seed=3):
     """A full window goes on with its last half. A token's key is that of its place in the text."""
-    tokenizer, ids = task.tokenizer, task.begun(task.tokenizer.encode([prompt])[0])
+    tokenizer, ids = task.tokenizer, task.with_start(task.tokenizer.encode([prompt])[0])
     fold_in = jax.jit(jax.random.fold_in)
     window, start, finished = ids, len(ids), "length"
     key, seen = (
@@ -155,7 +155,7 @@ def test_refusing_what_exceeds_the_window(opened, prompts):
         list(task.generate(params, [prompts[4]], window="refuse"))
     found = list(task.generate(params, prompts[:4], window="refuse", how=HOWS["sampled"], seed=3))
     for each, prompt in zip(found, prompts):  # by default what is left
-        room = WINDOW - len(task.begun(task.tokenizer.encode([prompt])[0]))
+        room = WINDOW - len(task.with_start(task.tokenizer.encode([prompt])[0]))
         assert each.tokens <= room and (each.tokens == room) == (each.finished == "length")
     with pytest.raises(UserError, match="window='roll': must be one of slide, refuse"):
         task.generate(params, prompts, window="roll")
@@ -176,7 +176,7 @@ def test_options_of_sampling_by_name(opened):
     for options, message in (
         (
             dict(temprature=1),
-            "temprature=1: no such option; sampling has repetition_penalty, temperature, top_k",
+            "temprature=1: unknown option; the options are repetition_penalty, temperature, top_k",
         ),
         (dict(how=Sampling(), top_k=3), "how and top_k: give the options of sampling in one way"),
         (dict(how={"top_k": 3}), "must be a Sampling"),

@@ -9,8 +9,8 @@ import pytest
 
 from tests.finetuning.examples import FILES, build, pretrained
 from transformer_jax.config import UserError
-from transformer_jax.finetuning import base
-from transformer_jax.finetuning.lengths import shorter
+from transformer_jax.finetuning import outputs
+from transformer_jax.finetuning.lengths import buckets
 from transformer_jax.runs.resolve import make_task, resolve
 
 WORDS = "the cat sat on the mat and the dog ran to the man".split()
@@ -69,16 +69,16 @@ def made(folder, kind, run, **keys):
 
 
 def test_what_rows_may_be_cut_to():
-    assert shorter(128) == (128, 112, 96, 80, 64, 48, 32, 16) and shorter(512) == (
+    assert buckets(128) == (128, 112, 96, 80, 64, 48, 32, 16) and buckets(512) == (
         512,
         384,
         256,
         128,
     )
     assert (
-        shorter(300) == (300, 256, 128)
-        and shorter(10) == (10, 8, 6, 4, 2)
-        and shorter(257) == (257, 256, 128)
+        buckets(300) == (300, 256, 128)
+        and buckets(10) == (10, 8, 6, 4, 2)
+        and buckets(257) == (257, 256, 128)
     )
 
 
@@ -86,7 +86,7 @@ def test_what_rows_may_be_cut_to():
 @pytest.mark.parametrize("kind", UNEVEN)
 def test_the_tokens_of_an_example_are_counted_without_making_its_row(kind, family, runs, tmp_path):
     task = made(tmp_path, kind, runs[family])
-    found = {task.filled(example) for example in task._examples("train")}
+    found = {task.num_tokens(example) for example in task._examples("train")}
     assert (
         found
         == {
@@ -148,7 +148,7 @@ def test_the_batches_of_a_group_hold_what_was_drawn_for_them(group, runs, tmp_pa
 def test_loss_scores_and_predictions_are_those_of_whole_rows(
     kind, family, runs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(base, "_WINDOW", 2)
+    monkeypatch.setattr(outputs, "_SORTED_BATCHES", 2)
     cut = made(
         tmp_path / "cut", kind, runs[family], task__lm_weight=0.5 if family == "gpt" else 0.0
     )

@@ -439,7 +439,7 @@ WRONG = [  # kind, file, its content, keys, message
         "valid.tsv",
         "cow\tthe cat\n",
         {},
-        "valid.tsv:1: unknown label 'cow'; there are: cat, dog",
+        "valid.tsv:1: unknown label 'cow'; the labels are: cat, dog",
     ),
     (
         "classification",
@@ -507,7 +507,7 @@ WRONG = [  # kind, file, its content, keys, message
         "train.csv",
         "text,score\nthe cat,high\n",
         {},
-        "train.csv:2: the label 'high' is no number",
+        "train.csv:2: the label 'high' is not a number",
     ),
     ("pairs", "train.jsonl", '{"a": "x"}\n', {}, "train.jsonl:1: no key 'b'"),
     ("pairs", "train.jsonl", "{\n", {}, "train.jsonl:1: not JSON"),
@@ -516,9 +516,9 @@ WRONG = [  # kind, file, its content, keys, message
         "train.csv",
         "text,score\nthe cat,1e39\n",
         {},
-        "train.csv:2: the label '1e39' is no number",
+        "train.csv:2: the label '1e39' is not a number",
     ),
-    ("choice", "train.tsv", "a\tb\tc\t" + "9" * 5000 + "\n", {}, "a number from 0 to 1"),
+    ("choice", "train.tsv", "a\tb\tc\t" + "9" * 5000 + "\n", {}, "must be a number from 0 to 1"),
     ("span", "train.json", "\ufeff[]", {}, "not in SQuAD's form"),
     ("tagging", "train.conll", "-DOCSTART- -X- O\n\n", {}, "no example in it"),
     (
@@ -529,7 +529,13 @@ WRONG = [  # kind, file, its content, keys, message
         "train.conll:2: a word and its tag are asked for",
     ),
     ("tagging", "valid.conll", "the\tB-COW\n", {}, "valid.conll:1: unknown tag 'B-COW'"),
-    ("choice", "train.tsv", "a\tb\tc\t2\n", {}, "train.tsv:1: label '2': a number from 0 to 1"),
+    (
+        "choice",
+        "train.tsv",
+        "a\tb\tc\t2\n",
+        {},
+        "train.tsv:1: label '2': must be a number from 0 to 1",
+    ),
     ("choice", "train.tsv", "a\t\tc\t1\n", {}, "train.tsv:1: an empty choice"),
     (
         "span",
@@ -550,7 +556,7 @@ WRONG = [  # kind, file, its content, keys, message
     ("pairs", None, "", dict(task__lm_weight=0.5), "no language model"),
     ("classification", None, "", dict(task__length=100), "config.model.max_length=64"),
     ("classification", None, "", dict(task__symmetric=True), "config.task.symmetric needs"),
-    ("choice", None, "", dict(task__choices=("2",)), "at least two columns"),
+    ("choice", None, "", dict(task__choices=("2",)), "must name at least two columns"),
     ("choice", "train.tsv", " \tb\tc\t1\n", {}, "train.tsv:1: an empty context"),
     ("choice", "train.tsv", "a\tb\tc\t5\n", dict(task__choices=(2, 3)), "train.tsv:1: label '5'"),
     (
@@ -558,7 +564,7 @@ WRONG = [  # kind, file, its content, keys, message
         "valid.conll",
         "the\t2\n",
         dict(task__labels=(0, 1)),
-        "valid.conll:1: unknown tag '2'; there are: 0, 1",
+        "valid.conll:1: unknown tag '2'; the tags are: 0, 1",
     ),
     (
         "pairs",
@@ -626,7 +632,7 @@ def test_rows_that_are_not_whole_are_left_out_where_asked(runs, tmp_path, capsys
         and "1 rows without a text are left out" in said
     )
     (tmp_path / "valid.tsv").write_text("cat\t \ndog\t \n")
-    with pytest.raises(UserError, match="valid.tsv:1: an empty text, and none in the other rows"):
+    with pytest.raises(UserError, match="valid.tsv:1: an empty text, as in all other rows"):
         make_task(resolve(config, tmp_path / "none").config)._examples("valid")
 
 
@@ -635,7 +641,7 @@ def test_what_looks_like_a_header_is_said(runs, tmp_path, capsys):
     (tmp_path / "train.tsv").write_text("label\ttext\n" + (tmp_path / "train.tsv").read_text())
     assert (
         resolve(config, tmp_path / "none").config.task.labels == ("cat", "dog", "label")
-        and "'label', is that of no other: if it is a header" in capsys.readouterr().err
+        and "the only one with the label 'label': if it is a header" in capsys.readouterr().err
     )
 
 
@@ -650,10 +656,10 @@ def test_choices_that_begin_alike_are_predicted_as_trained(runs, tmp_path):
     )
     (tmp_path / "train.tsv").write_text("the dog ran\ta man sat\ton the mat\tto the cat\t1\n" * 4)
     task = make_task(resolve(config, tmp_path / "none").config)
-    (asked,) = task.asked([(1, "the dog ran\ta man sat\ton the mat\tto the cat")])
+    (asked,) = task.unlabelled([(1, "the dog ran\ta man sat\ton the mat\tto the cat")])
     assert asked.examples[0][0] == task._examples("train")[0][0]
-    with pytest.raises(UserError, match="line 1: a context, a beginning and 2 choices"):
-        task.asked([(1, "the dog ran\ta man sat on the mat\ta man sat to the cat")])
+    with pytest.raises(UserError, match="line 1: must hold a context, a beginning and 2 choices"):
+        task.unlabelled([(1, "the dog ran\ta man sat on the mat\ta man sat to the cat")])
 
 
 def test_the_work_counted_is_the_work_done(runs, tmp_path):
@@ -677,11 +683,11 @@ def test_the_work_counted_is_the_work_done(runs, tmp_path):
 @pytest.mark.parametrize(
     "kind, line, message",
     [
-        ("classification", "a\tb", "line 2: 1 text asked for"),
-        ("pairs", "the cat", "line 2: 2 texts"),
-        ("pairs", "the cat\t ", "line 2: 2 texts"),
-        ("span", "who?", "line 2: a question and its context"),
-        ("choice", "a\tb", "line 2: a context and 2 choices"),
+        ("classification", "a\tb", "line 2: must hold 1 text, not 2"),
+        ("pairs", "the cat", "line 2: must hold 2 texts"),
+        ("pairs", "the cat\t ", "line 2: must hold 2 texts"),
+        ("span", "who?", "line 2: must hold a question and its context"),
+        ("choice", "a\tb", "line 2: must hold a context and 2 choices"),
     ],
 )
 def test_lines_that_can_not_be_predicted(kind, line, message, runs, tmp_path):

@@ -268,7 +268,7 @@ def test_masked_documents_train_and_equal_documents_alone(tmp_path):
 
     # a text stands behind the end of another, when it is scored, too
     ids = [task.tokenizer.eos_id, *task.tokenizer.encode(["the cat sat"])[0]]
-    ((context, continuation),) = task._split([("the cat", " sat")])
+    ((context, continuation),) = task._scorer.encoded([("the cat", " sat")])
     assert context + continuation == ids
 
 

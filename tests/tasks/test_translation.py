@@ -134,13 +134,13 @@ def test_places_that_are_filled_anew_and_a_cache_that_grows_change_nothing(
             reverse=True,
         )
     ]
-    assert len({-(-len(ids) // stream._BUCKET) for ids in inputs}) > 1, (
+    assert len({-(-len(ids) // stream._SOURCE_MULTIPLE) for ids in inputs}) > 1, (
         "sources are held at more than one length"
     )
     limits = [9, 30, 14, 3, 21, 1, 6]
-    monkeypatch.setattr(stream, "_SPARE", 40)
+    monkeypatch.setattr(stream, "_EXTRA_SLOTS", 40)
     alone = [next(task.stream(1)(params, [ids], [limit]))[1] for ids, limit in zip(inputs, limits)]
-    monkeypatch.setattr(stream, "_SPARE", -14)
+    monkeypatch.setattr(stream, "_EXTRA_SLOTS", -14)
     together = dict(task.stream(1)(params, inputs, limits))
     assert len(together) == 7
     for number, (one, limit) in enumerate(zip(alone, limits)):
@@ -164,7 +164,7 @@ def test_sources_that_are_read_side_by_side_do_not_see_each_other(trained, monke
         for_decoding(params, jnp.float32),
     )
     alone = [next(task.stream(1)(params, [ids], [6]))[1] for ids in inputs]
-    monkeypatch.setattr(stream, "_ROW", 16)
+    monkeypatch.setattr(stream, "_ROW_LENGTH", 16)
     begin, read = stream.Stream.begin, []
     monkeypatch.setattr(
         stream.Stream,
@@ -216,7 +216,7 @@ def test_a_cache_that_one_long_output_has_widened_shrinks_again(trained, monkeyp
     assert (
         len(list(task.stream(1)(for_decoding(params, jnp.float32), [[4, 5, 6]] * 2, [30, 5]))) == 2
     )
-    assert slots == [2 * (stream._BUCKET + stream._SPARE), stream._BUCKET + stream._SPARE]
+    assert slots == [2 * (stream._SOURCE_MULTIPLE + stream._EXTRA_SLOTS), stream._SOURCE_MULTIPLE + stream._EXTRA_SLOTS]
 
 
 def test_what_is_not_finite_for_one_input_stays_with_it(trained, monkeypatch):

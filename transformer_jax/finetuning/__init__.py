@@ -1,1 +1,1 @@
-"""Heads on pre-trained models, their examples and batches."""
+"""Heads on pre-trained models, with their examples, batches and predictions."""

@@ -1,5 +1,6 @@
-"""A pre-trained model as an encoder of one text or of two: BERT's rows (Devlin et al. 2018, figure
-4) and GPT's (Radford et al. 2018, figure 1).
+"""A pre-trained model as an encoder of one text or of two texts.
+
+The rows are those of BERT (Devlin et al. 2018, figure 4) and GPT (Radford et al. 2018, figure 1).
 """
 
 import dataclasses
@@ -11,16 +12,19 @@ import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
+from transformer_jax.inference.attention import check_length
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy
-from transformer_jax.pictures.attended import Side
+from transformer_jax.pictures.attended import Attended, Side, between
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """BERT: [CLS] A [SEP] B [SEP], summed up where [CLS] stands. GPT: start A delimiter B extract,
-    summed up where extract stands; these three are the last ids of its vocabulary, which has grown
-    by them.
+    """Rows, hidden states and summaries of a BERT or a GPT.
+
+    A BERT's row is [CLS] A [SEP] B [SEP]; its summary is the pooled state of [CLS]. A GPT's row is
+    start A delimiter B extract; its summary is the state of extract. These three tokens are the
+    last ids of the GPT's vocabulary, which grows by them.
     """
 
     model: Any  # the Linen module
@@ -30,28 +34,36 @@ class Encoder:
         return hasattr(self.model, "pooled")
 
     def marks(self, tokenizer) -> tuple[int, int, int]:
-        """The ids that begin a row, stand between its texts, and end it. Raises UserError where the
-        tokenizer has none such.
+        """Returns the ids that begin a row, separate its texts, and end it.
+
+        Raises UserError where the tokenizer does not have them.
         """
         if not self.bidirectional:
             if tokenizer.vocab_size > self.model.vocab_size - 3:
                 raise UserError(
-                    f"config.model.vocab_size={self.model.vocab_size}: no room for start, delimiter and extract behind the tokenizer's {tokenizer.vocab_size} tokens"
+                    f"config.model.vocab_size={self.model.vocab_size}: must be at least "
+                    f"{tokenizer.vocab_size + 3}, the {tokenizer.vocab_size} tokens of the "
+                    "tokenizer and start, delimiter and extract"
                 )
             return tuple(range(self.model.vocab_size - 3, self.model.vocab_size))
         if not hasattr(tokenizer, "cls_id"):
-            raise UserError(
-                f"config.model.name={self.model.__class__.__name__.lower()!r} needs a WordPiece tokenizer"
-            )
+            name = self.model.__class__.__name__.lower()
+            raise UserError(f"config.model.name={name!r} needs a WordPiece tokenizer")
         return tokenizer.cls_id, tokenizer.sep_id, tokenizer.sep_id
 
-    def row(self, tokenizer, first: list[int], second: list[int] | None, length: int) -> Row:
-        """tokens, token_types, segment_ids (length,) int32 of texts that fit: A begins at 1, B at
-        len(A) + 2.
+    def row(
+        self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int
+    ) -> Row:
+        """Returns tokens, token_types and segment_ids (length,) int32 of texts that fit.
+
+        The first text begins at position 1, the second at len(first) + 2.
         """
-        begin, between, end = self.marks(tokenizer)
-        ids = [begin, *first, end] if second is None else [begin, *first, between, *second, end]
-        types = np.arange(len(ids)) >= len(first) + 2 if second is not None else np.zeros(0)
+        begin, separator, end = self.marks(tokenizer)
+        ids = [begin, *first, end]
+        types = np.zeros(len(ids))
+        if second is not None:
+            ids = [begin, *first, separator, *second, end]
+            types = np.arange(len(ids)) >= len(first) + 2
         return {
             "tokens": padded(ids, length),
             "token_types": padded(types, length),
@@ -59,16 +71,13 @@ class Encoder:
         }
 
     def init(self, rng, summary: bool) -> dict:
-        """Parameters of what is used: the heads of pre-training are not."""
+        """Returns the parameters that are used, without the heads of pre-training."""
         tokens = jnp.zeros((1, 8), jnp.int32)
-        if summary and self.bidirectional:
-            return self.model.init(
-                rng, tokens, method=lambda model, tokens: model.pooled(model.hidden(tokens))
-            )["params"]
-        return self.model.init(rng, tokens, method="hidden")["params"]
+        method = _pooled if summary and self.bidirectional else "hidden"
+        return self.model.init(rng, tokens, method=method)["params"]
 
     def hidden(self, params, batch, rng, train: bool) -> jax.Array:
-        """(B, L, M)."""
+        """Returns the hidden states (B, L, M)."""
         types = (batch["token_types"],) if self.bidirectional else ()
         return self.model.apply(
             {"params": params},
@@ -82,7 +91,7 @@ class Encoder:
         )
 
     def layers(self, params, batch) -> jax.Array:
-        """The embeddings and every layer's hidden states (layers + 1, B, L, M), of BERT."""
+        """Returns a BERT's embeddings and hidden states of all layers (layers + 1, B, L, M)."""
         return self.model.apply(
             {"params": params},
             batch["tokens"],
@@ -92,40 +101,42 @@ class Encoder:
             method="layers",
         )
 
-    def attention(self, params, row: Row) -> np.ndarray:
-        """The attention weights (layers, H, L, L) float32 in one row."""
-        tokens, types = row["tokens"][None], row["token_types"][None]
-        return (
-            weights_in(self.model, params, "encoder", tokens, types)
-            if self.bidirectional
-            else weights_in(self.model, params, "decoder", tokens)
-        )
+    def attention(self, params, tokenizer, texts: list[list[int]], pieces: bool) -> Attended:
+        """Returns the attention weights between the words of a row of one text or two texts.
 
-    def shown(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
-        """The labels of a row of one text or two."""
-        begin, between, end = (
-            ("[CLS]", "[SEP]", "[SEP]")
-            if self.bidirectional
-            else ("<start>", "<delimiter>", "<extract>")
-        )
-        found = Side([begin], [0])
+        With `pieces` they are between tokens. Raises UserError for a row longer than
+        `config.model.max_length`.
+        """
+        length = sum(map(len, texts)) + len(texts) + 1
+        check_length(length, self.model.max_length)
+        row = self.row(tokenizer, *texts, length=length)
+        tokens = (row["tokens"][None],)
+        if self.bidirectional:
+            tokens += (row["token_types"][None],)
+        stack = "encoder" if self.bidirectional else "decoder"
+        side = self._labels(tokenizer, texts, pieces)
+        return between(weights_in(self.model, params, stack, *tokens), side, side)
+
+    def _labels(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
+        """Returns the labels of the words, or the pieces, of a row of one text or two texts."""
+        begin, separator, end = "[CLS]", "[SEP]", "[SEP]"
+        if not self.bidirectional:
+            begin, separator, end = "<start>", "<delimiter>", "<extract>"
+        side = Side([begin], [0])
         for number, ids in enumerate(texts, 1):
-            found = (
-                found
-                + Side.of(tokenizer, ids, pieces)
-                + Side([end if number == len(texts) else between], [0])
-            )
-        return found
+            mark = end if number == len(texts) else separator
+            side = side + Side.of(tokenizer, ids, pieces) + Side([mark], [0])
+        return side
 
     def summary(self, params, hidden, batch) -> jax.Array:
-        """One vector a row (B, M)."""
+        """Returns one vector for each row (B, M)."""
         if self.bidirectional:
             return self.model.apply({"params": params}, hidden, method="pooled")
         last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
     def next_tokens(self, params, hidden, batch) -> jax.Array:
-        """The summed cross-entropy of each row's tokens, the language model's own objective."""
+        """Returns the language model's loss: the summed cross-entropy of the rows' tokens."""
         table, bias = self.model.apply({"params": params}, method="output")
         return cross_entropy(
             hidden[:, :-1],
@@ -136,11 +147,17 @@ class Encoder:
         )[0]
 
     def flops(self, length: int, language_model: bool) -> float:
-        """Of a forward pass over one row, the language model's objective beside or not."""
+        """Returns the FLOPs of a forward pass over one row, with the language model's loss or
+        without.
+        """
         return self.model.flops(length, length if language_model else 0)
 
 
-def fitted(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
-    """Two texts cut at their ends to `most` tokens together: the longer one loses first."""
-    for_second = min(len(second), max(most // 2, most - len(first)))
-    return first[: most - for_second], second[:for_second]
+def _pooled(model, tokens: jax.Array) -> jax.Array:
+    return model.pooled(model.hidden(tokens))
+
+
+def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
+    """Returns two texts cut at their ends to `max_tokens` together. The longer one is cut first."""
+    for_second = min(len(second), max(max_tokens // 2, max_tokens - len(first)))
+    return first[: max_tokens - for_second], second[:for_second]

@@ -1,4 +1,7 @@
-"""Batches that end where their longest example does: padding behind it is not computed."""
+"""Batches whose rows end where their longest example does, so that less padding is computed.
+
+A bucket is a length to which rows are cut. Each bucket is another shape to compile.
+"""
 
 import dataclasses
 import functools
@@ -9,74 +12,73 @@ import numpy as np
 
 from transformer_jax.data.rows import Row, TrainRows
 
-# rows of more than two tiles are cut to whole ones, which the fused kernels of attention take;
-# shorter rows to eighths
-_TILE, _PARTS = 128, 8
+# Rows of more than two tiles are cut to whole tiles, which the fused attention kernels take.
+_TILE = 128
+# Shorter rows are cut to multiples of this part of their length.
+_PARTS = 8
 
 
-def shorter(length: int) -> tuple[int, ...]:
-    """`length`, and what its rows may be cut to, the longest first: each is another shape to
-    compile.
-    """
+def buckets(length: int) -> tuple[int, ...]:
+    """Returns the lengths to which rows of `length` tokens may be cut, the longest first."""
     step = _TILE if length > 2 * _TILE else -(-length // _PARTS)
     return (length, *range((length - 1) // step * step, 0, -step))
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Rows made of examples as they are asked for, each stack of them cut to what its longest
-    needs.
-    """
+    """Examples whose rows are made on demand. A batch of rows is cut to the bucket it fits in."""
 
     examples: Sequence[Any]
-    make: Callable[[Any], Row]  # of `lengths[0]` tokens
-    filled: np.ndarray  # (examples,) tokens of each that are no padding
-    lengths: tuple[int, ...]
+    make_row: Callable[[Any], Row]  # of lengths[0] tokens
+    num_tokens: np.ndarray  # (examples,): without padding
+    lengths: tuple[int, ...]  # of the buckets, the longest first
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def phase(self, numbers: Sequence[int]) -> int:
-        """Which of `lengths` these fit in."""
-        longest = max(self.filled[number] for number in numbers)
-        return max(phase for phase, length in enumerate(self.lengths) if length >= longest)
+    def bucket(self, numbers: Sequence[int]) -> int:
+        """Returns the number of the shortest of `lengths` in which these examples fit."""
+        longest = max(self.num_tokens[number] for number in numbers)
+        return max(bucket for bucket, length in enumerate(self.lengths) if length >= longest)
 
-    def stack(self, numbers: Sequence[int], phase: int) -> Row:
-        """Arrays (len(numbers), ...)."""
-        rows, whole, length = (
-            [self.make(self.examples[number]) for number in numbers],
-            self.lengths[0],
-            self.lengths[phase],
-        )
-        cut = lambda array: (
-            array[..., :length] if array.shape[1:] and array.shape[-1] == whole else array
-        )
-        return {name: cut(np.stack([row[name] for row in rows])) for name in rows[0]}
+    def stack(self, numbers: Sequence[int], bucket: int) -> Row:
+        """Returns the rows of these examples, arrays (len(numbers), ...)."""
+        rows = [self.make_row(self.examples[number]) for number in numbers]
+        return {
+            name: self._cut(np.stack([row[name] for row in rows]), self.lengths[bucket])
+            for name in rows[0]
+        }
+
+    def _cut(self, array: np.ndarray, length: int) -> np.ndarray:
+        is_by_token = array.ndim > 1 and array.shape[-1] == self.lengths[0]
+        return array[..., :length] if is_by_token else array
 
     def batches(self, size: int, window: int) -> Iterator[tuple[np.ndarray, Row]]:
-        """(numbers, rows) of all: of `window` batches in turn the examples sorted by length. Rows
-        of zeros fill up the last.
+        """Yields (numbers of the examples, rows) for batches of all examples.
+
+        The examples of `window` batches are sorted by length together. Rows of zeros fill up the
+        last batch.
         """
         for start in range(0, len(self), size * window):
-            order = start + np.argsort(self.filled[start : start + size * window], kind="stable")
+            num_tokens = self.num_tokens[start : start + size * window]
+            order = start + np.argsort(num_tokens, kind="stable")
             for first in range(0, len(order), size):
                 numbers = order[first : first + size]
-                rows = self.stack(numbers, self.phase(numbers))
-                yield (
-                    numbers,
-                    {
-                        name: np.pad(
-                            array, [(0, size - len(numbers)), *[(0, 0)] * (array.ndim - 1)]
-                        )
-                        for name, array in rows.items()
-                    },
-                )
+                rows = self.stack(numbers, self.bucket(numbers))
+                missing = size - len(numbers)
+                yield numbers, {name: _extended(rows[name], missing) for name in rows}
+
+
+def _extended(array: np.ndarray, num_rows: int) -> np.ndarray:
+    """Returns the array with so many rows of zeros at its end."""
+    return np.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """The training batches: `drawn` says which examples; of `group` updates in turn they are sorted
-    by length, and the batches shuffled.
+    """The training batches. `drawn` decides which examples an update has.
+
+    The examples of `group` updates are sorted by length together; then the batches are shuffled.
     """
 
     drawn: TrainRows  # its one component is as long as `examples`
@@ -90,33 +92,33 @@ class Batches:
         return self.drawn.until(step)
 
     def phase(self, step: int) -> tuple[int, int]:
-        """(number of the length of its rows, `step`)."""
-        return self.examples.phase(self._numbers(step)), step
+        """Returns (bucket of the update's rows, `step`)."""
+        return self.examples.bucket(self._numbers(step)), step
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
         numbers = self._numbers(step)
-        return self.examples.stack(
-            [numbers[place] for place in places], self.examples.phase(numbers)
-        )
+        chosen = [numbers[place] for place in places]
+        return self.examples.stack(chosen, self.examples.bucket(numbers))
 
     def _numbers(self, step: int) -> np.ndarray:
-        return self._window(step // self.group)[step % self.group]
+        return self._group(step // self.group)[step % self.group]
 
     @functools.cached_property
-    def _window(self) -> Callable[[int], list[np.ndarray]]:
-        """The examples of each update of a window; of the last windows they are kept."""
-        return functools.lru_cache(maxsize=4)(self._drawn)
+    def _group(self) -> Callable[[int], list[np.ndarray]]:
+        """The examples of each update of a group. The last groups are cached."""
+        return functools.lru_cache(maxsize=4)(self._sorted)
 
-    def _drawn(self, window: int) -> list[np.ndarray]:
-        steps = range(window * self.group, (window + 1) * self.group)
-        drawn = [
-            np.array([number for _, number, _ in self.drawn.numbers(step, range(self.size(step)))])
-            for step in steps
-        ]
+    def _sorted(self, group: int) -> list[np.ndarray]:
+        steps = range(group * self.group, (group + 1) * self.group)
+        drawn = [self._drawn(step) for step in steps]
         if self.group == 1:
             return drawn
         numbers = np.concatenate(drawn)
-        numbers = numbers[np.argsort(self.examples.filled[numbers], kind="stable")]
-        order = np.random.default_rng((self.drawn.seed, window)).permutation(self.group)
+        numbers = numbers[np.argsort(self.examples.num_tokens[numbers], kind="stable")]
+        order = np.random.default_rng((self.drawn.seed, group)).permutation(self.group)
         parts = np.split(numbers, np.cumsum([len(drawn[place]) for place in order])[:-1])
         return [part for _, part in sorted(zip(order, parts), key=lambda pair: pair[0])]
+
+    def _drawn(self, step: int) -> np.ndarray:
+        places = range(self.size(step))
+        return np.array([number for _, number, _ in self.drawn.numbers(step, places)])

@@ -1,4 +1,4 @@
-"""Predictions for lines of text: their form, and the examples that lines hold."""
+"""Predictions for lines of text: their form, and the examples of the lines."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -6,30 +6,30 @@ from typing import NamedTuple
 from transformer_jax.data.long_lines import LongLines
 
 
-class Asked(NamedTuple):
+class Unlabelled(NamedTuple):
     """A line of text without a label."""
 
     examples: list
-    long: bool  # whether it is longer than a row
+    long: bool  # whether the line is longer than a row
 
 
 class Prediction(NamedTuple):
-    text: str  # the label, the tags, the answer ...
-    details: dict  # JSON-able: the same with its probabilities
+    text: str  # a label, tags, an answer or a number
+    details: dict  # for JSON: the same with probabilities
 
 
-def examples_of(lines: Iterable[str], asked: Callable, treatment: LongLines) -> list[list]:
-    """The examples of each line; none of an empty or skipped one.
+def examples_of(lines: Iterable[str], unlabelled: Callable, treatment: LongLines) -> list[list]:
+    """Returns the examples of each line. An empty or skipped line has none.
 
-    `asked(numbered lines)` gives an Asked for each.
+    `unlabelled(numbered lines)` returns an Unlabelled for each line that is not empty.
     """
     numbered = list(enumerate(lines, 1))
-    written = [line for line in numbered if line[1].strip()]
-    found = {}
+    filled = [(number, line) for number, line in numbered if line.strip()]
+    examples = {}
     with treatment:
-        for (number, _), line in zip(written, asked(written)):
+        for (number, _), line in zip(filled, unlabelled(filled)):
             if line.long:
                 treatment.add(number)
             if not (line.long and treatment.way == "skip"):
-                found[number] = line.examples
-    return [found.get(number, []) for number, _ in numbered]
+                examples[number] = line.examples
+    return [examples.get(number, []) for number, _ in numbered]

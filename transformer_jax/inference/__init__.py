@@ -1,1 +1,1 @@
-"""What a trained model is for: sampling, beam search, filling, in-context evaluation."""
+"""Uses of a trained model: sampling, beam search, scoring, filling, attention weights, prompts."""

@@ -9,36 +9,36 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-_BLOCK = 128  # numbers of which the largest are looked for together
-NEVER = -1e9  # log-probability of what can't be: finite, so that differences stay numbers
+_BLOCK_SIZE = 128  # numbers of a block in the search for the largest
+NEVER = -1e9  # log-probability of the impossible: finite, so that differences are numbers
 
 
 class Beams(NamedTuple):
-    """Hypotheses of B inputs, K of each, the best first; the lowest score marks an empty place."""
+    """K hypotheses of each of B inputs, the best first. The lowest score marks an empty place."""
 
     ids: jax.Array  # (B, K, T) int32, 0 after the end
     scores: jax.Array  # (B, K) float32
 
 
 class Search(NamedTuple):
-    """B places, each of which holds an input with its K open hypotheses, or nothing; inputs come
-    and go while the others are being written.
+    """B places. Each holds an input with its K open hypotheses, or nothing.
 
-    The cache is a ring of P slots: at each turn all places write to the same one, whatever position
-    an input has come to. What K hypotheses write stands side by side and stays where it was
-    written: `ancestors[b, k, p]` is the beam in slot p that beam k goes on from, -1 where it has
-    none. To reorder this table with the beams costs nothing, to reorder the cache would cost as
-    much as the model itself.
+    Inputs come and go while the search of other inputs continues.
+
+    The cache is a ring of P slots. At each turn all places write to the same slot, whatever the
+    positions of their inputs are. The K hypotheses write side by side, and nothing is moved later:
+    `ancestors[b, k, p]` is the beam in slot p that beam k continues, -1 where it continues none.
+    Reordering this table costs nothing; reordering the cache would cost as much as the model.
     """
 
-    # (B,) int32: the most tokens of an output, the end included; 0: an empty place
+    # (B,) int32: most tokens of an output, including the end; 0: an empty place
     limits: jax.Array
     lengths: jax.Array  # (B,) int32: tokens of each open hypothesis
     open: Beams  # (B, K, P)
     ended: Beams  # (B, K, P)
     ancestors: jax.Array  # (B, K, P) int32
-    turn: jax.Array  # () int32: the slot that is written next, modulo P
-    cache: Any  # as `step` wants it; rows first
+    turn: jax.Array  # () int32: the slot of the next turn, modulo P
+    cache: Any  # the cache of `step`, arrays (B, ...)
 
     @property
     def slots(self) -> int:
@@ -46,19 +46,20 @@ class Search(NamedTuple):
 
 
 def length_penalty(length: jax.Array, alpha: float) -> jax.Array:
-    """((5 + l) / 6)^alpha; l counts the end token."""
+    """Returns ((5 + length) / 6)^alpha; the length counts the end token."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """The `n_best` hypotheses of each input with the highest log-probability over `length_penalty`,
-    from `beam` open ones at a time.
+    """Finds the `n_best` hypotheses of each input, with `beam` open hypotheses at a time.
 
-    A hypothesis ends with `eos_id`; one that has all the tokens its input may have without it
-    counts only if nothing else ends. An input is done when none of its open hypotheses can still
-    come among its `n_best`: the log-probability only falls, so the bound is the present one over
-    the penalty of the longest allowed output. One beam is greedy: the likeliest token each time.
+    A hypothesis' score is its log-probability over `length_penalty`. It ends with `eos_id`. A
+    hypothesis that reaches its input's limit without an end counts only if no other one ends.
+
+    An input is done when none of its open hypotheses can come among its `n_best` any more. The
+    log-probability only falls, so an upper bound of a score is the present log-probability over
+    the penalty of the longest output. One beam is greedy search.
     """
 
     beam: int
@@ -67,26 +68,28 @@ class BeamSearch:
     n_best: int = 1
 
     def empty(self, places: int, slots: int, cache) -> Search:
-        """Nothing in any place; `cache`: as `step` wants it, with anything finite in it."""
+        """Returns a search with nothing in any place. `cache` may have any finite content."""
         none = Beams(
             jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER)
         )
         return Search(
-            jnp.zeros(places, jnp.int32),
-            jnp.zeros(places, jnp.int32),
-            none,
-            none,
-            none.ids - 1,
-            jnp.int32(0),
-            cache,
+            limits=jnp.zeros(places, jnp.int32),
+            lengths=jnp.zeros(places, jnp.int32),
+            open=none,
+            ended=none,
+            ancestors=none.ids - 1,
+            turn=jnp.int32(0),
+            cache=cache,
         )
 
     def begin(self, limits: jax.Array, logits: jax.Array, cache) -> Search:
-        """As many inputs as there are `limits` (N,), each with its first tokens, which `logits` (N,
-        V) predict; the cache has what comes before these in its only slot.
+        """Returns a search of N inputs with their first tokens.
+
+        `limits` is (N,). `logits` (N, V) predict the first tokens. The cache has one slot, for the
+        token before the first.
         """
         search = self.empty(len(limits), 1, cache)
-        # all beams begin alike: only the first may branch
+        # All beams are equal at first, so only the first beam may branch.
         first = search.open.scores.at[:, 0].set(0)
         search = search._replace(
             limits=limits,
@@ -97,133 +100,125 @@ class BeamSearch:
         return self._choose(search, jnp.repeat(logits[:, None], self.beam, axis=1))
 
     def admit(
-        self, search: Search, places: jax.Array, begun: Search, rows: jax.Array, put: Callable
+        self, search: Search, begun: Search, put: Callable, *, places: jax.Array, rows: jax.Array
     ) -> Search:
-        """Of the inputs that have begun, those in `rows` (N,) come to `places` (N,), which are
-        free; the same twice is as once.
+        """Returns `search` with the inputs in `rows` (N,) of `begun` at the free `places` (N,).
 
-        `put(cache, slot)`: the cache with what those have in their only slot, at these places in
-        that slot.
+        A repeated pair of row and place has no further effect. `put(cache, slot)` returns the cache
+        with the only slot of these inputs written to `slot` at their places.
         """
         slot = (search.turn - 1) % search.slots
-        wide = lambda x, fill: jnp.pad(
-            x, ((0, 0), (0, 0), (0, search.slots - 1)), constant_values=fill
-        )
-        open_, ended = (
-            beams._replace(ids=wide(beams.ids, 0)) for beams in (begun.open, begun.ended)
-        )
+        missing = search.slots - 1
         begun = begun._replace(
-            open=open_,
-            ended=ended,
-            ancestors=jnp.roll(wide(begun.ancestors, -1), slot, axis=2),
+            open=begun.open._replace(ids=_lengthened(begun.open.ids, missing, 0)),
+            ended=begun.ended._replace(ids=_lengthened(begun.ended.ids, missing, 0)),
+            ancestors=jnp.roll(_lengthened(begun.ancestors, missing, -1), slot, axis=2),
             cache=None,
         )
-        move = lambda old, new: old.at[places].set(new[rows]) if old.ndim else old
-        return jax.tree.map(move, search._replace(cache=None), begun)._replace(
-            cache=put(search.cache, slot)
-        )
+
+        def move(old, new):
+            return old.at[places].set(new[rows]) if old.ndim else old
+
+        moved = jax.tree.map(move, search._replace(cache=None), begun)
+        return moved._replace(cache=put(search.cache, slot))
 
     def advance(self, search: Search, step: Callable, free: jax.Array) -> Search:
-        """Writes until `free` () places hold nothing or what is done, or an input fills the ring.
+        """Continues until `free` () places are empty or done, or an input fills the ring.
 
-        `step(cache, tokens (B, K), positions (B, 1), slot (), ancestors) -> (logits (B, K, V),
-        cache)`: one token each, at their inputs' positions, which count from the beginning at 0,
-        and all in one slot.
+        `step(cache, tokens (B, K), positions (B, 1), slot (), ancestors)` returns (logits
+        (B, K, V), cache). It reads one token for each hypothesis, all in one slot. The positions
+        count the tokens of each input from 0.
         """
 
-        def running(search):
+        def is_unfinished(search):
             running = self.running(search)
             return (jnp.sum(~running) < free) & jnp.all(~running | (search.lengths < search.slots))
 
         def write(search):
-            tokens = jnp.take_along_axis(
-                search.open.ids, (search.lengths - 1)[:, None, None], axis=2
-            )[..., 0]
+            last = (search.lengths - 1)[:, None, None]
+            tokens = jnp.take_along_axis(search.open.ids, last, axis=2)[..., 0]
             slot = search.turn % search.slots
             ancestors = search.ancestors.at[:, :, slot].set(jnp.arange(self.beam))
-            # one that is done may stand where there is no position any more
+            # An input that is done may have no next position.
             positions = jnp.where(self.running(search), search.lengths, 0)
             logits, cache = step(search.cache, tokens, positions[:, None], slot, ancestors)
             return self._choose(
                 search._replace(ancestors=ancestors, turn=search.turn + 1, cache=cache), logits
             )
 
-        return jax.lax.while_loop(running, write, search)
+        return jax.lax.while_loop(is_unfinished, write, search)
 
     def running(self, search: Search) -> jax.Array:
-        """(B,) bool: the places whose inputs are not done."""
+        """Returns the places whose inputs are not done, (B,) bool."""
         bound = search.open.scores[:, 0] / length_penalty(search.limits, self.alpha)
         return (bound > search.ended.scores[:, self.n_best - 1]) & (search.lengths < search.limits)
 
     def best(self, search: Search) -> Beams:
-        """The hypotheses of each place, (B, n_best)."""
-        # behind whatever has ended
+        """Returns the best hypotheses of each place, (B, n_best)."""
         unended = search.open.scores / length_penalty(search.limits, self.alpha)[:, None]
-        _, order = jax.lax.top_k(
-            jnp.concatenate([search.ended.scores, unended + NEVER / 10], axis=1), self.n_best
-        )
+        # Hypotheses without an end rank behind all that have ended.
+        ranking = jnp.concatenate([search.ended.scores, unended + NEVER / 10], axis=1)
+        _, order = jax.lax.top_k(ranking, self.n_best)
         return Beams(
             _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order),
             _pick(jnp.concatenate([search.ended.scores, unended], axis=1), order),
         )
 
-    def resized(self, search: Search, slots: int, resized: Callable) -> Search:
-        """With a ring of so many slots, at least as many as any input has come to.
+    def resized(self, search: Search, slots: int, resize_cache: Callable) -> Search:
+        """Returns the search with a ring of `slots`, at least the length of any input.
 
-        `resized(cache, shift)`: the cache with what its slots hold moved on by `shift`, around the
-        end; then with `slots` of them, the last cut off or added.
+        `resize_cache(cache, shift)` returns the cache with the content of its slots rotated forward
+        by `shift`, then with `slots` slots, the last ones cut off or added.
         """
-        kept = min(slots, search.slots)
-        shift = kept - search.turn  # the newest is the last that is kept
-        fit = lambda x, fill: jnp.pad(
-            x[..., :kept], ((0, 0), (0, 0), (0, slots - kept)), constant_values=fill
-        )
-        open_, ended = (
-            beams._replace(ids=fit(beams.ids, 0)) for beams in (search.open, search.ended)
-        )
+        num_kept = min(slots, search.slots)
+        shift = num_kept - search.turn  # puts the newest slot last among those that are kept
+
+        def fit(x, fill):
+            return _lengthened(x[..., :num_kept], slots - num_kept, fill)
+
         return search._replace(
-            open=open_,
-            ended=ended,
+            open=search.open._replace(ids=fit(search.open.ids, 0)),
+            ended=search.ended._replace(ids=fit(search.ended.ids, 0)),
             ancestors=fit(jnp.roll(search.ancestors, shift, axis=2), -1),
-            turn=jnp.int32(kept),
-            cache=resized(search.cache, shift),
+            turn=jnp.int32(num_kept),
+            cache=resize_cache(search.cache, shift),
         )
 
     def _choose(self, search: Search, logits: jax.Array) -> Search:
-        """The next token of each hypothesis, by its logits (B, K, V)."""
+        """Returns the search with the next token of each hypothesis, from logits (B, K, V)."""
         (batch, beam, vocab), length = logits.shape, search.lengths
-        # so many that `beam` of them go on, whatever ends; one beam ends where its likeliest token
-        # does
-        wide = 2 * beam if beam > 1 else 1
+        # With 2K candidates, K of them continue even if the others end. One beam ends where its
+        # likeliest token is the end.
+        num_candidates = 2 * beam if beam > 1 else 1
         logits = logits.astype(jnp.float32)
         log_p = (
             logits
             - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
             + search.open.scores[..., None]
         )
-        scores, chosen = _largest(log_p.reshape(batch, beam * vocab), wide)
+        scores, chosen = _largest(log_p.reshape(batch, beam * vocab), num_candidates)
         parent, token = chosen // vocab, (chosen % vocab).astype(jnp.int32)
         ids = jnp.where(
             jnp.arange(search.slots) == length[:, None, None],
             token[..., None],
             _pick(search.open.ids, parent),
         )
-        live = self.running(search)[:, None]  # what is done changes no more
-        ends = (token == self.eos_id) & live
+        live = self.running(search)[:, None]  # an input that is done does not change
 
-        candidates = jnp.where(
+        ends = (token == self.eos_id) & live
+        ended_scores = jnp.where(
             ends, scores / length_penalty(length + 1.0, self.alpha)[:, None], NEVER
         )
         best, order = jax.lax.top_k(
-            jnp.concatenate([search.ended.scores, candidates], axis=1), beam
+            jnp.concatenate([search.ended.scores, ended_scores], axis=1), beam
         )
         without_eos = jnp.where(ids == self.eos_id, 0, ids)
         ended = Beams(_pick(jnp.concatenate([search.ended.ids, without_eos], axis=1), order), best)
 
-        going, order = jax.lax.top_k(jnp.where(token == self.eos_id, NEVER, scores), beam)
+        open_scores, order = jax.lax.top_k(jnp.where(token == self.eos_id, NEVER, scores), beam)
         open_ = jax.tree.map(
             lambda new, old: jnp.where(live.reshape(batch, *[1] * (new.ndim - 1)), new, old),
-            Beams(_pick(ids, order), going),
+            Beams(_pick(ids, order), open_scores),
             search.open,
         )
         return search._replace(
@@ -234,22 +229,28 @@ class BeamSearch:
         )
 
 
+def _lengthened(x: jax.Array, count: int, fill: int) -> jax.Array:
+    """Returns x (B, K, P) with `count` more values `fill` on its last axis."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, count)), constant_values=fill)
+
+
 def _largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """jax.lax.top_k(x (B, N), count) by blocks: of those with the largest maxima alone the numbers
-    are sorted. Five times as fast on a CPU.
+    """Returns jax.lax.top_k(x (B, N), count), five times as fast on a CPU.
+
+    Only the blocks with the largest maxima are sorted.
     """
-    starts = jnp.arange(0, x.shape[1], _BLOCK)
+    starts = jnp.arange(0, x.shape[1], _BLOCK_SIZE)
     if len(starts) <= count:
         return jax.lax.top_k(x, count)
-    maxima = jax.lax.reduce_window(
-        x, -jnp.inf, jax.lax.max, (1, _BLOCK), (1, _BLOCK), ((0, 0), (0, -x.shape[1] % _BLOCK))
-    )
-    # of equal numbers the first is the larger, as in top_k
+    window, padding = (1, _BLOCK_SIZE), ((0, 0), (0, -x.shape[1] % _BLOCK_SIZE))
+    maxima = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, padding)
+    # Sorted blocks keep the order of top_k: of equal numbers the first comes first.
     blocks = jnp.sort(jax.lax.top_k(maxima, count)[1], axis=1)
-    index = (starts[blocks][..., None] + jnp.arange(_BLOCK)).reshape(len(x), -1)
+    index = (starts[blocks][..., None] + jnp.arange(_BLOCK_SIZE)).reshape(len(x), -1)
     largest, order = jax.lax.top_k(jnp.where(index < x.shape[1], _pick(x, index), -jnp.inf), count)
     return largest, _pick(index, order)
 
 
-def _pick(x: jax.Array, chosen: jax.Array) -> jax.Array:  # (B, N, ...), (B, M) -> (B, M, ...)
+def _pick(x: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Returns the chosen entries (B, M, ...) of x (B, N, ...), from their numbers (B, M)."""
     return jnp.take_along_axis(x, chosen.reshape(*chosen.shape, *[1] * (x.ndim - 2)), axis=1)

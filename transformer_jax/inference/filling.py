@@ -1,4 +1,4 @@
-"""Reading texts with a BERT: words for their masks, and hidden states."""
+"""Reading texts with a BERT: words for masks, and hidden states."""
 
 import dataclasses
 import itertools
@@ -12,8 +12,10 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.data import long_lines
 from transformer_jax.data.long_lines import LongLines
+from transformer_jax.inference.batching import chunks, padded, rounded_up
 
-_BUCKET = 32  # lengths are padded to multiples of it, so that few shapes are compiled
+# Lengths are padded to multiples of it, so that few shapes are compiled.
+_LENGTH_MULTIPLE = 32
 
 
 class Filling(NamedTuple):
@@ -32,41 +34,41 @@ class Reader:
     def fill(
         self, params, texts: Iterable[str], top_k: int, long: str
     ) -> Iterator[list[list[Filling]]]:
+        """Yields the `top_k` likeliest words of each mask of each text."""
         treatment = self._long_texts(long, ("split", "skip", "refuse"))
         return self._filled(params, texts, top_k, treatment)
 
-    def _filled(self, params, texts, top_k, treatment):
-        numbered = enumerate(texts, 1)
+    def _filled(self, params, texts, top_k, treatment) -> Iterator[list[list[Filling]]]:
         with treatment:
-            while chunk := list(itertools.islice(numbered, self.batch)):
+            for chunk in chunks(enumerate(texts, 1), self.batch):
                 parts = [self._masked_parts(number, text, treatment) for number, text in chunk]
-                rows, fillings = list(itertools.chain.from_iterable(parts)), []
-                for start in range(0, len(rows), self.batch):
-                    fillings += self._fillings(params, rows[start : start + self.batch], top_k)
-                in_order = iter(fillings)
-                for rows_of_text in parts:
-                    yield [mask for _ in rows_of_text for mask in next(in_order)]
+                fillings = []
+                for rows in chunks(itertools.chain.from_iterable(parts), self.batch):
+                    fillings += self._fillings(params, rows, top_k)
+                fillings_of_parts = iter(fillings)
+                for parts_of_text in parts:
+                    yield [mask for _ in parts_of_text for mask in next(fillings_of_parts)]
 
     def _masked_parts(self, number: int, text: str, treatment: LongLines) -> list[list[int]]:
-        """The ids of the parts of a text that hold masks."""
+        """Returns the ids of the parts of a text that hold masks."""
         if not text.strip():
             return []
         mask, ids = self.tokenizer.mask_id, self.tokenizer.encode_masked(text)
         if mask not in ids:
             raise UserError(f"text {number}: no [MASK] in it")
-        if len(ids) <= self._most:
+        if len(ids) <= self._max_tokens:
             return [ids]
         treatment.add(number)
         if treatment.way == "skip":
             return []
-        parts = long_lines.split(text, self._encode_masked, self._most)
+        parts = long_lines.split(text, self._encode_masked, self._max_tokens)
         return [part for part in parts if mask in part]
 
     def _encode_masked(self, texts: list[str]) -> list[list[int]]:
         return [self.tokenizer.encode_masked(text) for text in texts]
 
     def _fillings(self, params, rows: list[list[int]], top_k: int) -> list[list[list[Filling]]]:
-        """The likeliest words of each mask of each row."""
+        """Returns the likeliest words of each mask of each row."""
         tokens, segments = self._padded(rows)
         likeliest = jax.device_get(self._likeliest(params, tokens, segments, top_k))
         masks = [np.flatnonzero(row == self.tokenizer.mask_id) for row in tokens]
@@ -75,44 +77,46 @@ class Reader:
         ]
 
     def _words(self, log_probs: np.ndarray, ids: np.ndarray) -> list[list[Filling]]:
-        """From (masks, k) each, the words of each mask."""
-        words = [self.tokenizer.pieces(each) for each in ids.tolist()]
+        """Returns the words of each mask, from arrays (masks, k)."""
+        words = [self.tokenizer.pieces(of_mask) for of_mask in ids.tolist()]
         probabilities = np.exp(log_probs).tolist()
-        return [[Filling(*pair) for pair in zip(*both)] for both in zip(words, probabilities)]
+        return [list(map(Filling, *of_mask)) for of_mask in zip(words, probabilities)]
 
     def features(
         self, params, texts: Iterable[str], layers: tuple[int, ...], long: str
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        depth = self.model.num_layers + 1
-        if wrong := [layer for layer in layers if not -depth <= layer < depth]:
-            raise UserError(f"layer {wrong[0]}: there are 0 (the embeddings) to {depth - 1}")
+        """Yields the N pieces of each text, and their states (layers, N, M) float32."""
+        num_states = self.model.num_layers + 1
+        if wrong := [layer for layer in layers if not -num_states <= layer < num_states]:
+            raise UserError(
+                f"layer {wrong[0]}: must be from 0 (the embeddings) to {num_states - 1}, "
+                f"or from -{num_states} to -1"
+            )
         treatment = self._long_texts(long, ("truncate", "skip", "refuse"))
-        return self._features(params, texts, np.array(layers) % depth, treatment)
+        return self._features(params, texts, np.array(layers) % num_states, treatment)
 
-    def _features(self, params, texts, layers, treatment):
-        numbered = enumerate(texts, 1)
+    def _features(self, params, texts, layers, treatment) -> Iterator[tuple[list[str], np.ndarray]]:
+        no_states = np.zeros((len(layers), 0, self.model.d_model), np.float32)
         with treatment:
-            while chunk := list(itertools.islice(numbered, self.batch)):
+            for chunk in chunks(enumerate(texts, 1), self.batch):
                 encoded = self.tokenizer.encode([text for _, text in chunk])
                 rows = [
                     self._readable(number, ids, treatment)
                     for (number, _), ids in zip(chunk, encoded)
                 ]
-                read = [ids for ids in rows if ids is not None]
-                states = self._states_of(params, read, layers)
+                states = self._states_of(params, [ids for ids in rows if ids is not None], layers)
                 for ids in rows:
-                    nothing = np.zeros((len(layers), 0, self.model.d_model), np.float32)
-                    yield ([], nothing) if ids is None else next(states)
+                    yield ([], no_states) if ids is None else next(states)
 
     def _readable(self, number: int, ids: list[int], treatment: LongLines) -> list[int] | None:
-        """The ids to read of a text; None where it is skipped."""
-        if len(ids) <= self._most:
+        """Returns the ids to read of a text; None where it is skipped."""
+        if len(ids) <= self._max_tokens:
             return ids
         treatment.add(number)
-        return None if treatment.way == "skip" else ids[: self._most]
+        return None if treatment.way == "skip" else ids[: self._max_tokens]
 
     def _states_of(self, params, rows: list[list[int]], layers: np.ndarray):
-        """The pieces of each row, and their states in these layers."""
+        """Yields the pieces of each row, and their states in these layers."""
         if not rows:
             return
         tokens, segments = self._padded(rows)
@@ -122,32 +126,30 @@ class Reader:
             yield self.tokenizer.pieces(tokens[row, :count].tolist()), states[:, row, :count]
 
     @property
-    def _most(self) -> int:
-        """The most tokens of a text, beside [CLS] and [SEP]."""
+    def _max_tokens(self) -> int:
+        """The most tokens of a text, without [CLS] and [SEP]."""
         return self.model.max_length - 2
 
     def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
-        limit = f"config.model.max_length={self.model.max_length} tokens, [CLS] and [SEP] included"
+        limit = f"config.model.max_length={self.model.max_length} tokens, including [CLS] and [SEP]"
         return LongLines(way, ways, limit, "text")
 
-    def _padded(self, rows: list[list[int]]) -> np.ndarray:
-        """Tokens and segment ids (2, B, L) of texts between [CLS] and [SEP]."""
+    def _padded(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens and segment ids (B, L) of texts between [CLS] and [SEP]."""
         rows = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in rows]
-        length = min(-(-max(map(len, rows)) // _BUCKET) * _BUCKET, self.model.max_length)
-        both = np.zeros((2, len(rows), length), np.int32)
-        for row, ids in enumerate(rows):
-            both[0, row, : len(ids)], both[1, row, : len(ids)] = ids, 1
-        return both
+        length = rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE)
+        length = min(length, self.model.max_length)
+        return padded(rows, length), padded([[1] * len(ids) for ids in rows], length)
 
     @partial(jax.jit, static_argnums=(0, 4))
     def _likeliest(self, params, tokens: jax.Array, segments: jax.Array, top_k: int):
-        """Log-probabilities and ids (B, L, k) of the likeliest tokens."""
+        """Returns the log-probabilities and ids (B, L, k) of the likeliest tokens."""
         _, logits, _ = self.model.apply({"params": params}, tokens, None, None, segments)
         logits = logits[..., : self.tokenizer.vocab_size]
         return jax.lax.top_k(jax.nn.log_softmax(logits), top_k)
 
     @partial(jax.jit, static_argnums=0)
     def _states(self, params, tokens: jax.Array, segments: jax.Array) -> jax.Array:
-        """Hidden states (layers + 1, B, L, M)."""
+        """Returns the hidden states (layers + 1, B, L, M)."""
         variables = {"params": params}
         return self.model.apply(variables, tokens, None, None, segments, method="layers")

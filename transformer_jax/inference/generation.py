@@ -1,7 +1,6 @@
 """Continuing texts with a causal language model: batches, a sliding window, stop strings."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError
+from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.sampling import Fixed, Sampling, Texts, sample
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
@@ -19,21 +19,22 @@ from transformer_jax.pictures.progress import say
 WINDOWS = ("slide", "refuse")
 MAX_TOKENS = 100  # of a continuation, by default
 
-_BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
-_LOOK = 8  # tokens written between two calls of `watch` and two searches for stop strings
+# Lengths are padded to multiples of it, so that few shapes are compiled.
+_LENGTH_MULTIPLE = 64
+# Tokens between two calls of `watch`, and between two searches for stop strings.
+_WATCH_EVERY = 8
 
 
 class Continuation(NamedTuple):
     text: str
-    tokens: int  # written, those behind a stop string included
-    finished: (
-        str  # "end": the document did, "stop": before a stop string, "length": after max_tokens
-    )
+    tokens: int  # generated, including those behind a stop string
+    # "end": at the end of the document; "stop": before a stop string; "length": after max_tokens
+    finished: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """How each prompt is continued; see CausalLM.generate."""
+    """How each prompt is continued. See CausalLM.generate."""
 
     max_tokens: int | None
     how: Sampling
@@ -44,12 +45,13 @@ class Request:
 
     def __post_init__(self):
         if "" in self.stop:
-            raise UserError("an empty stop string would end every text at once")
+            raise UserError("an empty stop string ends every text at once: must not be empty")
         if self.window not in WINDOWS:
             raise UserError(f"window={self.window!r}: must be one of {', '.join(WINDOWS)}")
 
     @property
-    def looks(self) -> bool:
+    def needs_text(self) -> bool:
+        """Whether unfinished texts are decoded during generation."""
         return self.watch is not None or bool(self.stop)
 
 
@@ -57,54 +59,56 @@ class Request:
 class Generator:
     """Continues prompts with a GPT, `batch` texts at a time.
 
-    `begun(ids)` gives a prompt's ids as in training.
+    `with_start(ids)` returns a prompt's ids behind the token that a document starts with in
+    training.
     """
 
     model: Any  # the Linen module
     tokenizer: Any
-    begun: Callable[[list[int]], list[int]]
+    with_start: Callable[[list[int]], list[int]]
     batch: int
 
     def __call__(self, params, prompts: Iterable[str], request: Request) -> Iterator[Continuation]:
         params = for_decoding(params, compute_dtype(self.model.dtype))
-        numbered, size = enumerate(prompts), 0
-        while chunk := list(itertools.islice(numbered, self.batch)):
-            size = size or len(chunk)  # the last batch is filled up to the shape of the others
-            ids = [self.begun(ids) for ids in self.tokenizer.encode([text for _, text in chunk])]
-            most = self._most(ids, chunk[0][0], request)
-            yield from _Batch(self, params, request, ids, most).write(chunk[0][0], size)
+        first, size = 0, 0
+        for texts in chunks(prompts, self.batch):
+            size = size or len(texts)  # the last batch is filled up to the shape of the others
+            ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
+            limits = self._limits(ids, first, request)
+            yield from _Batch(self, params, request, ids, limits=limits).write(first, size)
+            first += len(texts)
 
-    def _most(self, prompts: list[list[int]], first: int, request: Request) -> list[int]:
-        """The most tokens to write behind each prompt; `first` is the first prompt's number."""
-        room = self.model.max_length
+    def _limits(self, prompts: list[list[int]], first: int, request: Request) -> list[int]:
+        """Returns the most tokens to generate for each prompt; `first` is the first number."""
         if request.window == "refuse":
-            return [self._most_in_window(ids, first + i, request) for i, ids in enumerate(prompts)]
-        if long := [first + i + 1 for i, ids in enumerate(prompts) if len(ids) >= room]:
-            named = f"prompt{'s' * (len(long) > 1)} {', '.join(map(str, long))}"
+            return [self._limit_in_window(ids, first + i, request) for i, ids in enumerate(prompts)]
+        max_length = self.model.max_length
+        if long := [first + i + 1 for i, ids in enumerate(prompts) if len(ids) >= max_length]:
+            numbers = f"prompt{'s' * (len(long) > 1)} {', '.join(map(str, long))}"
             say(
-                f"{named}: no room in the window of config.model.max_length={room} tokens; "
-                f"generation begins from the last {room // 2}"
+                f"{numbers}: no room in the window of config.model.max_length={max_length} tokens; "
+                f"generation begins from the last {max_length // 2}"
             )
         return [MAX_TOKENS if request.max_tokens is None else request.max_tokens] * len(prompts)
 
-    def _most_in_window(self, ids: list[int], number: int, request: Request) -> int:
-        room = self.model.max_length
-        most = request.max_tokens
-        if most is None:
-            most = max(min(MAX_TOKENS, room - len(ids)), 1)
-        if len(ids) + most > room:
+    def _limit_in_window(self, ids: list[int], number: int, request: Request) -> int:
+        max_length = self.model.max_length
+        limit = request.max_tokens
+        if limit is None:
+            limit = max(min(MAX_TOKENS, max_length - len(ids)), 1)
+        if len(ids) + limit > max_length:
             raise UserError(
-                f"prompt {number + 1}: its {len(ids)} tokens and {most} more exceed "
-                f"config.model.max_length={room}"
+                f"prompt {number + 1}: its {len(ids)} tokens and {limit} more exceed "
+                f"config.model.max_length={max_length}"
             )
-        return most
+        return limit
 
 
 class _Batch:
-    """The texts of a batch while they are written: their tokens, and the windows onto them.
+    """The texts of a batch during generation: their tokens, and the windows onto them.
 
-    A full window goes on with its last half as a new prompt. A text with a full window waits until
-    the others have filled theirs or have ended; then all are read anew together.
+    A full window moves to its last half, which becomes a new prompt. A text with a full window
+    waits until the other texts have filled theirs or have ended. Then all windows are read at once.
     """
 
     def __init__(
@@ -113,15 +117,17 @@ class _Batch:
         params,
         request: Request,
         prompts: list[list[int]],
-        most: list[int],
+        *,
+        limits: list[int],
     ):
         self.model, self.tokenizer = generator.model, generator.tokenizer
         self.programs = Programs(self.model, self.tokenizer.eos_id)
         self.params, self.request = params, request
         self.ids = [list(ids) for ids in prompts]
-        self.starts = np.array([len(ids) for ids in prompts])  # tokens of the prompts
-        self.ends = self.starts + np.array(most)
-        self.begins = np.zeros(len(prompts), int)  # where each window begins in its text
+        self.prompt_lengths = np.array([len(ids) for ids in prompts])
+        self.max_lengths = self.prompt_lengths + np.array(limits)
+        # The place in its text at which each window begins.
+        self.begins = np.zeros(len(prompts), int)
         self.done = np.zeros(len(prompts), bool)
         self.prompts = self.tokenizer.decode(prompts)
 
@@ -135,16 +141,21 @@ class _Batch:
         outputs, stops = self._outputs()
         return [self._continuation(row, outputs[row], stops[row]) for row in range(len(self.ids))]
 
+    def _lengths(self) -> np.ndarray:
+        return np.array([len(ids) for ids in self.ids])
+
     def _slide(self) -> None:
         """Moves each full window to its last half."""
-        room, lengths = self.model.max_length, np.array([len(ids) for ids in self.ids])
-        self.begins = np.where(lengths - self.begins >= room, lengths - room // 2, self.begins)
+        max_length, lengths = self.model.max_length, self._lengths()
+        is_full = lengths - self.begins >= max_length
+        self.begins = np.where(is_full, lengths - max_length // 2, self.begins)
 
     def _fill(self, keys: jax.Array) -> None:
-        """Writes until each text has ended or its window is full."""
+        """Generates until each text has ended or its window is full."""
         window, slots = self._window(keys)
-        how, steps = self.request.how, _LOOK if self.request.looks else slots
-        texts = self.programs.begin(self.params, window, steps, slots, how)
+        how = self.request.how
+        steps = _WATCH_EVERY if self.request.needs_text else slots
+        texts = self.programs.begin(self.params, window, steps, slots=slots, how=how)
         while True:
             ended = self._take(texts)
             outputs, stops = self._outputs()
@@ -155,112 +166,121 @@ class _Batch:
             if ended.all():
                 break
             texts = texts._replace(ended=jnp.asarray(ended))
-            texts = self.programs.go_on(self.params, texts, window.fixed, steps, how)
-        lengths = np.array([len(ids) for ids in self.ids])
-        full = (lengths - self.begins >= self.model.max_length) & (lengths < self.ends)
-        self.done |= ~full
+            texts = self.programs.resume(self.params, texts, window.fixed, steps, how=how)
+        lengths = self._lengths()
+        is_full = lengths - self.begins >= self.model.max_length
+        self.done |= ~(is_full & (lengths < self.max_lengths))
 
     def _window(self, keys: jax.Array) -> tuple["Window", int]:
-        """The next windows, and the slots of the cache. Rows of finished texts have ended."""
-        size, room = len(keys), self.model.max_length
+        """Returns the next windows, and the slots of the cache. Rows of done texts are ended."""
+        size, max_length = len(keys), self.model.max_length
         live = np.flatnonzero(~self.done)
-        lengths, before, limits = (
-            np.ones(size, np.int32),
-            np.zeros(size, np.int32),
-            np.ones(size, np.int32),
-        )
-        before[live] = self.begins[live]
-        lengths[live] = [len(self.ids[row]) - self.begins[row] for row in live]
-        limits[live] = np.minimum(self.ends[live] - self.begins[live], room)
-        slots = (
-            room if before.any() else min(_rounded(limits.max()), room)
-        )  # one shape for all later windows
-        tokens = np.zeros((size, min(_rounded(lengths.max()), slots)), np.int32)
+        lengths = np.ones(size, np.int32)
+        lengths[live] = (self._lengths() - self.begins)[live]
+        num_before = np.zeros(size, np.int32)
+        num_before[live] = self.begins[live]
+        limits = np.ones(size, np.int32)
+        limits[live] = np.minimum((self.max_lengths - self.begins)[live], max_length)
+        # All windows but the first have the same shape.
+        slots = max_length
+        if not num_before.any():
+            slots = min(rounded_up(limits.max(), _LENGTH_MULTIPLE), max_length)
+        length = min(rounded_up(lengths.max(), _LENGTH_MULTIPLE), slots)
+        rows = [[]] * size
         for row in live:
-            tokens[row, : lengths[row]] = self.ids[row][self.begins[row] :]
-        return Window(tokens, lengths, self._seen(size), Fixed(keys, before, limits)), slots
+            rows[row] = self.ids[row][self.begins[row] :]
+        fixed = Fixed(keys, num_before, limits)
+        return Window(padded(rows, length), lengths, self._seen(size), fixed), slots
 
     def _seen(self, size: int) -> np.ndarray | None:
-        """(B, V): the tokens of each whole text; None where no penalty asks for them."""
+        """Returns the tokens of each whole text (B, V) bool; None where no penalty needs them."""
         if self.request.how.repetition_penalty == 1:
             return None
         seen = np.zeros((size, self.model.vocab_size), bool)
         for row, ids in enumerate(self.ids):
             seen[row, ids] = True
-        seen[:, self.tokenizer.eos_id] = False  # one before the text is the end of another
+        # The end token at the start of a text is the end of another document.
+        seen[:, self.tokenizer.eos_id] = False
         return seen
 
     def _take(self, texts: Texts) -> np.ndarray:
-        """Keeps what has been written; returns which rows have ended (B,)."""
+        """Stores the generated tokens. Returns which rows have ended (B,)."""
         ids, lengths, ended = jax.device_get((texts.ids, texts.lengths, texts.ended))
         for row in np.flatnonzero(~self.done):
             self.ids[row][self.begins[row] :] = ids[row, : lengths[row]].tolist()
         return ended.copy()
 
     def _outputs(self) -> tuple[list[str], list[int | None]]:
-        """Each continuation up to its first stop string; and where that begins, or None."""
-        wholes = self.tokenizer.decode(
-            self.ids
-        )  # by itself a continuation may lose its first blank
-        outputs = [whole[len(prompt) :] for whole, prompt in zip(wholes, self.prompts)]
+        """Returns each continuation up to its first stop string, and the place of that or None."""
+        # A continuation that is decoded without its prompt may lose its first space.
+        texts = self.tokenizer.decode(self.ids)
+        outputs = [text[len(prompt) :] for text, prompt in zip(texts, self.prompts)]
         places = [[output.find(text) for text in self.request.stop] for output in outputs]
         stops = [min((place for place in each if place >= 0), default=None) for each in places]
         return [output[:at] for output, at in zip(outputs, stops)], stops
 
-    def _continuation(self, row: int, output: str, at: int | None) -> Continuation:
-        count = len(self.ids[row]) - int(self.starts[row])
-        limited = len(self.ids[row]) == self.ends[row]
-        return Continuation(
-            output, count, "stop" if at is not None else "length" if limited else "end"
-        )
+    def _continuation(self, row: int, output: str, stop: int | None) -> Continuation:
+        finished = "end"
+        if len(self.ids[row]) == self.max_lengths[row]:
+            finished = "length"
+        if stop is not None:
+            finished = "stop"
+        num_tokens = len(self.ids[row]) - int(self.prompt_lengths[row])
+        return Continuation(output, num_tokens, finished)
 
 
 class Window(NamedTuple):
-    """The ends of B texts, which the model reads before it writes."""
+    """The last tokens of B texts, which the model reads before it generates."""
 
     tokens: Any  # (B, P) int32
     lengths: Any  # (B,) int32, at most P
-    seen: Any  # (B, V) bool, the tokens of each whole text, or None
+    seen: Any  # (B, V) bool, the tokens of each whole text; or None
     fixed: Fixed
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled parts, with parameters `for_decoding`."""
+    """The compiled functions. Their parameters are those of `for_decoding`."""
 
     model: Any
     eos_id: int
 
-    @partial(jax.jit, static_argnums=(0, 4, 5))
-    def begin(self, params, window: Window, steps: jax.Array, slots: int, how: Sampling) -> Texts:
-        """Reads a window into a cache of `slots`, and writes up to `steps` tokens of each text."""
+    @partial(jax.jit, static_argnums=0, static_argnames=("slots", "how"))
+    def begin(
+        self, params, window: Window, steps: jax.Array, *, slots: int, how: Sampling
+    ) -> Texts:
+        """Reads a window into a cache of `slots`, and generates up to `steps` tokens a text."""
         tokens, lengths, seen, fixed = window
         batch, size = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(size), tokens.shape)
-        hidden, cache = self._run(
-            params, {}, tokens, positions, slots
-        )  # the cache's slots behind a text are overwritten before they are seen
+        # Slots behind the end of a text are overwritten before they are attended to.
+        hidden, cache = self._run(params, {}, tokens, positions, slots=slots)
         ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(tokens)
         logits = self._logits(params, hidden[jnp.arange(batch), lengths - 1])
         texts = Texts(ids, lengths, lengths >= fixed.limits, seen, logits, cache)
-        return self._more(params, texts, fixed, steps, how)
+        return self._more(params, texts, fixed, steps, how=how)
 
-    @partial(jax.jit, static_argnums=(0, 5), donate_argnums=2)
-    def go_on(self, params, texts: Texts, fixed: Fixed, steps: jax.Array, how: Sampling) -> Texts:
-        """Writes up to `steps` tokens more."""
-        return self._more(params, texts, fixed, steps, how)
+    @partial(jax.jit, static_argnums=0, static_argnames="how", donate_argnums=2)
+    def resume(
+        self, params, texts: Texts, fixed: Fixed, steps: jax.Array, *, how: Sampling
+    ) -> Texts:
+        """Generates up to `steps` more tokens a text."""
+        return self._more(params, texts, fixed, steps, how=how)
 
-    def _more(self, params, texts, fixed, steps, how):
+    def _more(self, params, texts, fixed, steps, *, how):
         slots = texts.ids.shape[1]
 
         def step(cache, tokens, positions):
-            positions = jnp.minimum(positions, slots - 1)  # a text that has filled its window waits
-            hidden, cache = self._run(params, cache, tokens[:, None], positions[:, None], slots)
+            # A text that has filled its window has no next position.
+            positions = jnp.minimum(positions, slots - 1)
+            hidden, cache = self._run(
+                params, cache, tokens[:, None], positions[:, None], slots=slots
+            )
             return self._logits(params, hidden[:, 0]), cache
 
         return sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id)
 
-    def _run(self, params, cache, tokens, positions, slots):
+    def _run(self, params, cache, tokens, positions, *, slots):
         return self.model.apply(
             {"params": params, **cache},
             tokens,
@@ -272,7 +292,3 @@ class Programs:
 
     def _logits(self, params, hidden):
         return self.model.apply({"params": params}, hidden, method="logits")
-
-
-def _rounded(length: int) -> int:
-    return -(-int(length) // _BUCKET) * _BUCKET

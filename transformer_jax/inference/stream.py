@@ -1,5 +1,5 @@
-"""Beam search over a stream of inputs: one that is done makes room for the next (Yu et al. 2022,
-section 3.1, "iteration-level scheduling").
+"""Beam search over a stream of inputs: an input that is done makes room for the next (Yu et al.
+2022, section 3.1, "iteration-level scheduling").
 """
 
 import dataclasses
@@ -13,23 +13,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import Beams, BeamSearch, Search
 from transformer_jax.layers.attention import resized, rolled, written
 
-_SHARE = 32  # the search stops for new inputs when one in so many places is free
-# what is kept of sources is padded to multiples of it, so that few shapes are compiled
-_BUCKET = 16
-_ROW = 128  # positions of a packed row of sources that are read
-# slots of the cache beyond the tokens of the source: each token reads all there are, so they double
-# only when one output needs them
-_SPARE = 8
+# The search stops to admit inputs when one in so many places is free.
+_PLACES_PER_FREE = 32
+# Source lengths are padded to multiples of it, so that few shapes are compiled.
+_SOURCE_MULTIPLE = 16
+_ROW_LENGTH = 128  # tokens of a packed row of sources
+# The cache's slots beyond the length of the source. Each token reads all slots, so they are doubled
+# only when an output needs more.
+_EXTRA_SLOTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Searches with an EncoderDecoder and its parameters `for_decoding`, `places` inputs in each."""
+    """Searches with an EncoderDecoder, `places` inputs at a time.
 
-    model: Any  # the module
+    The parameters are those of `for_decoding`.
+    """
+
+    model: Any  # the Linen module
     search: BeamSearch
     places: int
     bos_id: int
@@ -37,38 +42,41 @@ class Stream:
     def __call__(
         self, params, inputs: Sequence[Sequence[int]], limits: Sequence[int]
     ) -> Iterator[tuple[int, Beams]]:
-        """(number of an input, its hypotheses (n_best, T)) as they are done. `limits`: the most
-        tokens of each output, the end included.
+        """Yields (number of an input, its hypotheses (n_best, T)) as they are done.
 
-        Best with the longest inputs first: those of like length share what is padded, and the
-        shortest leave least to wait for at the end.
+        `limits` are the most tokens of each output, including the end. The longest inputs should
+        come first: inputs of like lengths share less padding, and the shortest leave the least to
+        wait for at the end.
         """
-        held = _Held(self, params, inputs, np.array(limits, np.int32))
-        while held.fill():
-            held.advance()
-            yield from held.done()
+        queue = _Queue(self, params, inputs, np.array(limits, np.int32))
+        while queue.fill():
+            queue.advance()
+            yield from queue.done()
 
     @property
-    def share(self) -> int:
-        return -(-self.places // _SHARE)
+    def num_admitted(self) -> int:
+        """The number of inputs that are admitted together."""
+        return -(-self.places // _PLACES_PER_FREE)
 
-    def packed(self, length: int) -> tuple[int, int]:
-        """Rows, and positions of a row, in which sources of up to `length` are read: room for one
-        for each place, if they are an eighth shorter.
+    def packed_shape(self, length: int) -> tuple[int, int]:
+        """Returns the rows, and the tokens of a row, that sources of up to `length` are packed in.
+
+        There is room for one source for each place, if they are an eighth shorter.
         """
         room = self.places * length * 7 // 8
-        width = max(length, min(_ROW, room))
+        width = max(length, min(_ROW_LENGTH, room))
         return max(1, room // width), width
 
     def _run(
-        self, params, cache: dict, tokens, positions, slot, ancestors=None, memory=None
+        self, params, cache: dict, tokens, positions, slot, *, ancestors=None, memory=None
     ) -> tuple[jax.Array, dict]:
-        """Tokens (N, K) at `positions` (N, 1), in one slot -> logits (N, K, V) of the next, and the
-        cache with them in it.
+        """Reads tokens (N, K) at `positions` (N, 1) into one slot of the cache.
+
+        Returns the logits (N, K, V) of the next tokens, and the new cache.
         """
-        known = {name: cache[name] for name in ("cache", "memory") if name in cache}
+        variables = {name: cache[name] for name in ("cache", "memory") if name in cache}
         hidden, new = self.model.apply(
-            {"params": params, **known},
+            {"params": params, **variables},
             tokens,
             memory,
             positions,
@@ -84,91 +92,90 @@ class Stream:
 
     @partial(jax.jit, static_argnums=0)
     def begin(self, params, source: jax.Array, where: jax.Array, limits: jax.Array) -> Search:
-        """Source (3, R, W), the ids, positions and segment ids of packed rows, is read, and the
-        first target tokens are chosen.
+        """Reads packed sources, and chooses the first target tokens of N inputs.
 
-        `where` (N, S): the places of each input's tokens in the rows, laid end to end; R W where it
-        has none.
+        `source` (3, R, W) holds ids, positions and segment ids of packed rows. `where` (N, S) holds
+        the places of each input's tokens in the rows, laid end to end; R W is padding.
         """
         ids, positions, segments = source
         memory = self.model.apply({"params": params}, ids, positions, segments, method="encode")
-        memory, segments = (
-            memory.reshape(ids.size, -1).at[where].get(mode="fill", fill_value=0),
-            (where < ids.size).astype(jnp.int32),
-        )
-        beginning = jnp.full((len(where), 1), self.bos_id)
-        logits, cache = self._run(
-            params,
-            {"segments": segments},
-            beginning,
-            jnp.zeros_like(beginning),
-            jnp.int32(0),
-            memory=memory,
-        )
+        memory = memory.reshape(ids.size, -1).at[where].get(mode="fill", fill_value=0)
+        segments = (where < ids.size).astype(jnp.int32)
+        tokens = jnp.full((len(where), 1), self.bos_id)
+        positions = jnp.zeros_like(tokens)
+        cache = {"segments": segments}
+        logits, cache = self._run(params, cache, tokens, positions, jnp.int32(0), memory=memory)
         return self.search.begin(limits, logits[:, 0], cache)
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
-        """A search without inputs, with room for sources of `length` and so many slots."""
-        numbers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-        shapes = jax.eval_shape(
-            self.begin,
-            params,
-            numbers(3, *self.packed(length)),
-            numbers(self.places, length),
-            numbers(self.places),
-        ).cache
+        """Returns a search without inputs, for sources of `length` and with so many slots."""
+
+        def spec(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        source, where = spec(3, *self.packed_shape(length)), spec(self.places, length)
+        shapes = jax.eval_shape(self.begin, params, source, where, spec(self.places)).cache
         cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return self.search.empty(self.places, slots, self._sized(cache, length, slots))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(self, state: Search, places: jax.Array, begun: Search, rows: jax.Array) -> Search:
-        """Of the inputs that have begun those in `rows` come to `places`."""
+        """Returns `state` with the inputs in `rows` of `begun` at `places`."""
 
         def put(cache, slot):
-            # no source that comes is longer, whatever it was read with
-            length = cache["segments"].shape[1]
+            # Inputs are written one after the other, in place. A scatter takes several times as
+            # long on a CPU.
+            def put_one(n, cache):
+                new = _slice(begun.cache, rows[n])
+                return self._written(cache, new, places[n], slot)
 
-            # one after the other, in place: a scatter takes several times as long on a CPU
-            def one(n, cache):
-                new = jax.tree.map(
-                    lambda x: jax.lax.dynamic_slice_in_dim(x, rows[n], 1), begun.cache
-                )
-                new["memory"] = resized(new["memory"], min(length, new["segments"].shape[1]))
-                blank = lambda name: jax.tree.map(lambda x: jnp.zeros_like(x[:1]), cache[name])
-                # what is not seen counts 0, but 0 times NaN is NaN
-                clear = lambda name: written(cache[name], blank(name), places[n], 0)
-                return {
-                    "cache": written(
-                        clear("cache"), new["cache"], places[n], slot * self.search.beam
-                    ),
-                    "memory": written(clear("memory"), new["memory"], places[n], 0),
-                    "segments": jax.lax.dynamic_update_slice_in_dim(
-                        cache["segments"], _cut(new["segments"], length), places[n], 0
-                    ),
-                }
+            return jax.lax.fori_loop(0, len(rows), put_one, cache)
 
-            return jax.lax.fori_loop(0, len(rows), one, cache)
+        return self.search.admit(state, begun, put, places=places, rows=rows)
 
-        return self.search.admit(state, places, begun, rows, put)
+    def _written(self, cache: dict, new: dict, place: jax.Array, slot: jax.Array) -> dict:
+        """Returns `cache` with the cache of one input at its place."""
+        # No source that is admitted is longer, whatever it was read with.
+        length = cache["segments"].shape[1]
+        memory = resized(new["memory"], min(length, new["segments"].shape[1]))
+
+        def cleared(name):
+            # Hidden values have weight 0, but 0 times NaN is NaN.
+            blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), cache[name])
+            return written(cache[name], blank, place, 0)
+
+        return {
+            "cache": written(cleared("cache"), new["cache"], place, slot * self.search.beam),
+            "memory": written(cleared("memory"), memory, place, 0),
+            "segments": jax.lax.dynamic_update_slice_in_dim(
+                cache["segments"], _cut(new["segments"], length), place, 0
+            ),
+        }
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def advance(self, params, state: Search, free: jax.Array) -> tuple[Search, tuple]:
-        """`state` when so many places are free, or an output needs more slots; which places are
-        running (places,), the lengths there, and the hypotheses of all.
+        """Continues until so many places are free, or an output needs more slots.
+
+        Returns the state, and (the places that are running (places,), the lengths there, the best
+        hypotheses of all places).
         """
-        state = self.search.advance(state, partial(self._run, params), free)
+
+        def step(cache, tokens, positions, slot, ancestors):
+            return self._run(params, cache, tokens, positions, slot, ancestors=ancestors)
+
+        state = self.search.advance(state, step, free)
         return state, (self.search.running(state), state.lengths, self.search.best(state))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def resize(self, state: Search, length: int, slots: int) -> Search:
-        """With room for sources of `length`, and so many slots."""
-        move = lambda cache, shift: (
-            cache | {"cache": rolled(cache["cache"], shift * self.search.beam)}
-        )
-        return self.search.resized(
-            state, slots, lambda cache, shift: self._sized(move(cache, shift), length, slots)
-        )
+        """Returns `state` with room for sources of `length`, and with so many slots."""
+
+        def resize_cache(cache, shift):
+            cache = cache | {"cache": rolled(cache["cache"], shift * self.search.beam)}
+            return self._sized(cache, length, slots)
+
+        return self.search.resized(state, slots, resize_cache)
 
     def _sized(self, cache: dict, length: int, slots: int) -> dict:
         return {
@@ -178,95 +185,101 @@ class Stream:
         }
 
 
+def _slice(cache: dict, row: jax.Array) -> dict:
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1), cache)
+
+
 def _cut(segments: jax.Array, length: int) -> jax.Array:
-    """(N, S) of `length`: the end cut off, or padding added."""
+    """Returns the segment ids (N, S) as (N, length), cut or padded at the end."""
     segments = segments[:, :length]
     return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))
 
 
-class _Held:
-    """The inputs: those in the places of a search, those of a batch that has been read and wait for
-    one, and those that stand in the queue.
-    """
+class _Queue:
+    """The inputs: in the places of a search, in a batch that has been read, or in a queue."""
 
     def __init__(self, stream: Stream, params, inputs: Sequence[Sequence[int]], limits: np.ndarray):
         self.stream, self.params, self.inputs, self.limits = stream, params, inputs, limits
         self.queue = deque(range(len(inputs)))
-        self.waiting = deque()  # (row of the batch, number of the input)
+        self.waiting = deque()  # (row of the batch, number of the input), read but not admitted
         self.places = np.full(stream.places, -1)  # number of the input in each
-        self.longest = 0  # tokens of an output that is being written
+        self.longest = 0  # tokens of the longest unfinished output
         self.state = None
 
     def fill(self) -> bool:
-        """Gives free places to what waits; whether any place is taken."""
+        """Admits inputs to free places. Returns whether any place is taken."""
+        num_admitted = self.stream.num_admitted
         while (self.waiting or self.queue) and (free := np.flatnonzero(self.places < 0)).size:
             if not self.waiting:
                 self._read()
             chosen = [
                 (*self.waiting.popleft(), place)
-                for place in free[: min(self.stream.share, len(self.waiting))]
+                for place in free[: min(num_admitted, len(self.waiting))]
             ]
-            rows, numbers, places = np.array(
-                chosen + chosen[-1:] * (self.stream.share - len(chosen)), np.int32
-            ).T
+            # The last one is repeated, so that one shape is compiled.
+            chosen += chosen[-1:] * (num_admitted - len(chosen))
+            rows, numbers, places = np.array(chosen, np.int32).T
             self.places[places] = numbers
             self._fit()
             self.state = self.stream.admit(self.state, places, self.begun, rows)
         return (self.places >= 0).any()
 
     def advance(self) -> None:
-        """Writes on until there is room for more inputs, or an output needs more slots."""
+        """Continues the search until it can admit more inputs, or an output needs more slots."""
         self._fit()
-        free = self.stream.share if self.waiting or self.queue else self.stream.places
+        has_more = self.waiting or self.queue
+        free = self.stream.num_admitted if has_more else self.stream.places
         self.state, report = self.stream.advance(self.params, self.state, np.int32(free))
         self.running, lengths, self.best = jax.device_get(report)
         self.longest = lengths[self.running].max(initial=0)
 
     def done(self) -> Iterator[tuple[int, Beams]]:
-        """What is done leaves its place."""
+        """Yields the inputs that are done, and frees their places."""
         for place in np.flatnonzero((self.places >= 0) & ~self.running):
             yield int(self.places[place]), Beams(self.best.ids[place], self.best.scores[place])
         self.places[~self.running] = -1
 
     def _read(self) -> None:
-        """The next of the queue, as many as find room in the packed rows."""
+        """Reads the next inputs of the queue, as many as the packed rows have room for."""
         numbers = list(itertools.islice(self.queue, self.stream.places))
-        length, limits, end = self._length(numbers), np.zeros(self.stream.places, np.int32), 0
-        rows, width = self.stream.packed(length)
-        source, where = (
-            np.zeros((3, rows * width), np.int32),
-            np.full((self.stream.places, length), rows * width, np.int32),
-        )
+        length = self._length(numbers)
+        rows, width = self.stream.packed_shape(length)
+        source = np.zeros((3, rows * width), np.int32)
+        where = np.full((self.stream.places, length), rows * width, np.int32)
+        limits = np.zeros(self.stream.places, np.int32)
+        end = 0
         for row, number in enumerate(numbers):
-            positions = np.arange(len(self.inputs[number]))
-            if end % width + len(positions) > width:
-                end = -(-end // width) * width
-            if end + len(positions) > rows * width:
+            ids = self.inputs[number]
+            positions = np.arange(len(ids))
+            if end % width + len(ids) > width:
+                end = rounded_up(end, width)
+            if end + len(ids) > rows * width:
                 break
-            where[row, positions], limits[row] = end + positions, self.limits[number]
-            source[:, end + positions] = (
-                self.inputs[number],
-                positions,
-                np.full_like(positions, row + 1),
-            )
-            end += len(positions)
+            where[row, positions] = end + positions
+            limits[row] = self.limits[number]
+            source[:, end + positions] = ids, positions, np.full_like(positions, row + 1)
+            end += len(ids)
             self.waiting.append((row, self.queue.popleft()))
         self.begun = self.stream.begin(self.params, source.reshape(3, rows, width), where, limits)
 
     def _fit(self) -> None:
-        """Room for the sources in all places, and for one token more than the longest output has;
-        no more than four times as much.
+        """Makes room for the sources in all places, and for the next token of the longest output.
+
+        The ring has at most four times as many slots as needed.
         """
         length = self._length(self.places[self.places >= 0])
         if self.state is None:
-            self.state = self.stream.empty(self.params, length, length + _SPARE)
-        now = self.state.cache["segments"].shape[1], self.state.slots
-        slots = now[1] if length == now[0] and self.longest > now[1] // 4 else length + _SPARE
+            self.state = self.stream.empty(self.params, length, length + _EXTRA_SLOTS)
+        old_length, old_slots = self.state.cache["segments"].shape[1], self.state.slots
+        slots = length + _EXTRA_SLOTS
+        if length == old_length and self.longest > old_slots // 4:
+            slots = old_slots
         while slots <= self.longest:
             slots *= 2
-        if (length, slots) != now:
+        if (length, slots) != (old_length, old_slots):
             self.state = self.stream.resize(self.state, length, slots)
 
     def _length(self, numbers: Sequence[int]) -> int:
+        """Returns the length to which the sources of these inputs are padded."""
         longest = max(len(self.inputs[number]) for number in numbers)
-        return min(-(-longest // _BUCKET) * _BUCKET, self.stream.model.max_length)
+        return min(rounded_up(longest, _SOURCE_MULTIPLE), self.stream.model.max_length)

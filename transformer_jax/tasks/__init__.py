@@ -1,1 +1,1 @@
-"""One objective a file: rows, loss, evaluations. task.py has the contract."""
+"""One objective a file: rows, loss, evaluations. task.py has the contract, base.py shared code."""

@@ -1,84 +1,69 @@
-"""Causal language modelling: predicting each token from those before it, and writing and scoring
-text with the trained model.
-"""
+"""Causal language modelling: predicting each token from the tokens before it."""
 
 import dataclasses
-import itertools
 import math
-import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from ml_collections import ConfigDict
 
-from transformer_jax import metrics
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, tokenizers, windows
 from transformer_jax.data.sources import documents
 from transformer_jax.data.sources import pairs as sources
-from transformer_jax.inference import generation
-from transformer_jax.inference.generation import Continuation
+from transformer_jax.inference import attention
+from transformer_jax.inference.generation import Continuation, Generator, Request
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.sampling import of_options as sampling_of
-from transformer_jax.layers.attention import weights_in
-from transformer_jax.layers.embeddings import check_ids
-from transformer_jax.losses import cross_entropy, token_log_probs
-from transformer_jax.pictures.attended import Attended, Side, between
-from transformer_jax.pictures.progress import say, track
-
-_BUCKET = 64  # lengths are padded to multiples of it, so that few shapes are compiled
+from transformer_jax.inference.scoring import Likelihood, Scorer
+from transformer_jax.losses import cross_entropy
+from transformer_jax.pictures.attended import Attended
+from transformer_jax.pictures.progress import say
+from transformer_jax.tasks.base import BaseTask, check_row_length, perplexity
 
 
 @dataclasses.dataclass
-class CausalLM:
-    """The objective of Radford et al. 2018, equation 1. See tasks/task.py for the methods'
-    contracts.
+class CausalLM(BaseTask):
+    """The objective of Radford et al. 2018, equation 1."""
 
-    `tokenizer_folder`: where a run has left its tokenizer; None: read or train what `config.data`
-    says.
-    """
-
-    config: ConfigDict
-    tokenizer_folder: Path | None
     length: int = 1024  # tokens of a row
-    sample_tokens: int = 0  # of a text written and shown at each evaluation
+    # tokens of a text that is generated and printed at each evaluation; 0: none
+    sample_tokens: int = 0
 
-    num_phases = 1
-    attentions = ("decoder",)  # kinds that can be looked at
+    attentions = ("decoder",)  # the kinds of attention that `attention` returns
 
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
-        if not 2 <= self.length <= self.model.max_length:
+        max_length = self.model.max_length
+        check_row_length("length", self.length, self.model)
+        if not 0 <= self.sample_tokens < max_length:
             raise UserError(
-                f"config.task.length={self.length}: must be from 2 to config.model.max_length={self.model.max_length}"
-            )
-        if not 0 <= self.sample_tokens < self.model.max_length:
-            raise UserError(
-                f"config.task.sample_tokens={self.sample_tokens}: must be less than config.model.max_length={self.model.max_length}"
+                f"config.task.sample_tokens={self.sample_tokens}: must be from 0 to "
+                f"config.model.max_length - 1 = {max_length - 1}"
             )
         if not 0 <= self.config.decode.stride <= self.length:
             raise UserError(
-                f"config.decode.stride={self.config.decode.stride}: at most config.task.length={self.length}"
+                f"config.decode.stride={self.config.decode.stride}: must be from 0 to "
+                f"config.task.length={self.length}"
             )
 
     # data
 
     @cached_property
     def tokenizer(self):
-        text = lambda: documents.Together(tuple(text for text, _ in self._parts))
         return tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, text, self.model.vocab_size
+            self.tokenizer_folder, self.config.data, self._training_data, self.model.vocab_size
         )
 
+    def _training_data(self) -> documents.Together:
+        return documents.Together(tuple(text for text, _ in self._mixture))
+
     @cached_property
-    def _parts(self):
+    def _mixture(self):
+        """The training texts with their weights."""
         return documents.mixture(self.config.data)
 
     def _text(self, split: str):
@@ -90,56 +75,38 @@ class CausalLM:
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
         data = self.config.data
-        names = (
-            ["train"]
-            if len(self._parts) == 1
-            else [f"train-{number}" for number in range(len(self._parts))]
-        )
-        parts = [
-            windows.Windows(
-                self._tokens(text, name), self.length, data.mask_documents, (data.seed, 0, number)
-            )
-            for number, (name, (text, _)) in enumerate(zip(names, self._parts))
-        ]
+        components = []
+        for number, (text, _) in enumerate(self._mixture):
+            name = "train" if len(self._mixture) == 1 else f"train-{number}"
+            tokens = self._tokens(text, name)
+            key = (data.seed, 0, number)
+            components.append(windows.Windows(tokens, self.length, data.mask_documents, key))
+        weights = [weight for _, weight in self._mixture]
         valid = self._text("valid")
-        found = (
-            {}
-            if valid is None
-            else {
-                "valid": rows.EvalRows(
-                    windows.SlidingWindows(
-                        self._tokens(valid, "valid"), self.length, self.length, data.mask_documents
-                    )
-                )
-            }
-        )
+        evaluated = {}
+        if valid is not None:
+            evaluated["valid"] = self._evaluation_rows(valid, "valid", self.length)
         return types.SimpleNamespace(
-            train=rows.train_rows(parts, self.config, [weight for _, weight in self._parts]),
-            eval=found,
+            train=rows.train_rows(components, self.config, weights), eval=evaluated
         )
 
-    def rows(self):
-        return self._rows
+    def _evaluation_rows(self, text, split: str, stride: int) -> rows.EvalRows:
+        tokens, mask_documents = self._tokens(text, split), self.config.data.mask_documents
+        return rows.EvalRows(windows.SlidingWindows(tokens, self.length, stride, mask_documents))
 
     def fingerprint(self) -> dict:
-        """What the run's data and tokenizer are, by content."""
-        weights = {"mixture": [weight for _, weight in self._parts]} if len(self._parts) > 1 else {}
-        return {
-            "train": [text.fingerprint() for text, _ in self._parts],
-            **weights,
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
+        content = {"train": [text.fingerprint() for text, _ in self._mixture]}
+        if len(self._mixture) > 1:
+            content["mixture"] = [weight for _, weight in self._mixture]
+        return content | {"tokenizer": self.tokenizer.fingerprint()}
 
     # training
 
     def batch_spec(self, phase: int):
-        keys = ("tokens", "labels", "weights") + (
-            ("positions", "segment_ids") if self.config.data.mask_documents else ()
-        )
-        return {
-            key: jax.ShapeDtypeStruct((self.config.train.batch, self.length), jnp.int32)
-            for key in keys
-        }
+        keys = ["tokens", "labels", "weights"]
+        if self.config.data.mask_documents:
+            keys += ["positions", "segment_ids"]
+        return self.int32_spec(dict.fromkeys(keys, (self.length,)))
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
@@ -159,73 +126,49 @@ class CausalLM:
             rngs={"dropout": rng} if train else None,
         )
         table, bias = self.model.apply(variables, method="output")
-        loss, _, correct = cross_entropy(
-            hidden, table, bias, batch["labels"], batch["weights"].astype(jnp.float32)
-        )
-        filled = batch["weights"].sum(dtype=jnp.int32)
+        weights = batch["weights"].astype(jnp.float32)
+        loss, _, correct = cross_entropy(hidden, table, bias, batch["labels"], weights)
+        count = batch["weights"].sum(dtype=jnp.int32)
         return {"loss": loss}, {
-            "loss": (loss, filled),
-            "accuracy": (correct, filled),
-            "filled": (filled, jnp.int32(batch["weights"].size)),
+            "loss": (loss, count),
+            "accuracy": (correct, count),
+            "filled": (count, jnp.int32(batch["weights"].size)),
         }
 
-    def trainable(self, path) -> bool:
-        return True
-
     def derived(self, name, means):
-        meta = self._rows.eval[name].component.store.meta
-        return _measures(means["loss"], meta)
+        return _perplexities(means["loss"], self._rows.eval[name].component.store.meta)
 
     def evaluations(self):
-        return {"sample": self._show_sample} if self.sample_tokens else {}
+        return {"sample": self._print_sample} if self.sample_tokens else {}
 
-    def _show_sample(self, params) -> dict:
-        found = next(self.generate(params, [""], max_tokens=self.sample_tokens, temperature=0.8))
-        say(f"a sample:\n{found.text}")
+    def _print_sample(self, params) -> dict:
+        (sample,) = self.generate(params, [""], max_tokens=self.sample_tokens, temperature=0.8)
+        say(f"a sample:\n{sample.text}")
         return {}
 
     def flops(self, phase: int = 0) -> float:
-        return 3 * self.model.flops(self.length)  # a backward pass costs two forward ones
+        return 3 * self.model.flops(self.length)  # a backward pass costs two forward passes
 
     def positions(self, phase: int = 0) -> int:
         return self.length
 
-    # use
+    # evaluation and use
 
     def evaluate(self, params, split: str) -> dict:
-        """Perplexity, bits per byte and per character of a whole split, by windows that slide over
-        it by `config.decode.stride`.
+        """Returns loss, accuracy, perplexity, and bits per byte and per character of a split.
 
-        Raises UserError where the run's data has no such split.
+        Windows slide over the text by `config.decode.stride`. Raises UserError where the run has
+        no such split.
         """
-        sources.check_evaluated(split)
-        text, batch = self._text(split), self.config.decode.batch
-        if text is None:
-            raise UserError(
-                f"--set={split}: this run names no such text; give --config.data.{split}_files"
-            )
+        text = sources.held_out(self._text, split, "files")
         stride = self.config.decode.stride or max(self.length // 2, 1)
-        found = rows.EvalRows(
-            windows.SlidingWindows(
-                self._tokens(text, split), self.length, stride, self.config.data.mask_documents
-            )
-        )
-        step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
-        numbers = track(
-            range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch)
-        )
-        sums = [
-            jax.device_get(step(params, found.batch(number, range(batch), batch)))
-            for number in numbers
-        ]
-        means, meta = (
-            metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums)),
-            found.component.store.meta,
-        )
+        evaluated = self._evaluation_rows(text, split, stride)
+        means = self.mean_metrics(params, evaluated)
+        meta = evaluated.component.store.meta
         return {
             "loss": means["loss"],
             "accuracy": means["accuracy"],
-            **_measures(means["loss"], meta),
+            **_perplexities(means["loss"], meta),
             "tokens": meta["tokens"],
             "bytes": meta["bytes"],
             "length": self.length,
@@ -245,150 +188,79 @@ class CausalLM:
         window: Literal["slide", "refuse"] = "slide",
         **sampling,
     ) -> Iterator[Continuation]:
-        """Continues each prompt, in order: until the document ends, or before one of `stop`.
+        """Yields a continuation of each prompt, in order.
 
-        `max_tokens`: the most tokens of a continuation, 100 by default. `how=Sampling(...)` decides
-        how a token is drawn; its options may be given by name, as in temperature=0.8. `watch` is
-        called now and then with the unfinished continuations of a batch.
+        A continuation ends where the document ends, before one of the strings `stop`, or after
+        `max_tokens` tokens (default: 100). `how=Sampling(...)` decides how a token is drawn; its
+        options may be given by name, as in temperature=0.8. `watch` is called from time to time
+        with the unfinished continuations of a batch.
 
-        The model sees a window of at most `config.model.max_length` tokens. When it is full, its
-        last half is read as a new prompt, at positions from 0 and without the document's end that
-        stands before a text. A prompt that fills the window begins with its last half.
-        `repetition_penalty` counts the whole text. With window="refuse" a prompt and `max_tokens`
-        that exceed the window raise UserError; the default is then at most the room that is left.
+        The model reads a window of at most `config.model.max_length` tokens. When the window is
+        full, its last half becomes a new prompt with positions from 0. The end of a document that
+        stands before a text is not repeated there. A prompt that fills the window is cut to its
+        last half. `repetition_penalty` counts the tokens of the whole text.
 
-        A text depends on its prompt, its number among the prompts and `seed` alone. The texts
-        beside it change its logits by rounding: in float32 this decides no token, in bfloat16 now
-        and then one.
+        With window="refuse", a prompt and `max_tokens` that exceed the window together raise
+        UserError. The default of `max_tokens` is then at most the room that is left.
+
+        A text depends only on its prompt, the number of its prompt, and `seed`. Other texts of its
+        batch change its logits by rounding errors. In float32 these errors decide no token; in
+        bfloat16 they rarely do.
         """
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         drawing = sampling_of(how, sampling)
-        request = generation.Request(max_tokens, drawing, stop, seed, watch, window)
+        request = Request(max_tokens, drawing, stop, seed, watch, window)
         batch = self.config.decode.batch
-        generator = generation.Generator(self.model, self.tokenizer, self.begun, batch)
+        generator = Generator(self.model, self.tokenizer, self.with_start, batch)
         return generator(params, sources.several(prompts), request)
 
-    def begun(self, ids: list[int]) -> list[int]:
-        """The ids of a text's beginning as in training: behind the end of another, where rows keep
-        documents apart or there is nothing else.
+    def with_start(self, ids: list[int]) -> list[int]:
+        """Returns the ids of a text's beginning, as the model reads them in training.
+
+        The end token comes first where rows keep documents apart, and where there are no ids.
         """
         return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """What each word of a text, or each of its `pieces`, attends to. Raises UserError for a
-        text longer than `config.model.max_length`.
-        """
-        ids = self.begun(self.tokenizer.encode([text])[0])
-        if len(ids) > self.model.max_length:
-            raise UserError(
-                f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read"
-            )
-        side = Side.of(self.tokenizer, ids, pieces)
-        return between(weights_in(self.model, params, "decoder", jnp.array([ids])), side, side)
+        """Returns the attention weights between the words of a text; with `pieces`, its tokens.
 
-    def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator["Likelihood"]:
-        """log P(continuation | context) for each (context, continuation), in order. An empty
-        context is the beginning of a document.
-
-        What is too long for the model loses the beginning of its context.
+        Raises UserError for a text longer than `config.model.max_length`.
         """
-        pairs = iter(pairs)
-        while chunk := list(itertools.islice(pairs, 16 * self.config.decode.batch)):
-            yield from self.token_log_likelihoods(params, self._split(chunk))
+        ids = self.with_start(self.tokenizer.encode([text])[0])
+        return attention.in_text(
+            self.model, params, self.tokenizer, ids, stack="decoder", pieces=pieces
+        )
 
-    def _split(self, pairs):
-        """Token ids of contexts and continuations. Spaces that end a context belong to the
-        continuation, as its first word's token has them.
+    def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """Yields log P(continuation | context) for each (context, continuation), in order.
+
+        An empty context is the beginning of a document. A text that is too long for the model loses
+        the beginning of its context.
         """
-        contexts = [context.rstrip() for context, _ in pairs]
-        wholes = self.tokenizer.encode([context + continuation for context, continuation in pairs])
-        # a token across the border is the continuation's
-        shared = [
-            len(os.path.commonprefix([*both]))
-            for both in zip(wholes, self.tokenizer.encode(contexts))
-        ]
-        return [(self.begun(whole[:count]), whole[count:]) for whole, count in zip(wholes, shared)]
+        return self._scorer.texts(params, pairs)
 
     def token_log_likelihoods(
         self, params, pairs: Sequence[tuple[list[int], list[int]]]
-    ) -> Iterator["Likelihood"]:
-        """As `log_likelihoods`, of token ids: (context, continuation).
+    ) -> Iterator[Likelihood]:
+        """As `log_likelihoods`, for token ids.
 
-        Raises UserError for an empty context, and for ids that the vocabulary lacks.
+        Raises UserError for an empty context, and for ids that are not in the vocabulary.
         """
-        size, room = self.config.decode.batch, self.model.max_length
-        for number, pair in enumerate(pairs, 1):
-            self._check_pair(number, *pair)
-        if long := next(
-            (len(continuation) for _, continuation in pairs if len(continuation) > room), None
-        ):
-            raise UserError(
-                f"a continuation has {long} tokens, more than config.model.max_length={room}"
-            )
-        whole = [
-            ((context + continuation)[-room - 1 :], len(continuation))
-            for context, continuation in pairs
-        ]
-        order = sorted(range(len(whole)), key=lambda i: -len(whole[i][0]))
-        found = {}
-        for start in range(0, len(order), size):
-            chosen = order[start : start + size]
-            length = min(_rounded(len(whole[chosen[0]][0]) - 1), room)
-            tokens, weights = (
-                np.zeros((size, length + 1), np.int32),
-                np.zeros((size, length), np.int32),
-            )
-            for row, i in enumerate(chosen):
-                ids, count = whole[i]
-                tokens[row, : len(ids)] = ids
-                weights[row, len(ids) - 1 - count : len(ids) - 1] = 1
-            sums, greedy = jax.device_get(self._score(params, tokens, weights))
-            found |= {
-                i: Likelihood(float(sums[row]), bool(greedy[row]), whole[i][1])
-                for row, i in enumerate(chosen)
-            }
-        return (found[i] for i in range(len(whole)))
+        return self._scorer.tokens(params, pairs)
 
-    def _check_pair(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> None:
-        if not len(context):
-            raise UserError(f"pair {number}: the context is empty; eos_id begins a document")
-        try:
-            check_ids(np.array([*context, *continuation]), self.model.vocab_size)
-        except UserError as error:
-            raise UserError(f"pair {number}: {error}") from None
-
-    @cached_property
-    def _score(self):
-        """Compiled: params, tokens (B, L + 1), weights (B, L) -> sums of the weighted labels'
-        log-probabilities (B,), and whether all are the likeliest.
-        """
-
-        @jax.jit
-        def score(params, tokens, weights):
-            hidden = self.model.apply({"params": params}, tokens[:, :-1], method="hidden")
-            log_probs, likeliest = token_log_probs(
-                hidden, *self.model.apply({"params": params}, method="output"), tokens[:, 1:]
-            )
-            return jnp.sum(log_probs * weights, axis=1), jnp.all(likeliest | (weights == 0), axis=1)
-
-        return score
+    @property
+    def _scorer(self) -> Scorer:
+        return Scorer(self.model, self.tokenizer, self.with_start, self.config.decode.batch)
 
 
-class Likelihood(NamedTuple):
-    log_prob: float
-    greedy: bool  # each token was the likeliest
-    tokens: int
+def _perplexities(loss: float, meta: dict) -> dict[str, float]:
+    """Returns the perplexity and the bits per byte and character, from the mean loss of a text.
 
-
-def _measures(loss: float, meta: dict) -> dict[str, float]:
-    """Of a mean loss over all tokens of a text, its document ends included."""
+    The loss counts all tokens, including the ends of documents.
+    """
     bits = loss * meta["tokens"] / math.log(2)
     return {
-        "perplexity": math.exp(min(loss, 700.0)),
+        "perplexity": perplexity(loss),
         "bits_per_byte": bits / meta["bytes"],
         "bits_per_character": bits / meta["characters"],
     }
-
-
-def _rounded(length: int) -> int:
-    return -(-length // _BUCKET) * _BUCKET

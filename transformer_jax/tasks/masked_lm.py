@@ -1,6 +1,4 @@
-"""BERT's pre-training: masked tokens and, unless rows are single texts, whether the second text
-follows the first; and filling masks.
-"""
+"""BERT's pre-training: masked tokens and, unless rows are single texts, the next sentence."""
 
 import dataclasses
 import itertools
@@ -8,124 +6,122 @@ import math
 import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
-from transformer_jax import metrics
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import masking, rows, sentence_pairs, tokenizers, windows
 from transformer_jax.data.sources import documents
 from transformer_jax.data.sources import pairs as sources
+from transformer_jax.inference import attention
 from transformer_jax.inference.filling import Filling, Reader
-from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy, label_nll
-from transformer_jax.pictures.attended import Attended, Side, between
-from transformer_jax.pictures.progress import track
+from transformer_jax.pictures.attended import Attended
+from transformer_jax.tasks.base import BaseTask
 
-# rows of an evaluation at least: a small text is gone through several times, with other pairs and
-# masks
-_EVALUATED = 2_000
+# The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
+# and masks.
+_MIN_EVAL_ROWS = 2_000
 
 
 @dataclasses.dataclass
-class MaskedLM:
-    """The objectives of Devlin et al. 2018, section 3.1. See tasks/task.py for the methods'
-    contracts.
+class MaskedLM(BaseTask):
+    """The objectives of Devlin et al. 2018, section 3.1."""
 
-    `tokenizer_folder`: where a run has left its tokenizer; None: read or train what `config.data`
-    says.
-    """
-
-    config: ConfigDict
-    tokenizer_folder: Path | None
-    # (share of config.train.num_steps, tokens of a row, most predictions of a row), one after the
-    # other
+    # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
+    # predictions of a row)
     phases: tuple = ((1.0, 128, 20),)
-    # weight of the second task; 0: there is none, and rows are windows of the text, not pairs (Liu
-    # et al. 2019)
+    # weight of the next-sentence loss; 0: rows are windows of the text, not pairs (Liu et al. 2019)
     next_sentence: float = 1.0
     whole_words: bool = False  # mask all pieces of a word or none
 
-    attentions = ("encoder",)  # kinds that can be looked at
+    attentions = ("encoder",)  # the kinds of attention that `attention` returns
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.coefficients = (
-            {"mlm": 1.0, "nsp": self.next_sentence} if self.next_sentence else {"mlm": 1.0}
-        )
-        if not 0 <= self.next_sentence:
-            raise UserError(
-                f"config.task.next_sentence={self.next_sentence}: a weight is at least 0"
-            )
-        if self.next_sentence and self.model.num_token_types < 2:
-            raise UserError(
-                f"config.model.num_token_types={self.model.num_token_types}: pairs of "
-                "texts need 2; config.task.next_sentence=0 trains on single texts"
-            )
+        self.coefficients = {"mlm": 1.0}
+        if self.next_sentence:
+            self.coefficients["nsp"] = self.next_sentence
+        self.num_phases = len(self.phases)
+        self._check_next_sentence()
+        self._check_phases()
         if self.config.train.first_batch:
             raise UserError(
-                f"config.train.first_batch={self.config.train.first_batch}: the batch of masked language modelling does not grow"
+                f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
+                "language modelling does not grow; set it to 0"
             )
+
+    def _check_next_sentence(self) -> None:
+        if self.next_sentence < 0:
+            raise UserError(f"config.task.next_sentence={self.next_sentence}: must be at least 0")
+        if self.next_sentence and self.model.num_token_types < 2:
+            raise UserError(
+                f"config.model.num_token_types={self.model.num_token_types}: pairs of texts need "
+                "2; config.task.next_sentence=0 trains on single texts"
+            )
+
+    def _check_phases(self) -> None:
         for phase in self.phases or [()]:
             if not self._is_phase(phase):
                 raise UserError(
-                    f"config.task.phases: {phase} is not (share of the updates, length from 8 to config.model.max_length={self.model.max_length}, most predictions), as in ((1.0,128,20),)"
+                    f"config.task.phases: {phase} is not (share of the updates, length from 8 to "
+                    f"config.model.max_length={self.model.max_length}, most predictions), "
+                    "as in ((1.0,128,20),)"
                 )
         if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
             raise UserError(
                 f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
             )
-        self.num_phases = len(self.phases)
 
     def _is_phase(self, phase) -> bool:
-        if not (
-            isinstance(phase, tuple)
-            and len(phase) == 3
-            and type(phase[0]) in (int, float)
-            and type(phase[1]) is type(phase[2]) is int
-        ):
+        kinds = [type(value) for value in phase] if isinstance(phase, tuple) else []
+        if kinds not in ([int, int, int], [float, int, int]):
             return False
-        share, length, most = phase
-        return 0 < share <= 1 and 8 <= length <= self.model.max_length and 1 <= most <= length
+        share, length, num_predictions = phase
+        fits = 8 <= length <= self.model.max_length
+        return fits and 0 < share <= 1 and 1 <= num_predictions <= length
 
     # data
 
     @cached_property
     def tokenizer(self) -> tokenizers.WordPiece:
-        found = tokenizers.of_run(
-            self.tokenizer_folder,
-            self.config.data,
-            lambda: self._text("train"),
-            self.model.vocab_size,
+        tokenizer = tokenizers.of_run(
+            self.tokenizer_folder, self.config.data, self._training_data, self.model.vocab_size
         )
-        if not isinstance(found, tokenizers.WordPiece):
+        if not isinstance(tokenizer, tokenizers.WordPiece):
             raise UserError(
-                f"config.data.tokenizer={self.config.data.tokenizer}: masked language modelling needs wordpiece"
+                f"config.data.tokenizer={self.config.data.tokenizer}: masked language modelling "
+                "needs wordpiece"
             )
-        return found
+        return tokenizer
+
+    def _training_data(self):
+        return self._text("train")
 
     def _text(self, split: str):
-        found = documents.documents(self.config.data, split)
-        if found is None and split == "train":
-            raise UserError("config.data names no training text")
-        return found
+        text = documents.documents(self.config.data, split)
+        if text is None and split == "train":
+            raise UserError("config.data.train_files is missing: the training text")
+        return text
 
     def _tokenised(self, split: str):
         make = sentence_pairs.tokenised if self.next_sentence else windows.tokenised
         return make(self._text(split), self.config.data, self.tokenizer, split)
 
     def _component(self, stored, split: str, phase: int):
-        """The `_tokenised` rows of a split as a phase has them; the randomness of the others' is
-        apart from that of training.
+        """Returns the rows of a tokenised split in a phase.
+
+        Each split has its own random numbers.
         """
-        _, length, most = self.phases[phase]
+        _, length, num_predictions = self.phases[phase]
         tokenizer, seed = self.tokenizer, self.config.data.seed
         mask = masking.Masking(
-            tokenizer.mask_id, tokenizer.special, tokenizer.continues, most, self.whole_words
+            tokenizer.mask_id,
+            tokenizer.special,
+            tokenizer.continues,
+            num_predictions,
+            self.whole_words,
         )
         key = (seed, phase, ("train", "valid", "test").index(split))
         if self.next_sentence:
@@ -136,64 +132,49 @@ class MaskedLM:
 
     @property
     def phase_steps(self) -> list[int]:
-        """Updates of each phase."""
-        ends = [
-            round(share * self.config.train.num_steps)
-            for share in itertools.accumulate(share for share, _, _ in self.phases)
-        ]
+        """The number of updates of each phase."""
+        shares = itertools.accumulate(share for share, _, _ in self.phases)
+        ends = [round(share * self.config.train.num_steps) for share in shares]
         return [end - begin for begin, end in zip([0, *ends], ends)]
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
-        train, last, stored = self.config.train, self.num_phases - 1, self._tokenised("train")
-        phases = [
-            rows.Phase(
-                [self._component(stored, "train", phase)],
-                train.batch,
-                None if phase == last else count,
-            )
-            for phase, count in enumerate(self.phase_steps)
-        ]
-        valid = {"valid": self._evaluated("valid")} if self._text("valid") else {}
+        stored = self._tokenised("train")
+        phases = []
+        for phase, num_steps in enumerate(self.phase_steps):
+            component = self._component(stored, "train", phase)
+            is_last = phase == self.num_phases - 1
+            batch = self.config.train.batch
+            phases.append(rows.Phase([component], batch, None if is_last else num_steps))
         return types.SimpleNamespace(
-            train=rows.TrainRows(phases, self.config.data.seed), eval=valid
+            train=rows.TrainRows(phases, self.config.data.seed),
+            eval={"valid": self._evaluation_rows("valid")} if self._text("valid") else {},
         )
 
-    def _evaluated(self, split: str) -> rows.EvalRows:
+    def _evaluation_rows(self, split: str) -> rows.EvalRows:
         component = self._component(self._tokenised(split), split, self.num_phases - 1)
-        return rows.EvalRows(component, math.ceil(_EVALUATED / len(component)))
-
-    def rows(self):
-        return self._rows
-
-    def fingerprint(self) -> dict:
-        """What the run's data and tokenizer are, by content."""
-        return {
-            "train": self._text("train").fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
+        return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
 
     # training
 
     def batch_spec(self, phase: int):
-        _, length, most = self.phases[phase]
-        shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,)) | {
-            f"masked_{what}": (most,) for what in ("positions", "labels", "weights")
-        }
-        shapes |= {"follows": ()} if self.next_sentence else {}
-        return {
-            name: jax.ShapeDtypeStruct((self.config.train.batch, *shape), jnp.int32)
-            for name, shape in shapes.items()
-        }
+        _, length, num_predictions = self.phases[phase]
+        shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,))
+        masked = ("masked_positions", "masked_labels", "masked_weights")
+        shapes |= dict.fromkeys(masked, (num_predictions,))
+        if self.next_sentence:
+            shapes["follows"] = ()
+        return self.int32_spec(shapes)
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, 8), jnp.int32))["params"]
 
     def weights(self, batch):
-        examples = batch["segment_ids"].max(axis=-1).sum()  # rows that are no padding
-        return {"mlm": batch["masked_weights"].sum().astype(jnp.float32)} | (
-            {"nsp": examples.astype(jnp.float32)} if self.next_sentence else {}
-        )
+        weights = {"mlm": batch["masked_weights"].sum().astype(jnp.float32)}
+        if self.next_sentence:
+            num_rows = batch["segment_ids"].max(axis=-1).sum()  # without rows of padding
+            weights["nsp"] = num_rows.astype(jnp.float32)
+        return weights
 
     def loss(self, params, batch, rng, *, train):
         apply = partial(self.model.apply, {"params": params})
@@ -206,93 +187,78 @@ class MaskedLM:
             method="hidden",
             rngs={"dropout": rng} if train else None,
         )
-        # they alone meet the vocabulary
-        asked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
-        weights, filled = batch["masked_weights"], batch["segment_ids"] > 0
-        mlm, _, right = cross_entropy(
-            apply(asked, method="transformed"),
+        # Logits are computed at the masked positions only.
+        masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
+        filled = batch["segment_ids"] > 0
+        mlm, _, correct = cross_entropy(
+            apply(masked, method="transformed"),
             *apply(method="output"),
             batch["masked_labels"],
-            weights.astype(jnp.float32),
+            batch["masked_weights"].astype(jnp.float32),
         )
-        count = weights.sum(dtype=jnp.int32)
-        found = {
+        count = batch["masked_weights"].sum(dtype=jnp.int32)
+        terms = {"mlm": mlm}
+        metrics = {
             "loss": (mlm, count),
-            "accuracy": (right, count),
+            "accuracy": (correct, count),
             "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
         }
-        if not self.next_sentence:
-            return {"mlm": mlm}, found
-        logits, there, label = (
-            apply(hidden, method="next_logits"),
-            filled[:, 0],
-            1 - batch["follows"],
-        )
-        nsp, examples = jnp.sum(label_nll(logits, label) * there), there.sum(dtype=jnp.int32)
-        right = jnp.sum((logits.argmax(axis=-1) == label) & there, dtype=jnp.float32)
-        return {"mlm": mlm, "nsp": nsp}, found | {
-            "nsp_loss": (nsp, examples),
-            "nsp_accuracy": (right, examples),
-        }
+        if self.next_sentence:
+            logits = apply(hidden, method="next_logits")
+            is_row = filled[:, 0]
+            label = 1 - batch["follows"]
+            nsp = jnp.sum(label_nll(logits, label) * is_row)
+            num_rows = is_row.sum(dtype=jnp.int32)
+            correct = jnp.sum((logits.argmax(axis=-1) == label) & is_row, dtype=jnp.float32)
+            terms["nsp"] = nsp
+            metrics |= {"nsp_loss": (nsp, num_rows), "nsp_accuracy": (correct, num_rows)}
+        return terms, metrics
 
     def trainable(self, path) -> bool:
         return self.next_sentence > 0 or path[0] not in ("pooler", "nsp")
 
-    def derived(self, name, means):
-        return {"perplexity": math.exp(min(means["loss"], 700.0))}
-
-    def evaluations(self):
-        return {}
-
     def flops(self, phase: int = 0) -> float:
-        _, length, most = self.phases[phase]
-        return 3 * self.model.flops(length, most)  # a backward pass costs two forward ones
+        _, length, num_predictions = self.phases[phase]
+        # A backward pass costs two forward passes.
+        return 3 * self.model.flops(length, num_predictions)
 
     def positions(self, phase: int = 0) -> int:
         return self.phases[phase][1]
 
-    # use
+    # evaluation and use
 
     def evaluate(self, params, split: str) -> dict:
-        """Loss and accuracy of masked tokens and of following texts over a whole split, as its rows
-        are in the last phase, and the accuracy of always naming the most frequent label. A split of
-        fewer than 2,000 rows is gone through several times, with other pairs and masks.
+        """Returns the losses and accuracies of both objectives for a split.
 
-        Raises UserError where the run's data has no such split.
+        The rows are those of the last phase. A split of fewer than 2,000 rows is read several
+        times, with other pairs and masks. "most_frequent" is the accuracy of always predicting the
+        most frequent label. Raises UserError where the run has no such split.
         """
-        sources.check_evaluated(split)
-        if self._text(split) is None:
-            raise UserError(
-                f"--set={split}: this run names no such text; give --config.data.{split}_files"
-            )
-        found, batch = self._evaluated(split), self.config.decode.batch
-        step = jax.jit(lambda params, batch: self.loss(params, batch, None, train=False)[1])
-        sums, labels = [], np.zeros(self.model.vocab_size, np.int64)
-        for number in track(
-            range(found.num_batches(batch)), "evaluating (batches)", found.num_batches(batch)
-        ):
-            read = found.batch(number, range(batch), batch)
-            labels += np.bincount(
-                read["masked_labels"][read["masked_weights"] > 0], minlength=len(labels)
-            )
-            sums.append(jax.device_get(step(params, read)))
-        means = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
+        sources.held_out(self._text, split, "files")
+        evaluated = self._evaluation_rows(split)
+        label_counts = np.zeros(self.model.vocab_size, np.int64)
+
+        def count_labels(batch) -> None:
+            labels = batch["masked_labels"][batch["masked_weights"] > 0]
+            label_counts[:] += np.bincount(labels, minlength=len(label_counts))
+
+        means = self.mean_metrics(params, evaluated, observe=count_labels)
         means.pop("filled")
         return {
             **means,
             **self.derived(split, means),
-            "most_frequent": float(labels.max() / labels.sum()),
-            "rows": len(found),
-            "masked": int(labels.sum()),
+            "most_frequent": float(label_counts.max() / label_counts.sum()),
+            "rows": len(evaluated),
+            "masked": int(label_counts.sum()),
         }
 
     def fill(
         self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
     ) -> Iterator[list[list[Filling]]]:
-        """The `top_k` likeliest words for each [MASK] of each text; an empty text has none.
+        """Yields the `top_k` likeliest words for each [MASK] of each text. An empty text has none.
 
-        `long` decides about a text longer than `config.model.max_length`: "split" reads its
-        sentences one by one, a longer sentence in parts, "skip" fills nothing, "refuse" raises
+        `long` decides about a text longer than `config.model.max_length`. "split" reads its
+        sentences one by one, and a longer sentence in parts; "skip" fills nothing; "refuse" raises
         UserError. A warning at the end names the numbers of these texts. Raises UserError for a
         text without [MASK].
         """
@@ -306,10 +272,10 @@ class MaskedLM:
         *,
         long: str = "truncate",
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """The pieces of each text, and their hidden states (layers, N, M) float32.
+        """Yields the N pieces of each text, and their hidden states (layers, N, M) float32.
 
-        Layer 0 is the embeddings, -1 the last. [CLS] and [SEP] are among the pieces; an empty text
-        has them alone. `long` decides about a text longer than `config.model.max_length`:
+        Layer 0 is the embeddings, -1 the last layer. The pieces include [CLS] and [SEP]; an empty
+        text has only these two. `long` decides about a text longer than `config.model.max_length`.
         "truncate" cuts it, "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at
         the end names the numbers of these texts. Raises UserError for a layer that does not exist.
         """
@@ -320,15 +286,12 @@ class MaskedLM:
         return Reader(self.model, self.tokenizer, self.config.decode.batch)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """What each word of a text, or each of its `pieces`, attends to; [CLS], [SEP] and any
-        [MASK] among them.
+        """Returns the attention weights between the words of a text; with `pieces`, its tokens.
 
-        Raises UserError for a text longer than `config.model.max_length`.
+        [CLS], [SEP] and each [MASK] are among them. Raises UserError for a text longer than
+        `config.model.max_length`.
         """
         ids = [self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id]
-        if len(ids) > self.model.max_length:
-            raise UserError(
-                f"{len(ids)} tokens, at most config.model.max_length={self.model.max_length} can be read"
-            )
-        side = Side.of(self.tokenizer, ids, pieces)
-        return between(weights_in(self.model, params, "encoder", jnp.array([ids])), side, side)
+        return attention.in_text(
+            self.model, params, self.tokenizer, ids, stack="encoder", pieces=pieces
+        )

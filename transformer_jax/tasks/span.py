@@ -1,9 +1,10 @@
-"""Answering a question by a span of a text (Devlin et al. 2018, figure 4c, sections 4.2 and 4.3)."""
+"""Answering a question by a span of a text (Devlin et al. 2018, figure 4c, sections 4.2, 4.3)."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,67 +13,76 @@ import scipy.special
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.base import ROW, FineTuning
-from transformer_jax.finetuning.predictions import Asked
+from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
 
-_NEVER = -1e9  # logit of what can't be chosen
+_NEVER = -1e9  # logit of a position that cannot be chosen
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A question with as much of its context as fits a row."""
+    """A question with the part of its context that fits a row."""
 
-    question: int  # by its number in the split or input
+    question: int  # its number in the split or input
     answers: tuple[str, ...]
     context: str
     question_ids: list[int]
-    ids: list[int]  # of the context's part
-    spans: Sequence[tuple[int, int]]  # characters of each of them in the context
-    central: np.ndarray  # (len(ids),) bool: no other part has more context around this token
-    # first and last token of an answer in `ids`; None: it is not here
+    ids: list[int]  # of the part
+    spans: Sequence[tuple[int, int]]  # characters of each of the ids in the context
+    central: np.ndarray  # (len(ids),) bool: no other part has more context around the token
+    # first and last token of an answer in `ids`; None: the answer is not in this part
     target: tuple[int, int] | None
 
     @property
     def begin(self) -> int:
-        """The row's position of the first of `ids`."""
+        """The position of the first of `ids` in the row."""
         return len(self.question_ids) + 2
+
+
+class _Answer(NamedTuple):
+    span: str  # the best one; "" where there is none
+    margin: float  # the score of no answer less the score of the span
+    ranked: list[tuple[str, float]]  # the best answers with their probabilities
 
 
 @dataclasses.dataclass
 class Span(FineTuning):
-    """Files are in the JSON form of SQuAD. Contexts longer than a row are read in overlapping
-    parts.
+    """The answer to a question is a span of its context.
+
+    Files have the JSON form of SQuAD. A context longer than a row is read in overlapping parts.
     """
 
     length: int = 384
     head_dropout: float = 0.0
     stride: int = 128  # tokens between the beginnings of two parts of a context
-    max_question: int = 64  # tokens; longer ones are cut
-    max_answer: int = 30  # tokens
-    n_best: int = 20  # spans kept of each part
+    max_question: int = 64  # most tokens of a question; a longer one is cut
+    max_answer: int = 30  # most tokens of an answer
+    n_best: int = 20  # spans considered in each part
     unanswerable: bool = False  # questions may have no answer (SQuAD 2.0)
-    # no answer is given where its score is higher than the best span's by more than this; evaluate
-    # tells the best one
+    # no answer is given where its score exceeds the best span's by more than this; evaluate reports
+    # the best value
     null_threshold: float = 0.0
 
     summarises = False
     two_texts = True
-    unread = {"answer": None, "n_best": []}
+    empty_details = {"answer": None, "n_best": []}
     long_lines = ("split",)  # as in training
 
     def __post_init__(self):
         super().__post_init__()
-        if min(self.n_best, self.max_answer, self.max_question) < 1:
+        for key in ("n_best", "max_answer", "max_question"):
+            if getattr(self, key) < 1:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+        max_stride = self.length - self.max_question - 3
+        if not 1 <= self.stride <= max_stride:
             raise UserError(
-                f"config.task.n_best={self.n_best}, max_answer={self.max_answer}, max_question={self.max_question}: each is at least 1"
+                f"config.task.stride={self.stride}: must be from 1 to config.task.length - "
+                f"max_question - 3 = {max_stride}, so that the parts of a context leave no gaps"
             )
-        if not 1 <= self.stride <= self.length - self.max_question - 3:
-            raise UserError(
-                f"config.task.stride={self.stride}: from 1 to config.task.length - max_question - 3 = {self.length - self.max_question - 3}, "
-                "or parts of a context would leave gaps"
-            )
+
+    # examples
 
     def read(self, split):
         return tables.squad(self.config.data, split)
@@ -89,188 +99,173 @@ class Span(FineTuning):
                 )
         return self._parts([record.values[1:] for record in records])
 
-    def _parts(self, asked) -> list[_Part]:
-        if not asked:
+    def _parts(self, questions) -> list[_Part]:
+        """Returns the parts of each (question, context, answers)."""
+        if not questions:
             return []
-        questions = self.tokenizer.encode([question for question, _, _ in asked])
-        contexts = dict(
-            zip(
-                there := list(dict.fromkeys(context for _, context, _ in asked)),
-                self.tokenizer.encode_spans(there),
+        question_ids = self.tokenizer.encode([question for question, _, _ in questions])
+        contexts = list(dict.fromkeys(context for _, context, _ in questions))
+        encoded = dict(zip(contexts, self.tokenizer.encode_spans(contexts)))
+        parts = []
+        for number, ((_, context, answers), ids) in enumerate(zip(questions, question_ids)):
+            parts += self._parts_of(number, ids, context, encoded[context], answers)
+        return parts
+
+    def _parts_of(self, number, question_ids, context, encoded, answers) -> Iterator[_Part]:
+        """Yields the parts of one question; `encoded` has the context's ids and their spans."""
+        ids, spans = encoded
+        question_ids = question_ids[: self.max_question]
+        target = _tokens_of(spans, answers[0]) if answers else None
+        room = self.length - 3 - len(question_ids)
+        starts = _starts(len(ids), room, self.stride)
+        central = _most_central(starts, room, len(ids))
+        for part, start in enumerate(starts):
+            stop = min(start + room, len(ids))
+            inside = target is not None and start <= target[0] and target[1] < stop
+            yield _Part(
+                number,
+                tuple(text for text, _ in answers),
+                context,
+                question_ids,
+                ids[start:stop],
+                spans[start:stop],
+                central[start:stop] == part,
+                (target[0] - start, target[1] - start) if inside else None,
             )
-        )
-        found = []
-        for number, ((_, context, answers), question) in enumerate(zip(asked, questions)):
-            (ids, spans), question = contexts[context], question[: self.max_question]
-            target = _tokens_of(spans, answers[0]) if answers else None
-            room = self.length - 3 - len(question)
-            starts = (
-                [*range(0, max(len(ids) - room, 0) + self.stride, self.stride)]
-                if len(ids) > room
-                else [0]
-            )
-            starts = starts[
-                : 1
-                + next(
-                    (i for i, start in enumerate(starts) if start + room >= len(ids)), len(starts)
-                )
-            ]
-            central = _most_central(starts, room, len(ids))
-            for part, start in enumerate(starts):
-                stop = min(start + room, len(ids))
-                inside = target is not None and start <= target[0] and target[1] < stop
-                found.append(
-                    _Part(
-                        number,
-                        tuple(text for text, _ in answers),
-                        context,
-                        question,
-                        ids[start:stop],
-                        spans[start:stop],
-                        central[start:stop] == part,
-                        (target[0] - start, target[1] - start) if inside else None,
-                    )
-                )
-        return found
 
     def row(self, example):
-        row = self.encoder.row(self.tokenizer, example.question_ids, example.ids, self.length)
-        null = self._null(example)
-        first, last = (
-            (null, null)
-            if example.target is None
-            else (example.begin + place for place in example.target)
+        row = self.encoder.row(
+            self.tokenizer, example.question_ids, example.ids, length=self.length
         )
+        first = last = self._null(example)
+        if example.target is not None:
+            first, last = (example.begin + place for place in example.target)
         return row | {"first": np.int32(first), "last": np.int32(last)}
 
     def _null(self, example) -> int:
-        """Where "no answer" points: to the position that has seen all."""
+        """Returns the position of "no answer", which has read the whole row."""
         return 0 if self.encoder.bidirectional else example.begin + len(example.ids)
 
-    def filled(self, example):
+    def num_tokens(self, example):
         return len(example.question_ids) + len(example.ids) + 3
 
     def shapes(self, length):
         return dict.fromkeys(ROW, (length,)) | {"first": (), "last": ()}
 
+    # objective and scores
+
     def head(self):
         return Head(2, self.head_dropout, True)
 
     def objective(self, outputs, batch):
-        there = self.counted(batch)
+        is_row = self.counted(batch)
         logits = jnp.where(batch["segment_ids"][..., None] > 0, outputs, _NEVER)
-        # (rows, first and last, L)
-        logits, labels = (
-            jnp.moveaxis(logits, 1, 2),
-            jnp.stack([batch["first"], batch["last"]], axis=-1),
-        )
-        count = there.sum(dtype=jnp.int32)
-        right = jnp.sum((logits.argmax(axis=-1) == labels).all(axis=-1) & there, dtype=jnp.float32)
-        return (
-            jnp.sum(label_nll(logits, labels).mean(axis=-1) * there),
-            count,
-            {"accuracy": (right, count)},
-        )
+        logits = jnp.moveaxis(logits, 1, 2)  # (rows, first and last, L)
+        labels = jnp.stack([batch["first"], batch["last"]], axis=-1)
+        count = is_row.sum(dtype=jnp.int32)
+        is_right = (logits.argmax(axis=-1) == labels).all(axis=-1) & is_row
+        correct = jnp.sum(is_right, dtype=jnp.float32)
+        loss = jnp.sum(label_nll(logits, labels).mean(axis=-1) * is_row)
+        return loss, count, {"accuracy": (correct, count)}
 
     def scores(self, examples, outputs):
         by_question = itertools.groupby(zip(examples, outputs), key=lambda pair: pair[0].question)
         questions = [list(parts) for _, parts in by_question]
-        found = [(parts[0][0].answers, *self._answer(parts)[:2]) for parts in questions]
-        measured = {}
+        gold = [parts[0][0].answers for parts in questions]
+        answers = [self._answer(parts) for parts in questions]
+        margins = [answer.margin for answer in answers]
+        results = {}
         for name, measure in (("exact_match", scores.exact_match), ("f1", scores.overlap_f1)):
-            answered = [measure(answers, span) for answers, span, _ in found]
+            answered = [measure(texts, answer.span) for texts, answer in zip(gold, answers)]
             if not self.unanswerable:
-                measured[name] = float(np.mean(answered))
+                results[name] = float(np.mean(answered))
                 continue
-            refused, margins = (
-                [measure(answers, "") for answers, _, _ in found],
-                [margin for _, _, margin in found],
-            )
-            measured[name] = float(
-                np.mean(np.where(np.array(margins) > self.null_threshold, refused, answered))
-            )
-            measured[f"best_{name}"], measured[f"best_{name}_threshold"] = scores.best_threshold(
-                margins, answered, refused
-            )
-        return measured
+            refused = [measure(texts, "") for texts in gold]
+            is_refused = np.array(margins) > self.null_threshold
+            results[name] = float(np.mean(np.where(is_refused, refused, answered)))
+            best, threshold = scores.best_threshold(margins, answered, refused)
+            results |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
+        return results
 
-    def _answer(self, parts) -> tuple[str, float, list[tuple[str, float]]]:
-        """(the best span, by how much the score of no answer is higher than its own, the n best
-        with their probabilities) from a question's parts with their outputs.
-        """
-        spans = sorted(
-            (span for example, outputs in parts for span in self._spans(example, outputs[0])),
-            reverse=True,
-        )[: self.n_best]
+    def _answer(self, parts) -> _Answer:
+        """Returns the answer from a question's (example, outputs) for each part."""
+        spans = [span for example, outputs in parts for span in self._spans(example, outputs[0])]
+        spans = sorted(spans, reverse=True)[: self.n_best]
         best = {}
         for score, text in spans:
             best.setdefault(text, score)
         null = min(outputs[0][self._null(example)].sum() for example, outputs in parts)
-        candidates = [
-            *best.items(),
-            *([("", float(null))] if self.unanswerable or not best else []),
-        ]
+        candidates = list(best.items())
+        if self.unanswerable or not best:
+            candidates.append(("", float(null)))
         probabilities = scipy.special.softmax([score for _, score in candidates])
-        ranked = sorted(
-            zip((text for text, _ in candidates), map(float, probabilities)),
-            key=lambda pair: -pair[1],
-        )
-        return (spans[0][1], float(null - spans[0][0]), ranked) if best else ("", math.inf, ranked)
+        texts = [text for text, _ in candidates]
+        ranked = sorted(zip(texts, map(float, probabilities)), key=lambda pair: -pair[1])
+        if not best:
+            return _Answer("", math.inf, ranked)
+        score, span = spans[0]
+        return _Answer(span, float(null - score), ranked)
 
-    def _spans(self, example, logits):
-        """(score, text) of the likeliest spans in a part: no longer than max_answer, beginning
-        where this part knows most of the context.
+    def _spans(self, example, logits) -> Iterator[tuple[float, str]]:
+        """Yields (score, text) of the likeliest spans in a part.
+
+        A span has at most max_answer tokens. It begins at a token that is most central in this
+        part.
         """
         logits = logits[example.begin : example.begin + len(example.ids)]
-        first, last = (
-            np.argsort(-logits[:, side], kind="stable")[: self.n_best] for side in (0, 1)
-        )
-        for a, b in itertools.product(first.tolist(), last.tolist()):
-            if a <= b < a + self.max_answer and example.central[a]:
-                yield (
-                    float(logits[a, 0] + logits[b, 1]),
-                    example.context[example.spans[a][0] : example.spans[b][1]].strip(),
-                )
+        order = np.argsort(-logits, axis=0, kind="stable")[: self.n_best].tolist()
+        firsts, lasts = ([row[side] for row in order] for side in (0, 1))
+        for first, last in itertools.product(firsts, lasts):
+            if first <= last < first + self.max_answer and example.central[first]:
+                score = float(logits[first, 0] + logits[last, 1])
+                begin, end = example.spans[first][0], example.spans[last][1]
+                yield score, example.context[begin:end].strip()
 
-    def shown(self, examples, outputs):
+    # predictions
+
+    def prediction(self, examples, outputs):
         span, margin, ranked = self._answer(list(zip(examples, outputs)))
         answer = "" if self.unanswerable and margin > self.null_threshold else span
         n_best = [{"answer": text, "probability": p} for text, p in ranked]
         return answer, {"answer": answer, "n_best": n_best}
 
-    def asked(self, lines):
-        """A question and its context a line, separated by a tab."""
-        asked = []
+    def unlabelled(self, lines):
+        """Returns the parts of each line: a question and its context, separated by a tab."""
+        questions = []
         for number, line in lines:
             question, _, context = line.partition("\t")
             if not question.strip() or not context.strip():
                 raise UserError(
-                    f"line {number}: a question and its context are asked for, separated by a tab"
+                    f"line {number}: must hold a question and its context, separated by a tab"
                 )
-            asked.append((question, context, ()))
-        by_question = itertools.groupby(self._parts(asked), key=lambda part: part.question)
-        return [Asked(list(parts), False) for _, parts in by_question]
+            questions.append((question, context, ()))
+        by_question = itertools.groupby(self._parts(questions), key=lambda part: part.question)
+        return [Unlabelled(list(parts), False) for _, parts in by_question]
 
 
 def _tokens_of(spans, answer: tuple[str, int]) -> tuple[int, int] | None:
-    """The first and last token that share characters with an answer; None where no token does."""
+    """Returns the first and last token that share characters with an answer, or None."""
     text, start = answer
     inside = [place for place, (a, b) in enumerate(spans) if a < start + len(text) and b > start]
     return (inside[0], inside[-1]) if inside else None
 
 
+def _starts(length: int, room: int, stride: int) -> list[int]:
+    """Returns where the parts of a context begin. The last part reaches its end."""
+    num_parts = 1 + max(0, -(-(length - room) // stride))
+    return [stride * part for part in range(num_parts)]
+
+
 def _most_central(starts: list[int], room: int, length: int) -> np.ndarray:
-    """For each token of a context the part in which the smaller of its two sides of context is
-    largest (the first such).
+    """Returns for each token of a context the part that has most context around it.
+
+    The context around a token is the smaller of its two sides; of equal parts the first counts.
     """
-    places = np.arange(length)
-    around = [
-        np.where(
-            (places >= start) & (places < start + room),
-            np.minimum(places - start, min(start + room, length) - 1 - places)
-            + 0.01 * (min(start + room, length) - start),
-            -np.inf,
-        )
-        for start in starts
-    ]
+    tokens = np.arange(length)
+    around = []
+    for start in starts:
+        stop = min(start + room, length)
+        smaller_side = np.minimum(tokens - start, stop - 1 - tokens)
+        is_inside = (tokens >= start) & (tokens < start + room)
+        around.append(np.where(is_inside, smaller_side + 0.01 * (stop - start), -np.inf))
     return np.argmax(around, axis=0)

@@ -1,5 +1,6 @@
-"""What the training loop knows of a task: which rows, which loss, which evaluations. It knows no
-model and no data.
+"""The contract between the training loop and a task: rows, loss and evaluations.
+
+The loop knows neither the model nor the data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,83 +14,87 @@ from transformer_jax.metrics import Metrics
 
 Params = Any  # a tree of arrays
 Batch = dict[str, jax.Array]
-Evaluation = Callable[[Params], dict[str, float]]  # plain floats by name: bleu, perplexity, f1, ...
+Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as bleu or f1
 
 
 class TrainRows(Protocol):
     def phase(self, step: int) -> tuple[int, int]:
-        """(phase that update `step` belongs to, updates of it before `step`)."""
+        """Returns (the phase of update `step`, the number of the phase's earlier updates)."""
 
     def size(self, step: int) -> int:
-        """Rows of update `step`."""
+        """Returns the number of rows of update `step`."""
 
     def batch(self, step: int, places: Sequence[int]) -> dict[str, np.ndarray]:
-        """Rows number `places` of the batch of update `step`."""
+        """Returns the rows at `places` of the batch of update `step`."""
 
 
 class EvalRows(Protocol):
-    def num_batches(self, batch: int) -> int: ...
+    def num_batches(self, batch: int) -> int:
+        """Returns the number of batches of `batch` rows."""
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> dict[str, np.ndarray]:
-        """Rows number `places` of the step-th batch of `batch` rows; beyond the last row, rows of
-        weight 0.
+        """Returns the rows at `places` of the batch number `step` of `batch` rows.
+
+        Places beyond the last row hold rows of weight 0.
         """
 
 
 class Rows(Protocol):
     train: TrainRows
-    eval: Mapping[str, EvalRows]  # by name, e.g. "valid"
+    eval: Mapping[str, EvalRows]  # by name, such as "valid"
 
 
 class Task(Protocol):
-    """A training objective over a model. Everything it computes is a pure function of its
-    arguments.
-    """
+    """A training objective over a model. All its methods are pure functions of their arguments."""
 
     config: ConfigDict
-    coefficients: dict[str, float]  # of the loss terms
-    # parts of a run, or kinds of its batches, that differ in the shape of their rows; the first of
-    # a task that does not plan them has the longest
+    coefficients: dict[str, float]  # factor of each loss term
+    # The number of phases: parts of a run, or kinds of its batches, whose rows differ in shape.
+    # Where the task does not plan the phases by update, phase 0 has the longest rows.
     num_phases: int
     model: Any  # the Linen module
     tokenizer: Any  # has save(folder) and fingerprint()
 
     def fingerprint(self) -> dict:
-        """What data and tokenizer are, by content; JSON-able, with a key "tokenizer"."""
+        """Returns what identifies the content of data and tokenizer, for JSON.
+
+        The key "tokenizer" holds the tokenizer's part.
+        """
 
     def batch_spec(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of the batch of a phase, (rows, ...). Opens no file."""
+        """Returns the shapes (rows, ...) of a batch of the phase. Opens no file."""
 
     def init(self, rng: jax.Array) -> Params:
-        """Initial parameters, boxed with their logical axes."""
+        """Returns initial parameters, boxed with their logical axes."""
 
     def rows(self) -> Rows:
-        """The data; built the first time it is asked for."""
+        """Returns the data. The first call builds it."""
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
-        """Each loss term's denominator, summed over the batch it is given (the whole global one)."""
+        """Returns the denominator of each loss term, summed over the whole global batch."""
 
     def loss(
         self, params: Params, batch: Batch, rng: jax.Array, *, train: bool
     ) -> tuple[dict[str, jax.Array], Metrics]:
-        """{term: sum over the batch} and metrics; among them "filled": (target positions that are
-        no padding, all).
+        """Returns ({loss term: sum over the batch}, metrics).
+
+        The metric "filled" is (target positions that are not padding, all target positions).
         """
 
     def trainable(self, path: tuple[str, ...]) -> bool:
-        """Whether the optimizer changes the parameter at this path."""
+        """Returns whether the optimizer changes the parameter at this path."""
 
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
-        """What follows from the mean metrics of the evaluation set `name`, such as perplexity."""
+        """Returns scores that follow from the mean metrics of the evaluation set `name`."""
 
     def evaluations(self) -> Mapping[str, Evaluation]:
-        """What is measured beside the loss while training, by the name of the evaluation set."""
+        """Returns further evaluations during training, by the name of the evaluation set."""
 
     def evaluate(self, params: Params, split: str) -> dict[str, float | str]:
-        """All that is measured of a split ("valid", "test") of a finished run."""
+        """Returns all scores of a split ("valid" or "test") of a finished run."""
 
     def flops(self, phase: int) -> float:
-        """Of an update over one row: forward and backward, padding included."""
+        """Returns the FLOPs of an update per row: forward and backward, padding included."""
 
     def positions(self, phase: int) -> int:
-        """Target positions of a row, padding included."""
+        """Returns the number of target positions of a row, padding included."""

@@ -10,13 +10,14 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, TypeVar
 
 from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
 
 Pair = tuple[str, str]
+Data = TypeVar("Data")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,10 +161,19 @@ def filled(key: str, file: str) -> None:
             raise UserError(f"{key}={file}: the file is empty")
 
 
-def check_evaluated(split: str) -> None:
-    """Raises UserError for a split that is no held-out text."""
+def held_out(read: Callable[[str], Data | None], split: str, *endings: str) -> Data:
+    """Returns the data of a split that is not trained on, `read(split)`.
+
+    Raises UserError where `split` is not "valid" or "test", and where the run has no such data.
+    The error then asks for the keys `config.data.<split>_<ending>`.
+    """
     if split not in ("valid", "test"):
         raise UserError(f"split {split!r}: only 'valid' and 'test' can be evaluated")
+    data = read(split)
+    if data is None:
+        keys = " and ".join(f"--config.data.{split}_{ending}" for ending in endings)
+        raise UserError(f"--set={split}: this run has no such data; give {keys}")
+    return data
 
 
 def several(texts: Iterable[str]) -> Iterable[str]:

@@ -1,0 +1,74 @@
+"""The part of a fine-tuning task that each kind of task defines: examples, rows, head, scores."""
+
+import jax
+import numpy as np
+
+from transformer_jax.data.rows import Row
+from transformer_jax.finetuning.predictions import Unlabelled
+
+
+class Definition:
+    """The methods that a subclass of FineTuning defines."""
+
+    summarises = True  # whether the head reads one vector a row, not one a token
+    two_texts = False  # whether a row holds two texts
+    rows_of_example = 1
+    empty_details = {}  # the details of a prediction for an empty line
+    long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; default first
+
+    def read(self, split: str):
+        """Returns the records of a split, re-iterable and with a fingerprint().
+
+        Returns None where the run has no such split.
+        """
+        raise NotImplementedError
+
+    def examples(self, records) -> list:
+        """Returns the examples: texts as token ids, labels as numbers.
+
+        Raises UserError with file and line for a wrong record.
+        """
+        raise NotImplementedError
+
+    def count(self, split: str) -> int:
+        """Returns the number of labelled examples of a split."""
+        return sum(1 for _ in self.read(split))
+
+    def row(self, example) -> Row:
+        """Returns the arrays of an example, padded to the longest length."""
+        raise NotImplementedError
+
+    def num_tokens(self, example) -> int:
+        """Returns the number of tokens of an example's longest row, without padding."""
+        raise NotImplementedError
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of an example's arrays, for rows of `length` tokens."""
+        raise NotImplementedError
+
+    def head(self):
+        """Returns the Linen module on the encoder."""
+        raise NotImplementedError
+
+    def objective(self, outputs, batch) -> tuple[jax.Array, jax.Array, dict]:
+        """Returns (summed loss, its count as int32, further metrics)."""
+        raise NotImplementedError
+
+    def scores(self, examples, outputs) -> dict[str, float]:
+        """Returns the scores of a split from the head's outputs, an array for each example."""
+        raise NotImplementedError
+
+    def details(self, examples, outputs) -> dict[str, dict]:
+        """Returns further results of `evaluate` for JSON, from the arguments of `scores`."""
+        return {}
+
+    def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
+        """Returns the prediction for a line from its examples: a text, and details for JSON."""
+        raise NotImplementedError
+
+    def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
+        """Returns the examples of numbered lines, without labels.
+
+        Raises UserError for a line of another form.
+        """
+        raise NotImplementedError

@@ -1,0 +1,56 @@
+"""The outputs of a head for examples, in batches of like lengths."""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.inference.batching import in_order
+from transformer_jax.pictures.progress import track
+
+# Batches whose examples are sorted by length together.
+_SORTED_BATCHES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Computes the outputs of a task's head, `config.decode.batch` examples at a time."""
+
+    task: Any
+
+    def __call__(
+        self, params, examples: list, title: str, sums: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the outputs (rows of an example, ...) of each example, in order.
+
+        Adds the summed loss and its count to `sums` (2,).
+        """
+        return in_order(self._numbered(params, examples, title, sums))
+
+    def _numbered(self, params, examples, title, sums) -> Iterator[tuple[int, np.ndarray]]:
+        if not examples:
+            return
+        batch_size = self.task.config.decode.batch
+        num_batches = -(-len(examples) // batch_size)
+        batches = self.task.in_buckets(examples).batches(batch_size, _SORTED_BATCHES)
+        for numbers, batch in track(batches, title, num_batches):
+            outputs, *loss_and_count = jax.device_get(self._compiled(params, batch))
+            if sums is not None:
+                sums += loss_and_count
+            yield from zip(numbers.tolist(), outputs)
+
+    @cached_property
+    def _compiled(self):
+        """The function of (params, batch) to (outputs (examples, rows, ...), loss, count)."""
+
+        @jax.jit
+        def outputs_and_loss(params, batch):
+            outputs, _ = self.task.outputs(params, batch, None, train=False)
+            total, count, _ = self.task.objective(outputs, batch)
+            num_examples = len(batch["segment_ids"])
+            return outputs.reshape(num_examples, -1, *outputs.shape[1:]), total, count
+
+        return outputs_and_loss

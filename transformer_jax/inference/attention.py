@@ -1,0 +1,56 @@
+"""Attention weights of a trained model between the words, or the tokens, of texts."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError
+from transformer_jax.layers.attention import weights_in
+from transformer_jax.pictures.attended import Attended, Side, between
+
+
+def check_length(num_tokens: int, max_length: int) -> None:
+    """Raises UserError for a text that has more tokens than the model reads."""
+    if num_tokens > max_length:
+        raise UserError(
+            f"the text has {num_tokens} tokens: must have at most "
+            f"config.model.max_length={max_length}"
+        )
+
+
+def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool) -> Attended:
+    """Returns the self-attention of a text in the "encoder" or the "decoder".
+
+    The weights are between words; with `pieces`, between tokens. Raises UserError for a text
+    longer than `config.model.max_length`.
+    """
+    check_length(len(ids), model.max_length)
+    side = Side.of(tokenizer, ids, pieces)
+    return between(weights_in(model, params, stack, jnp.array([ids])), side, side)
+
+
+def in_translation(
+    model: Any, params, tokenizers, texts: tuple[str, str], *, kind: str, pieces: bool
+) -> Attended:
+    """Returns one kind of attention of a model that translates, in a pair of texts.
+
+    `texts` are a source and its translation. `kind` is "cross" (the translation attends to the
+    source), "decoder" (the translation attends to itself) or "encoder" (the source attends to
+    itself). A query of the decoder is labelled with the word it predicts, a key with the word it
+    has read. Raises UserError for a text longer than `config.model.max_length`.
+    """
+    sides = tokenizers.source, tokenizers.target
+    source_ids, target_ids = (
+        [*tokenizer.encode([text])[0], tokenizer.eos_id] for tokenizer, text in zip(sides, texts)
+    )
+    check_length(max(len(source_ids), len(target_ids)), model.max_length)
+    source = jnp.array([source_ids])
+    keys = Side.of(tokenizers.source, source_ids, pieces)
+    if kind == "encoder":
+        return between(weights_in(model, params, "encoder", source, method="encode"), keys, keys)
+    queries = Side.of(tokenizers.target, target_ids, pieces)
+    if kind == "decoder":
+        keys = Side(["<s>"], [0]) + Side.of(tokenizers.target, target_ids[:-1], pieces)
+    inputs = jnp.array([[tokenizers.target.bos_id, *target_ids[:-1]]])
+    weights = weights_in(model, params, "decoder", source, inputs, cross=kind == "cross")
+    return between(weights, queries, keys)

@@ -1,0 +1,113 @@
+"""Translating lines of text by beam search, long lines in parts."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from transformer_jax.config import UserError
+from transformer_jax.data import long_lines
+from transformer_jax.data.long_lines import LongLines
+from transformer_jax.inference.batching import chunks, in_order, longest_first
+from transformer_jax.inference.beam_search import BeamSearch
+from transformer_jax.inference.stream import Stream
+from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.layers.linear import compute_dtype
+
+WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
+
+# Batches of lines that are held at a time and sorted by length together.
+_SORTED_BATCHES = 32
+
+
+class Hypothesis(NamedTuple):
+    text: str
+    # log-probability over the length penalty; for a line in parts, the sum over its parts
+    score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Translator:
+    """Translates lines with an EncoderDecoder. See Translation.translate."""
+
+    model: Any  # the Linen module
+    tokenizers: Any  # source and target
+    decode: Any  # config.decode
+
+    @property
+    def max_source(self) -> int:
+        """The number of source tokens that can be translated at once."""
+        return self.model.max_length - self.decode.max_extra - 1
+
+    def __call__(
+        self, params, lines: Iterable[str], n_best: int, long: str
+    ) -> Iterator[list[Hypothesis]]:
+        if n_best > self.decode.beam:
+            raise UserError(
+                f"config.decode.beam={self.decode.beam}: must be at least {n_best}, "
+                "the number of translations of each line"
+            )
+        limit = (
+            f"the {self.max_source} tokens that can be translated at once (config.model."
+            f"max_length={self.model.max_length} less config.decode.max_extra and the end)"
+        )
+        return self._translations(params, lines, n_best, LongLines(long, WAYS, limit))
+
+    def stream(self, n_best: int) -> Stream:
+        """Returns the beam search of `config.decode`; its inputs are source ids with their end."""
+        decode, target = self.decode, self.tokenizers.target
+        search = BeamSearch(decode.beam, decode.alpha, target.eos_id, n_best)
+        return Stream(self.model, search, decode.batch, target.bos_id)
+
+    def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
+        stream = self.stream(n_best)
+        params = for_decoding(params, compute_dtype(self.model.dtype))
+        with treatment:
+            for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):
+                parts_of_lines = list(self._parts(chunk, treatment))
+                parts = list(itertools.chain.from_iterable(parts_of_lines))
+                translations = in_order(self._translated(params, stream, parts))
+                for parts_of_line in parts_of_lines:
+                    yield _joined(list(itertools.islice(translations, len(parts_of_line))), n_best)
+
+    def _parts(self, chunk, treatment: LongLines) -> Iterator[list[list[int]]]:
+        """Yields the ids of each numbered line in parts that are translated one by one.
+
+        An empty line has no part, a long line several, and any other line one.
+        """
+        encode = self.tokenizers.source.encode
+        for (number, line), ids in zip(chunk, encode([line for _, line in chunk])):
+            if len(ids) <= self.max_source:
+                yield [ids] if ids else []
+                continue
+            treatment.add(number)
+            match treatment.way:
+                case "split":
+                    yield long_lines.split(line, encode, self.max_source)
+                case "truncate":
+                    yield [ids[: self.max_source]]
+                case "skip":
+                    yield []
+
+    def _translated(
+        self, params, stream: Stream, parts: list[list[int]]
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yields (number of a part, its hypotheses) as they are done, the longest parts first."""
+        order = longest_first([len(ids) for ids in parts])
+        inputs = [[*parts[number], self.tokenizers.source.eos_id] for number in order]
+        limits = [len(ids) + self.decode.max_extra for ids in inputs]
+        for place, beams in stream(params, inputs, limits):
+            ids = [row[row > 0].tolist() for row in beams.ids]
+            texts = self.tokenizers.target.decode(ids)
+            yield order[place], list(map(Hypothesis, texts, map(float, beams.scores)))
+
+
+def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
+    """Returns the hypotheses of a line: the n-th joins the n-th hypotheses of its parts."""
+    if not parts:
+        return [Hypothesis("", 0.0)] * n_best
+    joined = []
+    for nth in zip(*parts):
+        text = " ".join(part.text for part in nth if part.text)
+        joined.append(Hypothesis(text, sum(part.score for part in nth)))
+    return joined

@@ -1,0 +1,96 @@
+"""Code that the pre-training tasks share: defaults of the contract, and the evaluation loop."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import metrics
+from transformer_jax.config import UserError
+from transformer_jax.pictures.progress import track
+
+
+@dataclasses.dataclass
+class BaseTask:
+    """The defaults of a task with one model and one tokenizer. See tasks/task.py for the contract.
+
+    A subclass defines `_rows` and `_training_data()`. `tokenizer_folder` is the folder of a run's
+    tokenizer. Where it is None, the tokenizer is read or trained as `config.data` says.
+    """
+
+    config: ConfigDict
+    tokenizer_folder: Path | None
+
+    num_phases = 1
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return {
+            "train": self._training_data().fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
+
+    def int32_spec(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes of a training batch of int32 arrays, from the shapes of a row."""
+        batch = self.config.train.batch
+        return {
+            name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32) for name, shape in shapes.items()
+        }
+
+    def trainable(self, path: tuple[str, ...]) -> bool:
+        return True
+
+    def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
+        return {"perplexity": perplexity(means["loss"])}
+
+    def evaluations(self):
+        return {}
+
+    def mean_metrics(
+        self, params, rows, observe: Callable[[dict[str, np.ndarray]], None] | None = None
+    ) -> dict[str, float]:
+        """Returns the mean of each of the loss's metrics over evaluation rows.
+
+        `observe` is called with each batch.
+        """
+        step = jax.jit(self._metrics)
+        batch_size = self.config.decode.batch
+        num_batches = rows.num_batches(batch_size)
+        sums = []
+        for number in track(range(num_batches), "evaluating (batches)", num_batches):
+            batch = rows.batch(number, range(batch_size), batch_size)
+            if observe is not None:
+                observe(batch)
+            sums.append(jax.device_get(step(params, batch)))
+        return metrics.means(jax.tree.map(_sum, *sums))
+
+    def _metrics(self, params, batch) -> metrics.Metrics:
+        return self.loss(params, batch, None, train=False)[1]
+
+
+def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
+    """Raises UserError where rows of `length` tokens, set by config.task.<key>, do not suit a
+    model.
+    """
+    if not least <= length <= model.max_length:
+        raise UserError(
+            f"config.task.{key}={length}: must be from {least} to "
+            f"config.model.max_length={model.max_length}"
+        )
+
+
+def perplexity(loss: float) -> float:
+    """Returns exp(loss), finite for any loss."""
+    return math.exp(min(loss, 700.0))
+
+
+def _sum(*batches: np.ndarray) -> np.float64:
+    return np.sum(batches, dtype=np.float64)
