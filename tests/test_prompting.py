@@ -57,7 +57,7 @@ def gpt_run(folder, num_steps=2):
     task, workdir = make_task(config), folder / "run"
     workdir.mkdir()
     program = Program.of(config, task, jax.devices()[:1])
-    record(config, task, workdir)
+    record.begin(config, task, workdir)
     run(config, task, workdir, program)
     return workdir
 

@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
     config = build(folder)
     task, workdir = make_task(config), folder / "run"
     workdir.mkdir()
-    record(config, task, workdir)
+    record.begin(config, task, workdir)
     found = run(config, task, workdir, Program.of(config, task, jax.devices()[:1]))
     return workdir, found, *open_run(workdir)
 
@@ -310,7 +310,7 @@ def test_a_run_begins_from_another_and_says_what_it_took(trained, tmp_path, caps
     begun = make_task(config)
     assert begun.tokenizer.fingerprint() == task.tokenizer.fingerprint()
     (tmp_path / "run").mkdir()
-    record(config, begun, tmp_path / "run")
+    record.begin(config, begun, tmp_path / "run")
     run(config, begun, tmp_path / "run", origin=begin.origin(config, tmp_path / "run"))
     assert "tensors restored" in capsys.readouterr().err
     _, again = open_run(tmp_path / "run")

@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
     config = build(folder)
     task, workdir = make_task(config), folder / "run"
     workdir.mkdir()
-    record(config, task, workdir)
+    record.begin(config, task, workdir)
     found = run(config, task, workdir, Program.of(config, task, jax.devices()[:1]))
     return workdir, found, *open_run(workdir, "60")
 

@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
     record_in = folder / "run"
     record_in.mkdir()
     program = Program.of(config, task, jax.devices()[:1])
-    record(config, task, record_in)
+    record.begin(config, task, record_in)
     run(config, task, record_in, program)
     return record_in, open_run(record_in)
 
@@ -341,7 +341,7 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
     )
     task = make_task(config)
     (tmp_path / "run").mkdir()
-    record(config, task, tmp_path / "run")
+    record.begin(config, task, tmp_path / "run")
     assert (
         run(config, task, tmp_path / "run", Program.of(config, task, jax.devices()[:2]))[
             "valid/loss"
