@@ -14,7 +14,8 @@ import pytest
 from tests.conftest import UNOPTIMIZED, build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
-from tests.tasks.test_causal_lm import GREEDY, SHARDED, by_whole_prefixes
+from tests.tasks.test_causal_lm import SHARDED
+from tests.tasks.test_causal_lm_texts import GREEDY, by_whole_prefixes
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
 from transformer_jax.runs import begin

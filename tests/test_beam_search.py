@@ -1,4 +1,4 @@
-"""Beam search against brute force on a tiny vocabulary, where every output can be listed."""
+"""Beam search against brute force, on a vocabulary so small that all outputs can be listed."""
 
 import itertools
 
@@ -9,13 +9,12 @@ import pytest
 
 from transformer_jax.inference.beam_search import BeamSearch, _largest, length_penalty
 
-V, T, EOS, BOS = 4, 4, 1, 2  # ids 1 (end), 2, 3 can be produced; 0 pads and is impossible
+# Ids 1 (the end), 2 and 3 can be generated; 0 is padding and impossible.
+V, T, EOS = 4, 4, 1
 
 
 def model(seed, batch):
-    """A random 'language model' whose next-token distribution depends on the whole prefix: tables
-    by prefix hash.
-    """
+    """Returns a random language model: tables of logits by row and by the code of a prefix."""
     table = jax.random.normal(jax.random.key(seed), (batch, 5**T, V)) * 1.5
 
     def logits_of(rows, codes):
@@ -24,9 +23,10 @@ def model(seed, batch):
     return logits_of
 
 
-def follow(seed, batch, beam):
-    """A step whose cache (B, P, K) holds what a model's would: the token of each beam in each slot,
-    where the beam wrote it.
+def step_of_model(seed, batch, beam):
+    """Returns the step of a model, and its logits of the first tokens.
+
+    The cache (B, P, K) holds the token that each beam wrote to each slot.
     """
     logits_of, rows = model(seed, batch), jnp.arange(batch)
 
@@ -34,170 +34,194 @@ def follow(seed, batch, beam):
         cache = cache.at[:, slot].set(tokens)
         code = jnp.zeros((batch, beam), jnp.int32)
         for p in range(1, T):
-            # the slot of position p, for inputs that have come so far
+            # The slot of position p, for inputs that have reached it.
             back = (slot - (positions[:, 0] - p)) % cache.shape[1]
-            # what the beam descends from wrote
-            own = jnp.take_along_axis(cache[rows, back], ancestors[rows, :, back], axis=1)
-            code = jnp.where(p <= positions, code * 4 + own, code)
+            # The token that the beam's ancestor wrote there.
+            token = jnp.take_along_axis(cache[rows, back], ancestors[rows, :, back], axis=1)
+            code = jnp.where(p <= positions, code * 4 + token, code)
         return logits_of(rows[:, None], code % 5**T), cache
 
     return step, logits_of(rows, jnp.zeros(batch, jnp.int32))
 
 
-def moved(cache, shift, slots):
-    cache = jnp.roll(cache, shift, axis=1)[:, :slots]
-    return jnp.pad(cache, ((0, 0), (0, slots - cache.shape[1]), (0, 0)))
+def resize_to(slots):
+    """Returns the function that resizes a cache to `slots`."""
+
+    def resize(cache, shift):
+        cache = jnp.roll(cache, shift, axis=1)[:, :slots]
+        return jnp.pad(cache, ((0, 0), (0, slots - cache.shape[1]), (0, 0)))
+
+    return resize
+
+
+def same_cache(cache, shift):
+    return cache
 
 
 def decode(seed, limits, beam, alpha, n_best=1):
     batch, search = len(limits), BeamSearch(beam, alpha, EOS, n_best)
-    step, start = follow(seed, batch, beam)
+    step, start = step_of_model(seed, batch, beam)
 
     @jax.jit
-    def found():
-        state = search.resized(
-            search.begin(jnp.array(limits), start, jnp.zeros((batch, 1, beam), jnp.int32)),
-            T,
-            lambda cache, shift: moved(cache, shift, T),
-        )
+    def best():
+        cache = jnp.zeros((batch, 1, beam), jnp.int32)
+        state = search.resized(search.begin(jnp.array(limits), start, cache), T, resize_to(T))
         return search.best(search.advance(state, step, batch))
 
-    return found()
+    return best()
 
 
 def brute_force(seed, batch, row, limit, alpha):
-    """Every output that ends within the limit, the best first: [(score, ids without the end)]."""
-    logits_of, found = model(seed, batch), []
+    """Returns all outputs that end within the limit, [(score, ids without the end)], best first."""
+    logits_of, outputs = model(seed, batch), []
     for length in range(1, limit + 1):
         for body in itertools.product((2, 3), repeat=length - 1):
             code, log_p = 0, 0.0
             for token in (*body, EOS):
                 log_p += float(jax.nn.log_softmax(logits_of(row, code % 5**T))[token])
                 code = code * 4 + token
-            found.append((log_p / float(length_penalty(length, alpha)), list(body)))
-    return sorted(found, reverse=True)
+            outputs.append((log_p / float(length_penalty(length, alpha)), list(body)))
+    return sorted(outputs, reverse=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-def test_wide_beams_find_what_brute_force_finds(seed, alpha):
+def test_wide_beams_find_the_outputs_of_brute_force(seed, alpha):
     limits, n_best = [4, 3, 2], 3
-    found = decode(seed, limits, beam=16, alpha=alpha, n_best=n_best)
+    beams = decode(seed, limits, beam=16, alpha=alpha, n_best=n_best)
     for row, limit in enumerate(limits):
         expected = brute_force(seed, 3, row, limit, alpha)[:n_best]
         for place, (score, body) in enumerate(expected):
-            assert [int(i) for i in found.ids[row, place] if i] == body
-            assert float(found.scores[row, place]) == pytest.approx(score, abs=1e-4)
+            assert [int(i) for i in beams.ids[row, place] if i] == body
+            assert float(beams.scores[row, place]) == pytest.approx(score, abs=1e-4)
 
 
-def test_an_input_does_not_depend_on_its_neighbours():
-    together = decode(7, [4, 2, 3], beam=3, alpha=0.6, n_best=2)
-    short = decode(7, [4, 4, 4], beam=3, alpha=0.6, n_best=2)
-    np.testing.assert_array_equal(together.ids[0], short.ids[0])
-    np.testing.assert_allclose(together.scores[0], short.scores[0], rtol=1e-6)
+def test_an_input_does_not_depend_on_other_inputs():
+    first = decode(7, [4, 2, 3], beam=3, alpha=0.6, n_best=2)
+    second = decode(7, [4, 4, 4], beam=3, alpha=0.6, n_best=2)
+    np.testing.assert_array_equal(first.ids[0], second.ids[0])
+    np.testing.assert_allclose(first.scores[0], second.scores[0], rtol=1e-6)
+
+
+class Places:
+    """Four inputs in the places of a search; input 4 stands for an empty place."""
+
+    LIMITS = np.array([4, 2, 3, 4, 1])
+
+    def __init__(self, beam, count, slots):
+        self.beam, self.count = beam, count
+        self.search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
+        self.model_step, start = step_of_model(5, len(self.LIMITS), beam)
+        self.begun = self.search.begin(jnp.array(self.LIMITS), start, None)
+        self.inputs = np.full(count, -1)  # in each place
+        self.queue = [0, 1, 2, 3]
+        self.state = self.search.empty(count, slots, jnp.full((count, slots, beam), 9))
+
+    def admit(self):
+        for place in np.flatnonzero(self.inputs < 0)[: len(self.queue)]:
+            self.inputs[place] = self.queue.pop(0)
+            self.state = self.search.admit(
+                self.state,
+                self.begun,
+                lambda cache, slot: cache,
+                places=jnp.array([place] * 2),
+                rows=jnp.array([self.inputs[place]] * 2),
+            )
+
+    def step(self, cache, tokens, positions, slot, ancestors):
+        """The model's tables are in the order of the inputs, the cache in that of the places."""
+
+        def by_input(x, fill):
+            return jnp.full((len(self.LIMITS), *x.shape[1:]), fill, x.dtype).at[self.inputs].set(x)
+
+        logits, cache = self.model_step(
+            by_input(cache, 0),
+            by_input(tokens, 2),
+            by_input(positions, 1),
+            slot,
+            by_input(ancestors, 0),
+        )
+        return logits[self.inputs], cache[self.inputs]
+
+    def advance(self):
+        self.state = self.search.advance(self.state, self.step, 1 if self.queue else self.count)
+
+    def done(self):
+        """Yields (input, its best hypotheses) of the places that are done, and frees them."""
+        running = np.asarray(self.search.running(self.state))
+        for place in np.flatnonzero((self.inputs >= 0) & ~running):
+            best = self.search.best(self.state)
+            yield self.inputs[place], best.ids[place], best.scores[place]
+            self.inputs[place] = -1
 
 
 @pytest.mark.parametrize("beam", [1, 2, 3])
-def test_an_input_that_comes_later_is_as_one_that_was_there_from_the_start(beam):
-    """Four inputs for two places: each goes where one is done, at any turn; the ring goes round,
-    and changes its size on the way.
-    """
-    limits, places = np.array([4, 2, 3, 4, 1]), 2  # the last stands for an empty place
-    search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
-    expected, (_, start) = decode(5, limits, beam, 0.6, search.n_best), follow(5, 5, beam)
-    begun = search.begin(jnp.array(limits), start, None)
-    for sizes in ([4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]):
-        state = search.empty(places, sizes[0], jnp.full((places, sizes[0], beam), 9))
-        held, queue, sizes = np.full(places, -1), [0, 1, 2, 3], iter(sizes)
-        while queue or (held >= 0).any():
-            for place in np.flatnonzero(held < 0)[: len(queue)]:
-                held[place] = queue.pop(0)
-                state = search.admit(
-                    state,
-                    begun,
-                    lambda cache, slot: cache,
-                    places=jnp.array([place] * 2),
-                    rows=jnp.array([held[place]] * 2),
-                )
-            step, _ = follow(5, 5, beam)
-
-            # the tables are the inputs', the cache the places'
-            def of_these(cache, tokens, positions, slot, ancestors):
-                whole = lambda x, fill: jnp.full((5, *x.shape[1:]), fill, x.dtype).at[held].set(x)
-                logits, new = step(
-                    whole(cache, 0),
-                    whole(tokens, 2),
-                    whole(positions, 1),
-                    slot,
-                    whole(ancestors, 0),
-                )
-                return logits[held], new[held]
-
-            state = search.advance(state, of_these, 1 if queue else places)
-            for place in np.flatnonzero((held >= 0) & ~np.asarray(search.running(state))):
-                best = search.best(state)
-                np.testing.assert_array_equal(best.ids[place, :, :T], expected.ids[held[place]])
-                np.testing.assert_allclose(
-                    best.scores[place], expected.scores[held[place]], rtol=1e-6
-                )
-                held[place] = -1
-            slots = next(sizes)
-            state = search.resized(state, slots, lambda cache, shift: moved(cache, shift, slots))
+@pytest.mark.parametrize("ring", [[4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]], ids=["fixed", "resized"])
+def test_an_input_that_is_admitted_later_has_the_same_output(beam, ring):
+    """Four inputs share two places. The ring is filled several times; its size may change."""
+    expected = decode(5, Places.LIMITS, beam, 0.6, min(beam, 2))
+    places, ring = Places(beam, 2, ring[0]), iter(ring)
+    while places.queue or (places.inputs >= 0).any():
+        places.admit()
+        places.advance()
+        for number, ids, scores in places.done():
+            np.testing.assert_array_equal(ids[:, :T], expected.ids[number])
+            np.testing.assert_allclose(scores, expected.scores[number], rtol=1e-6)
+        slots = next(ring)
+        places.state = places.search.resized(places.state, slots, resize_to(slots))
 
 
 def test_a_search_stops_when_an_input_has_filled_the_ring():
     search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([4, 4])
-    step, start = follow(0, 2, 2)
-    state = search.resized(
-        search.begin(limits, start, jnp.zeros((2, 1, 2), jnp.int32)),
-        2,
-        lambda cache, shift: moved(cache, shift, 2),
-    )
-    state = search.advance(state, step, 2)
+    step, start = step_of_model(0, 2, 2)
+    state = search.begin(limits, start, jnp.zeros((2, 1, 2), jnp.int32))
+    state = search.advance(search.resized(state, 2, resize_to(2)), step, 2)
     assert state.lengths.tolist() == [2, 2] and search.running(state).all()
-    state = search.advance(
-        search.resized(state, 4, lambda cache, shift: moved(cache, shift, 4)), step, 2
-    )
+    state = search.advance(search.resized(state, 4, resize_to(4)), step, 2)
     assert state.lengths.tolist() == [4, 4] and not search.running(state).any()
 
 
-def test_an_input_that_is_done_is_given_no_position_beyond_its_limit():
-    """There may be none: its limit and what the model has positions for can be the same."""
+def test_an_input_that_is_done_gets_no_position_beyond_its_limit():
+    """Its limit may be the model's last position."""
     search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([2, 4])
-    step, start = follow(0, 2, 2)
-    seen = lambda most, tokens, positions, slot, ancestors: (
-        step(jnp.zeros((2, 4, 2), jnp.int32), tokens, positions, slot, ancestors)[0],
-        jnp.maximum(most, positions),
-    )
-    state = search.resized(
-        search.begin(limits, start, jnp.zeros((2, 1), jnp.int32)), 4, lambda cache, shift: cache
-    )
-    assert search.advance(state, seen, 2).cache[:, 0].tolist() == [1, 3]
+    step, start = step_of_model(0, 2, 2)
+
+    def step_with_max_position(max_position, tokens, positions, slot, ancestors):
+        cache = jnp.zeros((2, 4, 2), jnp.int32)
+        logits, _ = step(cache, tokens, positions, slot, ancestors)
+        return logits, jnp.maximum(max_position, positions)
+
+    state = search.begin(limits, start, jnp.zeros((2, 1), jnp.int32))
+    state = search.advance(search.resized(state, 4, same_cache), step_with_max_position, 2)
+    assert state.cache[:, 0].tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("size", [5, 300, 2049, 4096])
 def test_the_largest_by_blocks_are_the_largest(size):
-    # with many that are equal
+    # Many of the numbers are equal.
     x = jax.random.randint(jax.random.key(size), (7, size), 0, 50).astype(jnp.float32)
-    for mine, theirs in zip(_largest(x, 5), jax.lax.top_k(x, 5)):
-        np.testing.assert_array_equal(mine, theirs)
+    for actual, expected in zip(_largest(x, 5), jax.lax.top_k(x, 5)):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_the_limit_holds_even_if_nothing_ends(beam):
-    never_ends = lambda *shape: jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
+    def logits(*shape):
+        return jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
+
+    def step(cache, *_):
+        return logits(2, beam), cache
+
     search = BeamSearch(beam, 0.6, EOS)
-    state = search.resized(
-        search.begin(jnp.array([2, 4]), never_ends(2), None), 6, lambda cache, shift: None
-    )
-    found = search.best(search.advance(state, lambda cache, *_: (never_ends(2, beam), cache), 2))
-    assert [(row[0] > 0).sum() for row in np.asarray(found.ids)] == [2, 4]
-    assert np.isfinite(found.scores).all()
+    state = search.resized(search.begin(jnp.array([2, 4]), logits(2), None), 6, same_cache)
+    beams = search.best(search.advance(state, step, 2))
+    assert [(row[0] > 0).sum() for row in np.asarray(beams.ids)] == [2, 4]
+    assert np.isfinite(beams.scores).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_beam_follows_the_likeliest_token(seed):
-    found = decode(seed, [4, 3], beam=1, alpha=0.6)
+    beams = decode(seed, [4, 3], beam=1, alpha=0.6)
     logits_of = model(seed, 2)
     for row, limit in enumerate((4, 3)):
         code, body, log_p = 0, [], 0.0
@@ -209,8 +233,6 @@ def test_one_beam_follows_the_likeliest_token(seed):
                 break
             body.append(token)
             code = code * 4 + token
-        assert [int(i) for i in found.ids[row, 0] if i] == body
-        length = len(body) + (token == EOS)
-        assert float(found.scores[row, 0]) == pytest.approx(
-            log_p / float(length_penalty(length, 0.6)), abs=1e-4
-        )
+        assert [int(i) for i in beams.ids[row, 0] if i] == body
+        score = log_p / float(length_penalty(len(body) + (token == EOS), 0.6))
+        assert float(beams.scores[row, 0]) == pytest.approx(score, abs=1e-4)

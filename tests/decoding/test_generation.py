@@ -1,4 +1,4 @@
-"""Texts longer than the window, against a model without a cache that reads each window anew."""
+"""Texts longer than the window, compared with a model without a cache that rereads each window."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,9 @@ import pytest
 
 from tests.conftest import build_gpt
 from transformer_jax.config import UserError
+from transformer_jax.inference.generation import Continuation
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.causal_lm import Continuation
 from transformer_jax.training.state import init_params
 
 WINDOW, COUNT = 64, 100  # tokens
@@ -22,29 +22,20 @@ HOWS = {
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """A task with parameters as initialised, whose logits depend strongly on the text."""
-    task = make_task(
-        build_gpt(
-            tmp_path_factory.mktemp("generation"), model__init_std=0.3, data__mask_documents=True
-        )
-    )
+    """A task and initial parameters, with which the logits depend strongly on the text."""
+    folder = tmp_path_factory.mktemp("generation")
+    task = make_task(build_gpt(folder, model__init_std=0.3, data__mask_documents=True))
     return task, jax.tree.map(jnp.asarray, init_params(task))
 
 
 @pytest.fixture(scope="module")
 def prompts(opened):
-    """Of 4, 1, 40, 63, 64 and 130 tokens, the end of a document before them included."""
+    """Prompts of 4, 1, 40, 63, 64 and 130 tokens, the end token at their beginning included."""
     task, _ = opened
     (ids,) = task.tokenizer.encode(["the dog sat. a cat ran to it, 7 mice hid: " * 9])
     texts = [task.tokenizer.decode([ids[:count]])[0] for count in (3, 0, 39, 62, 63, 129)]
-    assert [len(task.with_start(each)) for each in task.tokenizer.encode(texts)] == [
-        4,
-        1,
-        40,
-        63,
-        64,
-        130,
-    ]
+    lengths = [len(task.with_start(ids)) for ids in task.tokenizer.encode(texts)]
+    assert lengths == [4, 1, 40, 63, 64, 130]
     return texts
 
 
@@ -64,51 +55,43 @@ def expected(opened, prompts):
 
 
 def by_windows(task, draw, prompt, number, seed=3):
-    """A full window goes on with its last half. A token's key is that of its place in the text."""
-    tokenizer, ids = task.tokenizer, task.with_start(task.tokenizer.encode([prompt])[0])
-    fold_in = jax.jit(jax.random.fold_in)
+    """Moves a full window to its last half. The key of a token is that of its place in the text."""
+    tokenizer = task.tokenizer
+    ids = task.with_start(tokenizer.encode([prompt])[0])
     window, start, finished = ids, len(ids), "length"
-    key, seen = (
-        jax.random.fold_in(jax.random.key(seed), number),
-        np.zeros((1, task.model.vocab_size), bool),
-    )
+    fold_in = jax.jit(jax.random.fold_in)
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    seen = np.zeros((1, task.model.vocab_size), bool)
     while len(ids) < start + COUNT:
         window = window[-WINDOW // 2 :] if len(window) >= WINDOW else window
-        seen[0, ids], seen[0, tokenizer.eos_id] = True, False
+        seen[0, ids] = True
+        seen[0, tokenizer.eos_id] = False
         tokens = np.array([window + [0] * (WINDOW - len(window))])
         token = int(draw(tokens, len(window), seen, fold_in(key, len(ids))))
         if token == tokenizer.eos_id:
             finished = "end"
             break
         ids, window = [*ids, token], [*window, token]
-    before, whole = tokenizer.decode([ids[:start], ids])
-    return Continuation(whole[len(before) :], len(ids) - start, finished)
+    prompt_text, text = tokenizer.decode([ids[:start], ids])
+    return Continuation(text[len(prompt_text) :], len(ids) - start, finished)
 
 
 @pytest.mark.parametrize("name", HOWS)
-def test_a_window_that_slides_equals_one_that_is_computed_anew(
-    opened, prompts, expected, name, capsys
-):
-    """Rows fill their windows at different times; some end in the first window, some later."""
+def test_a_window_that_slides_equals_one_that_is_read_anew(opened, prompts, expected, name, capsys):
+    """Rows fill their windows at different times. Some end in the first window, some later."""
     task, params = opened
-    assert (
-        list(task.generate(params, prompts, max_tokens=COUNT, how=HOWS[name], seed=3))
-        == expected[name]
-    )
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
+    texts = task.generate(params, prompts, max_tokens=COUNT, how=HOWS[name], seed=3)
+    assert list(texts) == expected[name]
+    assert capsys.readouterr().err.splitlines() == [
         "prompts 5, 6: no room in the window of config.model.max_length=64 tokens; "
         "generation begins from the last 32"
     ]
 
 
-def test_the_cases_are_there(expected):
-    assert {found.finished for found in expected["sampled"]} == {"end", "length"}
-    assert any(
-        found.tokens > WINDOW and found.finished == "end"
-        for each in expected.values()
-        for found in each
-    )
+def test_the_cases_differ(expected):
+    assert {text.finished for text in expected["sampled"]} == {"end", "length"}
+    texts = [text for texts in expected.values() for text in texts]
+    assert any(text.tokens > WINDOW and text.finished == "end" for text in texts)
     assert expected["penalised"] != expected["sampled"]
 
 
@@ -116,64 +99,70 @@ def test_a_text_does_not_depend_on_its_batch(opened, prompts, expected):
     task, params = opened
     single = make_task(task.config.copy_and_resolve_references())
     single.config.decode.batch = 1
-    found = single.generate(params, prompts[:3], max_tokens=COUNT, how=HOWS["sampled"], seed=3)
-    assert list(found) == expected["sampled"][:3]
+    texts = single.generate(params, prompts[:3], max_tokens=COUNT, how=HOWS["sampled"], seed=3)
+    assert list(texts) == expected["sampled"][:3]
 
 
 def test_watching_and_stopping_behind_the_first_window(opened, prompts, expected):
     task, params = opened
-    seen, options = [], dict(max_tokens=COUNT, how=HOWS["penalised"], seed=3)
-    whole = expected["penalised"][:4]
-    assert list(task.generate(params, prompts[:4], watch=seen.append, **options)) == whole
-    assert seen[-1] == [found.text for found in whole]
-    for before, after in zip(seen, seen[1:]):
-        assert all(b.startswith(a.rstrip("\ufffd")) for a, b in zip(before, after))
+    watched, options = [], dict(max_tokens=COUNT, how=HOWS["penalised"], seed=3)
+    texts = expected["penalised"][:4]
+    assert list(task.generate(params, prompts[:4], watch=watched.append, **options)) == texts
+    assert watched[-1] == [text.text for text in texts]
+    for earlier, later in zip(watched, watched[1:]):
+        assert all(b.startswith(a.rstrip("\ufffd")) for a, b in zip(earlier, later))
 
-    text = max((found.text for found in whole), key=len)
+    longest = max((text.text for text in texts), key=len)
     stop = next(
-        text[at : at + 3]
-        for at in range(len(text) - 3, 0, -1)
-        if text.find(text[at : at + 3]) == at
+        longest[at : at + 3]
+        for at in range(len(longest) - 3, 0, -1)
+        if longest.find(longest[at : at + 3]) == at
     )
-    assert text.index(stop) > WINDOW
-    stopped = list(task.generate(params, prompts[:4], stop=["never", stop], **options))
-    for found, full in zip(stopped, whole):
-        assert found.text == full.text.partition(stop)[0]
-        assert (
-            found.finished == ("stop" if stop in full.text else full.finished)
-            and found.tokens <= full.tokens
-        )
+    assert longest.index(stop) > WINDOW
+    stopped_texts = task.generate(params, prompts[:4], stop=["never", stop], **options)
+    for stopped, text in zip(stopped_texts, texts, strict=True):
+        assert stopped.text == text.text.partition(stop)[0]
+        assert stopped.finished == ("stop" if stop in text.text else text.finished)
+        assert stopped.tokens <= text.tokens
 
 
-def test_refusing_what_exceeds_the_window(opened, prompts):
+def test_prompts_that_exceed_the_window_are_refused(opened, prompts):
     task, params = opened
-    with pytest.raises(
-        UserError, match="prompt 3: its 40 tokens and 25 more exceed config.model.max_length=64"
-    ):
+    message = "prompt 3: its 40 tokens and 25 more exceed config.model.max_length=64"
+    with pytest.raises(UserError, match=message):
         list(task.generate(params, prompts[:3], max_tokens=25, window="refuse"))
     with pytest.raises(UserError, match="prompt 1: its 64 tokens and 1 more exceed"):
         list(task.generate(params, [prompts[4]], window="refuse"))
-    found = list(task.generate(params, prompts[:4], window="refuse", how=HOWS["sampled"], seed=3))
-    for each, prompt in zip(found, prompts):  # by default what is left
-        room = WINDOW - len(task.with_start(task.tokenizer.encode([prompt])[0]))
-        assert each.tokens <= room and (each.tokens == room) == (each.finished == "length")
     with pytest.raises(UserError, match="window='roll': must be one of slide, refuse"):
         task.generate(params, prompts, window="roll")
 
 
+def test_texts_fill_the_window_by_default_where_it_is_the_limit(opened, prompts):
+    task, params = opened
+    options = dict(window="refuse", how=HOWS["sampled"], seed=3)
+    for text, prompt in zip(task.generate(params, prompts[:4], **options), prompts):
+        room = WINDOW - len(task.with_start(task.tokenizer.encode([prompt])[0]))
+        assert text.tokens <= room and (text.tokens == room) == (text.finished == "length")
+
+
 def test_a_hundred_tokens_are_the_default(opened):
     task, params = opened
-    (found,) = task.generate(params, ["the "], temperature=0, stop=["never"])
-    assert found.tokens == 100 or found.finished == "end"
+    (text,) = task.generate(params, ["the "], temperature=0, stop=["never"])
+    assert text.tokens == 100 or text.finished == "end"
 
 
 def test_options_of_sampling_by_name(opened):
     task, params = opened
-    write = lambda **options: [
-        found.text for found in task.generate(params, ["the ", "a"], max_tokens=9, **options)
-    ]
-    assert write(temperature=0.7, top_p=0.95) == write(how=HOWS["sampled"]) != write(temperature=0)
-    for options, message in (
+
+    def texts(**options):
+        return [text.text for text in task.generate(params, ["the ", "a"], max_tokens=9, **options)]
+
+    assert texts(temperature=0.7, top_p=0.95) == texts(how=HOWS["sampled"]) != texts(temperature=0)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
         (
             dict(temprature=1),
             "temprature=1: unknown option; the options are repetition_penalty, temperature, top_k",
@@ -183,6 +172,9 @@ def test_options_of_sampling_by_name(opened):
         (dict(temperature="0.8"), "temperature='0.8': must be a number"),
         (dict(top_k=2.5), "top_k=2.5: must be a whole number"),
         (dict(top_p=float("nan")), "top_p=nan"),
-    ):
-        with pytest.raises(UserError, match=message):
-            task.generate(params, ["the "], **options)
+    ],
+)
+def test_wrong_options_of_sampling_are_refused(opened, options, message):
+    task, params = opened
+    with pytest.raises(UserError, match=message):
+        task.generate(params, ["the "], **options)

@@ -1,8 +1,8 @@
-"""BERT's pre-training with a tiny model: two phases in one run, what the losses count, filling
-masks, features.
-"""
+"""BERT's pre-training with a tiny model: two phases in one run, the losses, masks and features."""
 
 import contextlib
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,12 @@ import pytest
 from tests.conftest import build_bert as build
 from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
-from transformer_jax.runs import record  # record
+from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
+from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 
 
@@ -27,24 +28,19 @@ def trained(tmp_path_factory):
     task, workdir = make_task(config), folder / "run"
     workdir.mkdir()
     record.begin(config, task, workdir)
-    found = run(config, task, workdir, Program.of(config, task, jax.devices()[:1]))
-    return workdir, found, *open_run(workdir, "60")
+    scores = run(config, task, workdir, Program.of(config, task, jax.devices()[:1]))
+    return workdir, scores, *open_run(workdir, "60")
 
 
 def test_it_learns_and_measures(trained):
-    _, found, task, params = trained
-    assert (
-        found["valid/loss"] < 2.8
-        and found["valid/accuracy"] > 0.2
-        and 0 < found["valid/nsp_loss"] < 2
-    )
+    _, last, task, params = trained
+    assert last["valid/loss"] < 2.8 and last["valid/accuracy"] > 0.2
+    assert 0 < last["valid/nsp_loss"] < 2
     scores = task.evaluate(params, "valid")
     for name in ("loss", "accuracy", "nsp_loss", "nsp_accuracy", "perplexity"):
-        assert scores[name] == pytest.approx(found[f"valid/{name}"], rel=1e-5)
-    assert (
-        0 < scores["most_frequent"] < 0.5
-        and scores["rows"] == len(task.rows().eval["valid"]) >= 2000
-    )
+        assert scores[name] == pytest.approx(last[f"valid/{name}"], rel=1e-5)
+    assert 0 < scores["most_frequent"] < 0.5
+    assert scores["rows"] == len(task.rows().eval["valid"]) >= 2000
 
 
 def test_phases_have_their_shapes_and_one_state(trained):
@@ -59,10 +55,10 @@ def test_phases_have_their_shapes_and_one_state(trained):
 
 
 def test_the_losses_are_those_of_all_positions(trained):
-    """The masked positions alone meet the vocabulary: as if all did, and the others were left out."""
+    """Logits are computed at masked positions only, but are those of the whole model."""
     _, _, task, params = trained
     batch = task.rows().eval["valid"].batch(0, range(8), 8)
-    sums, found = task.loss(params, batch, None, train=False)
+    sums, _ = task.loss(params, batch, None, train=False)
     hidden, logits, following = task.model.apply(
         {"params": params}, batch["tokens"], batch["token_types"], None, batch["segment_ids"]
     )
@@ -78,20 +74,16 @@ def test_the_losses_are_those_of_all_positions(trained):
         if weight
     )
     assert float(sums["mlm"]) == pytest.approx(expected, rel=1e-4)
-    assert float(sums["nsp"]) == pytest.approx(
-        -np.take_along_axis(
-            np.asarray(jax.nn.log_softmax(following)), 1 - batch["follows"][:, None], 1
-        ).sum(),
-        rel=1e-4,
-    )
+    log_p = np.asarray(jax.nn.log_softmax(following))
+    expected = -np.take_along_axis(log_p, 1 - batch["follows"][:, None], 1).sum()
+    assert float(sums["nsp"]) == pytest.approx(expected, rel=1e-4)
     weights = task.weights({name: array[None] for name, array in batch.items()})
     assert weights["mlm"] == batch["masked_weights"].sum() and weights["nsp"] == 8
     padded = {
         name: np.concatenate([array, np.zeros_like(array[:3])]) for name, array in batch.items()
     }
-    assert float(task.loss(params, padded, None, train=False)[0]["nsp"]) == pytest.approx(
-        float(sums["nsp"]), rel=1e-5
-    )
+    padded_sums, _ = task.loss(params, padded, None, train=False)
+    assert float(padded_sums["nsp"]) == pytest.approx(float(sums["nsp"]), rel=1e-5)
     assert task.weights(padded)["nsp"] == 8
 
 
@@ -114,34 +106,23 @@ def reference(tmp_path_factory):
 )
 def test_equal_losses_on_every_mesh(reference, mesh):
     folder, expected = reference
-    config = build(
-        folder, train__accumulation=2, **{f"mesh__{axis}": size for axis, size in mesh.items()}
-    )
-    np.testing.assert_allclose(
-        first_losses(config, devices=int(np.prod(list(mesh.values()))))[0],
-        expected,
-        atol=1e-5,
-        rtol=0,
-    )
+    overrides = {f"mesh__{axis}": size for axis, size in mesh.items()}
+    config = build(folder, train__accumulation=2, **overrides)
+    losses, *_ = first_losses(config, devices=math.prod(mesh.values()))
+    np.testing.assert_allclose(losses, expected, atol=1e-5, rtol=0)
 
 
 def test_accumulation_weighs_each_term_by_the_whole_batch(reference):
     folder, _ = reference
-    dry = dict(model__dropout=0.0, model__attention_dropout=0.0)
-    np.testing.assert_allclose(
-        first_losses(build(folder, train__accumulation=4, **dry))[0],
-        first_losses(build(folder, **dry))[0],
-        atol=1e-5,
-        rtol=0,
-    )
+    options = dict(model__dropout=0.0, model__attention_dropout=0.0)
+    accumulated, *_ = first_losses(build(folder, train__accumulation=4, **options))
+    losses, *_ = first_losses(build(folder, **options))
+    np.testing.assert_allclose(accumulated, losses, atol=1e-5, rtol=0)
 
 
 def test_resuming_across_the_phases_equals_running_straight(tmp_path):
-    from transformer_jax.training.checkpoint import Checkpoints
-    from transformer_jax.training.state import abstract_params
-
-    def finish(folder, stops):
-        # the run is cut off, not shorter: its phases and schedule are those of 8 updates
+    def params_after(folder, *stops):
+        # A run that is cut off has the phases and the schedule of 8 updates.
         for stop in stops:
             config = build(
                 tmp_path,
@@ -152,22 +133,21 @@ def test_resuming_across_the_phases_equals_running_straight(tmp_path):
             )
             task = make_task(config)
             if stop < 8:
-                object.__setattr__(
-                    task.rows().train, "batch", cut_off(task.rows().train.batch, stop)
-                )
+                rows = task.rows().train
+                object.__setattr__(rows, "batch", cut_off(rows.batch, stop))
             with contextlib.suppress(InterruptedError):
                 run(config, task, tmp_path / folder, Program.of(config, task, jax.devices()[:1]))
-        checkpoints = Checkpoints(
-            tmp_path / folder / "checkpoints", config.checkpoint, read_only=True
-        )
-        return checkpoints.restore_params(abstract_params(task), 8)
+        folder = tmp_path / folder / "checkpoints"
+        checkpoints = Checkpoints(folder, config.checkpoint, read_only=True)
+        return checkpoints.restore_params(states.abstract_params(task), 8)
 
-    jax.tree.map(
-        np.testing.assert_array_equal, finish("straight", [8]), finish("resumed", [3, 6, 8])
-    )
+    straight, resumed = params_after("straight", 8), params_after("resumed", 3, 6, 8)
+    jax.tree.map(np.testing.assert_array_equal, straight, resumed)
 
 
 def cut_off(read, stop):
+    """Returns the function that reads batches, but raises InterruptedError at update `stop`."""
+
     def failing(step, places):
         if step >= stop:
             raise InterruptedError
@@ -179,32 +159,27 @@ def cut_off(read, stop):
 def test_whole_rows_without_pairs(tmp_path):
     config = build(tmp_path, task__next_sentence=0.0, task__whole_words=True, train__num_steps=2)
     task = make_task(config)
-    found = run(config, task, tmp_path / "run")
-    assert "valid/nsp_loss" not in found and found["valid/loss"] > 0
+    scores = run(config, task, tmp_path / "run")
+    assert "valid/nsp_loss" not in scores and scores["valid/loss"] > 0
     assert not task.trainable(("pooler", "kernel")) and task.trainable(("mlm_norm", "scale"))
     batch = task.rows().train.batch(0, range(8))
-    assert (batch["tokens"][:, 0] == task.tokenizer.cls_id).all() and (
-        batch["tokens"][:, -1] == task.tokenizer.sep_id
-    ).all()
+    assert (batch["tokens"][:, 0] == task.tokenizer.cls_id).all()
+    assert (batch["tokens"][:, -1] == task.tokenizer.sep_id).all()
 
 
 def test_masks_are_filled(trained):
     _, _, task, params = trained
     texts = ["the cat [MASK] on the mat", "a [MASK] ran to the [MASK]"]
-    found = list(task.fill(params, texts, top_k=3))
-    assert [len(masks) for masks in found] == [1, 2] and all(
-        len(mask) == 3 for masks in found for mask in masks
-    )
-    for masks in found:
-        for mask in masks:
-            probabilities = [p for _, p in mask]
-            assert (
-                probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
-            )
+    filled = list(task.fill(params, texts, top_k=3))
+    assert [len(masks) for masks in filled] == [1, 2]
+    for mask in itertools.chain.from_iterable(filled):
+        probabilities = [filling.probability for filling in mask]
+        assert len(probabilities) == 3 and 0 < sum(probabilities) <= 1
+        assert probabilities == sorted(probabilities, reverse=True)
     ids = [task.tokenizer.cls_id, *task.tokenizer.encode_masked(texts[0]), task.tokenizer.sep_id]
     _, logits, _ = task.model.apply({"params": params}, jnp.array([ids]))
     place = ids.index(task.tokenizer.mask_id)
-    assert task.tokenizer.pieces([int(logits[0, place].argmax())]) == [found[0][0][0].word]
+    assert task.tokenizer.pieces([int(logits[0, place].argmax())]) == [filled[0][0][0].word]
     with pytest.raises(UserError, match=r"text 2: no \[MASK\]"):
         list(task.fill(params, ["a [MASK]", "none"]))
 
@@ -212,16 +187,12 @@ def test_masks_are_filled(trained):
 def test_features_are_the_hidden_states(trained):
     _, _, task, params = trained
     texts = ["the cat sat on the mat", "a dog"]
-    found = list(task.features(params, texts, layers=(0, -1)))
-    for text, (pieces, vectors) in zip(texts, found):
+    features = list(task.features(params, texts, layers=(0, -1)))
+    for text, (pieces, vectors) in zip(texts, features, strict=True):
         ids = [task.tokenizer.cls_id, *task.tokenizer.encode([text])[0], task.tokenizer.sep_id]
         assert pieces == task.tokenizer.pieces(ids) and vectors.shape == (2, len(ids), 32)
-        np.testing.assert_allclose(
-            vectors[1],
-            task.model.apply({"params": params}, jnp.array([ids]))[0][0],
-            rtol=1e-4,
-            atol=1e-4,
-        )
+        hidden = task.model.apply({"params": params}, jnp.array([ids]))[0][0]
+        np.testing.assert_allclose(vectors[1], hidden, rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match="layer 3"):
         list(task.features(params, texts, layers=(3,)))
     with pytest.raises(UserError, match="text 1: .* config.model.max_length=64"):
@@ -235,11 +206,12 @@ def test_empty_and_long_texts(trained, capsys):
     filled = list(task.fill(params, ["", "a [MASK] ran", long, " "], top_k=1))
     assert [len(masks) for masks in filled] == [0, 1, 4, 0]
     ((alone,),) = task.fill(params, [sentence], top_k=1)
-    for mask in filled[2][:2]:  # each sentence by itself
+    # A long text is read sentence by sentence.
+    for mask in filled[2][:2]:
         assert mask[0].word == alone[0].word
         assert mask[0].probability == pytest.approx(alone[0].probability, rel=1e-4)
-    said = capsys.readouterr().err
-    assert "warning: text 3 is longer than config.model.max_length=64 tokens" in said
+    output = capsys.readouterr().err
+    assert "warning: text 3 is longer than config.model.max_length=64 tokens" in output
     assert [len(masks) for masks in task.fill(params, [long, "a [MASK]"], long="skip")] == [0, 1]
     with pytest.raises(UserError, match="text 2: longer than config.model.max_length=64"):
         list(task.fill(params, ["a [MASK]", long], long="refuse"))
@@ -253,8 +225,8 @@ def test_empty_and_long_texts(trained, capsys):
         assert [states.shape for _, states in features] == [(2, count, 32) for count in counts]
     assert features[0][0] == ["[CLS]", "[SEP]"]
     (cut,) = task.features(params, ["dog " * 62])
-    whole = next(task.features(params, texts[1:]))
-    np.testing.assert_allclose(whole[1], cut[1], rtol=1e-4, atol=1e-4)
+    first = next(task.features(params, texts[1:]))
+    np.testing.assert_allclose(first[1], cut[1], rtol=1e-4, atol=1e-4)
 
 
 def test_one_batch_can_be_overfitted(tmp_path):
@@ -264,9 +236,8 @@ def test_one_batch_can_be_overfitted(tmp_path):
     state = states.init(task, program.tx, program.state)
     batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, 0, 1))
     for _ in range(120):
-        state = program.train_step(
-            state.replace(metrics=states.zeros(program.state.metrics)), batch
-        )
+        state = state.replace(metrics=states.zeros(program.state.metrics))
+        state = program.train_step(state, batch)
     for name in ("loss", "nsp_loss"):
         total, count = state.metrics[name]
         assert float(total) / float(count) < 0.2, name
@@ -285,6 +256,6 @@ def test_one_batch_can_be_overfitted(tmp_path):
         (dict(model__num_token_types=1), "config.model.num_token_types=1: pairs of texts need 2"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, overrides, message):
+def test_wrong_values_are_refused(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
-        make_task(build(tmp_path, **overrides)).tokenizer
+        _ = make_task(build(tmp_path, **overrides)).tokenizer

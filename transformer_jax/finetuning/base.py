@@ -37,7 +37,7 @@ class FineTuning(Definition):
 
     config: ConfigDict
     tokenizer_folder: Path | None
-    length: int = 128  # most tokens of a row
+    length: int = 128  # tokens of a row, at most
     # updates whose examples are sorted by length together, so that batches hold less padding
     group_by_length: int = 1
     head_dropout: float = 0.1  # dropout before the head
