@@ -1,18 +1,18 @@
-"""Tiny pre-trained runs, and examples of every fine-tuning task that a tiny model can learn."""
+"""Tiny pre-trained runs, and examples of each fine-tuning task that a tiny model can learn."""
 
 import json
 
 from tests.conftest import build_bert, build_gpt
 from transformer_jax import config as configs
-from transformer_jax.runs import record  # create
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs import record
+from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.training.state import init_params
 
 ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
 
 
 def pretrained(folder, family, **overrides):
-    """The workdir of a run at step 0: what is pre-trained does not matter to most tests."""
+    """Returns the workdir of a run at step 0. Most tests do not need trained parameters."""
     build = {"bert": build_bert, "gpt": build_gpt}[family]
     config = build(folder / family, model__dropout=0.0, model__attention_dropout=0.0, **overrides)
     task = make_task(config)
@@ -48,7 +48,8 @@ def _question(i):
     }
 
 
-FILES = {  # task: (its files' ending, what n examples of it look like, its keys)
+# kind of task: (ending of its files, function of n to a file with n examples, keys of the task)
+FILES = {
     "classification": (
         "tsv",
         lambda n: "".join(f"{ANIMALS[i % 2]}\t{_sentence(i)}\n" for i in range(n)),
@@ -86,10 +87,18 @@ FILES = {  # task: (its files' ending, what n examples of it look like, its keys
     ),
 }
 NAMES = {"pairs": "classification", "regression": "classification"}
+LINES = {  # a line to predict
+    "classification": "the cat sat",
+    "pairs": "the cat sat\tthe dog ran",
+    "regression": "the cat sat",
+    "tagging": "the cat sat",
+    "span": "who ran?\tthe cat ran. a dog sat.",
+    "choice": "a cat ran\tto the cat\tto the dog",
+}
 
 
 def build(folder, kind, workdir, **overrides):
-    """The config that fine-tunes `workdir` for a kind of task, its files below `folder`."""
+    """Returns the config that fine-tunes `workdir` for a kind of task, with files in `folder`."""
     ending, content, keys = FILES[kind]
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 48), ("valid", 12)):
@@ -110,38 +119,42 @@ def build(folder, kind, workdir, **overrides):
     return config
 
 
+def task_of(folder, kind, workdir, **overrides):
+    """Returns the task of the config of `build`."""
+    return make_task(resolve(build(folder, kind, workdir, **overrides), folder / "none").config)
+
+
 def written_for(config, folder):
-    """Files of train and valid examples in the form a fine-tuning config's columns and labels ask
-    for; returns the overrides that name them.
+    """Writes examples in the form that a fine-tuning config asks for.
+
+    Returns the overrides that name the file as training and validation data.
     """
-    task = config.task
-    kind = task.name
-    if kind == "classification" or kind == "choice":
-        columns = (
-            [task.text, *([task.pair] if task.pair else [])]
-            if kind == "classification"
-            else [*task.context, task.beginning, *task.choices]
-        )
-        labels = (task.labels or ("0.5", "3.0")) if kind == "classification" else ("0", "1")
-        rows = [
-            [*(f"{_sentence(i)} {j}" for j in range(len(columns))), labels[i % len(labels)]]
-            for i in range(16)
-        ]
-        columns = [*columns, task.label]
-        if columns[0].isdecimal():
-            order, header = (
-                [
-                    columns.index(str(n)) if str(n) in columns else 0
-                    for n in range(1, 1 + max(map(int, columns)))
-                ],
-                "",
-            )
-        else:
-            order, header = range(len(columns)), "\t".join(columns) + "\n"
-        content = header + "".join("\t".join(row[place] for place in order) + "\n" for row in rows)
+    kind = config.task.name
+    if kind in ("classification", "choice"):
+        content = _table(config.task)
     else:
         content = FILES[kind][1](16)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"examples.{'json' if kind == 'span' else 'tsv'}"
     path.write_text(content)
     return {"data.train_files": str(path), "data.valid_files": str(path)}
+
+
+def _table(task) -> str:
+    """Returns 16 rows with the columns and labels of a task; a header where columns have names."""
+    if task.name == "classification":
+        columns = [task.text, task.pair] if task.pair else [task.text]
+        labels = task.labels or ("0.5", "3.0")
+    else:
+        columns = [*task.context, task.beginning, *task.choices]
+        labels = ("0", "1")
+    rows = [
+        [*(f"{_sentence(i)} {j}" for j in range(len(columns))), labels[i % len(labels)]]
+        for i in range(16)
+    ]
+    columns = [*columns, task.label]
+    header, order = "\t".join(columns) + "\n", range(len(columns))
+    if columns[0].isdecimal():
+        header, numbers = "", range(1, 1 + max(map(int, columns)))
+        order = [columns.index(str(n)) if str(n) in columns else 0 for n in numbers]
+    return header + "".join("\t".join(row[place] for place in order) + "\n" for row in rows)

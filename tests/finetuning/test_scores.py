@@ -1,5 +1,5 @@
-"""The measures against scikit-learn, seqeval and the published script's rules, on 1,000 random
-cases each, and at the edges.
+"""The scores compared with scikit-learn, seqeval and the published script, on 1,000 random cases
+each, and in edge cases.
 """
 
 import collections
@@ -22,14 +22,14 @@ def test_classification():
     for case in range(1000):
         num_labels, size = (2, 3, 5)[case % 3], draw.integers(1, 30)
         labels = draw.integers(0, num_labels, size)
-        found = np.where(
+        predicted = np.where(
             draw.random(size) < draw.random(), labels, draw.integers(0, num_labels, size)
         )
-        assert scores.accuracy(labels, found) == pytest.approx(
-            sklearn.metrics.accuracy_score(labels, found)
+        assert scores.accuracy(labels, predicted) == pytest.approx(
+            sklearn.metrics.accuracy_score(labels, predicted)
         )
-        assert scores.matthews(labels, found) == pytest.approx(
-            sklearn.metrics.matthews_corrcoef(labels, found), abs=1e-12
+        assert scores.matthews(labels, predicted) == pytest.approx(
+            sklearn.metrics.matthews_corrcoef(labels, predicted), abs=1e-12
         )
         average = (
             dict(average="binary")
@@ -37,33 +37,31 @@ def test_classification():
             else dict(average="macro", labels=range(num_labels))
         )
         macro = sklearn.metrics.f1_score(
-            labels, found, zero_division=0, average="macro", labels=range(num_labels)
+            labels, predicted, zero_division=0, average="macro", labels=range(num_labels)
         )
-        assert scores.macro_f1(labels, found, range(num_labels)) == pytest.approx(macro)
+        assert scores.macro_f1(labels, predicted, range(num_labels)) == pytest.approx(macro)
         classes = range(num_labels)
         options = dict(zero_division=0, average=None, labels=classes)
-        each = sklearn.metrics.f1_score(labels, found, **options)
-        ours = [scores.f1_of_class(labels, found, label) for label in classes]
-        assert ours == pytest.approx(each)
-        matrix = sklearn.metrics.confusion_matrix(labels, found, labels=classes)
-        np.testing.assert_array_equal(scores.confusion(labels, found, num_labels), matrix)
-        assert scores.f1(labels, found, num_labels) == pytest.approx(
-            sklearn.metrics.f1_score(labels, found, zero_division=0, **average)
+        each = sklearn.metrics.f1_score(labels, predicted, **options)
+        actual = [scores.f1_of_class(labels, predicted, label) for label in classes]
+        assert actual == pytest.approx(each)
+        matrix = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes)
+        np.testing.assert_array_equal(scores.confusion(labels, predicted, num_labels), matrix)
+        assert scores.f1(labels, predicted, num_labels) == pytest.approx(
+            sklearn.metrics.f1_score(labels, predicted, zero_division=0, **average)
         )
 
 
 @pytest.mark.parametrize(
-    "labels, found, expected",
+    "labels, predicted, expected",
     [([1, 1], [1, 1], 0.0), ([0, 1], [1, 1], 0.0), ([0, 1], [0, 1], 1.0), ([0, 1], [1, 0], -1.0)],
 )
-def test_matthews_at_the_edges(labels, found, expected):
-    assert scores.matthews(np.array(labels), np.array(found)) == pytest.approx(expected)
+def test_matthews_in_edge_cases(labels, predicted, expected):
+    assert scores.matthews(np.array(labels), np.array(predicted)) == pytest.approx(expected)
 
 
 def drawn_tags(draw, scheme, length):
-    """A sequence of tags; well-formed in its scheme, or, as a model gives them, with any tag
-    anywhere.
-    """
+    """Returns random tags: half of the time well-formed, else any tags as a model predicts them."""
     marks = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES"}[scheme]
     free = [f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC")] + ["O", "O"]
     if draw.random() < 0.5:
@@ -90,23 +88,23 @@ def drawn_tags(draw, scheme, length):
 @pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
 def test_entities(scheme):
     draw = random.Random(scheme)
-    for case in range(1000):
+    for _ in range(1000):
         lengths = [draw.randint(1, 12) for _ in range(draw.randint(1, 4))]
         labels = [drawn_tags(draw, scheme, length) for length in lengths]
-        found = [
+        predicted = [
             tags if draw.random() < 0.3 else drawn_tags(draw, scheme, len(tags)) for tags in labels
         ]
         for tags in labels:
             assert scores.entities(tags) == [
                 (kind, first, last + 1) for kind, first, last in get_entities(tags)
             ]
-        ours = scores.entity_f1(labels, found)
-        theirs = dict(
-            precision=precision_score(labels, found, zero_division=0),
-            recall=recall_score(labels, found, zero_division=0),
-            f1=f1_score(labels, found, zero_division=0),
+        actual = scores.entity_f1(labels, predicted)
+        expected_scores = dict(
+            precision=precision_score(labels, predicted, zero_division=0),
+            recall=recall_score(labels, predicted, zero_division=0),
+            f1=f1_score(labels, predicted, zero_division=0),
         )
-        assert ours == pytest.approx(theirs)
+        assert actual == pytest.approx(expected_scores)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +121,12 @@ def test_entities(scheme):
         (["B-A-B", "I-A-B"], [("A-B", 0, 2)]),
     ],
 )
-def test_entities_at_the_edges(tags, expected):
+def test_entities_in_edge_cases(tags, expected):
     assert scores.entities(tags) == expected
 
 
-def squad_script(answers, found):
-    """The rules of the published script for SQuAD 2.0, step by step."""
+def squad_script(answers, predicted):
+    """Returns (exact match, F1) by the rules of the published script for SQuAD 2.0."""
 
     def normalize(text):
         text = "".join(c for c in text.lower() if c not in set(string.punctuation))
@@ -145,8 +143,8 @@ def squad_script(answers, found):
         return 2 * precision * recall / (precision + recall)
 
     gold = [answer for answer in answers if normalize(answer)] or [""]
-    return max(int(normalize(answer) == normalize(found)) for answer in gold), max(
-        f1(answer, found) for answer in gold
+    return max(int(normalize(answer) == normalize(predicted)) for answer in gold), max(
+        f1(answer, predicted) for answer in gold
     )
 
 
@@ -171,19 +169,22 @@ def test_answers():
         "wont",
         "\u2013",
     ]
-    drawn = lambda: " ".join(draw.choice(words) for _ in range(draw.randint(0, 4)))
-    for case in range(1000):
-        answers, found = [drawn() for _ in range(draw.randint(0, 3))], drawn()
+
+    def drawn():
+        return " ".join(draw.choice(words) for _ in range(draw.randint(0, 4)))
+
+    for _ in range(1000):
+        answers, predicted = [drawn() for _ in range(draw.randint(0, 3))], drawn()
         if answers and draw.random() < 0.3:
-            found = answers[0]
-        exact, f1 = squad_script(answers, found)
-        assert scores.exact_match(answers, found) == exact and scores.overlap_f1(
-            answers, found
-        ) == pytest.approx(f1), (answers, found)
+            predicted = answers[0]
+        exact, f1 = squad_script(answers, predicted)
+        assert scores.exact_match(answers, predicted) == exact and scores.overlap_f1(
+            answers, predicted
+        ) == pytest.approx(f1), (answers, predicted)
 
 
 @pytest.mark.parametrize(
-    "answers, found, exact, f1",
+    "answers, predicted, exact, f1",
     [
         ([], "", 1, 1),
         ([], "x", 0, 0),
@@ -194,15 +195,15 @@ def test_answers():
         (["a b", "c"], "b c", 0, 2 / 3),
     ],
 )
-def test_answers_at_the_edges(answers, found, exact, f1):
-    assert (scores.exact_match(answers, found), scores.overlap_f1(answers, found)) == (
+def test_answers_in_edge_cases(answers, predicted, exact, f1):
+    assert (scores.exact_match(answers, predicted), scores.overlap_f1(answers, predicted)) == (
         exact,
         pytest.approx(f1),
-    ) and squad_script(answers, found) == (exact, pytest.approx(f1))
+    ) and squad_script(answers, predicted) == (exact, pytest.approx(f1))
 
 
 def test_best_threshold():
-    """Against every threshold there is, in 1,000 random cases with equal margins among them."""
+    """It is compared with all thresholds. Some of the margins are equal."""
     generator = np.random.default_rng(0)
     for _ in range(1000):
         count = generator.integers(1, 12)
@@ -210,7 +211,9 @@ def test_best_threshold():
         margins[generator.random(count) < 0.1] = np.inf  # no span at all
         answered, refused = generator.choice([0, 0.5, 1], count), generator.choice([0, 0, 1], count)
         answered = np.where(np.isinf(margins), refused, answered)
-        score = lambda threshold: np.where(margins > threshold, refused, answered).mean()
-        found, threshold = scores.best_threshold(margins, answered, refused)
-        assert found == pytest.approx(max(score(t) for t in [-10.5, *margins]))
-        assert score(threshold) == pytest.approx(found) and np.isfinite(threshold)
+        best, threshold = scores.best_threshold(margins, answered, refused)
+        assert np.isfinite(threshold)
+        *others, score = (
+            np.where(margins > t, refused, answered).mean() for t in (-10.5, *margins, threshold)
+        )
+        assert best == pytest.approx(max(others)) == pytest.approx(score)

@@ -1,4 +1,4 @@
-"""The fine-tuning sets as TFDS prepares them: the splits' other names, class names, questions."""
+"""The fine-tuning sets as TFDS prepares them: names of splits, class names, questions."""
 
 import numpy as np
 import pytest
@@ -19,77 +19,71 @@ PAIRS = {
 }
 
 
+def glue_features(features):
+    names = ["entailment", "neutral", "contradiction"]
+    return {
+        "premise": features.Text(),
+        "hypothesis": features.Text(),
+        "label": features.ClassLabel(names=names),
+    }
+
+
+def glue_examples(split):
+    for number, (premise, hypothesis, label) in enumerate(PAIRS[split]):
+        yield number, {"premise": premise, "hypothesis": hypothesis, "label": label}
+
+
+def squad_features(features):
+    answer = {"text": features.Text(), "answer_start": np.int32}
+    return {
+        "id": features.Text(),
+        "context": features.Text(),
+        "question": features.Text(),
+        "is_impossible": np.bool_,
+        "answers": features.Sequence(answer),
+    }
+
+
+def squad_examples(split):
+    for number, question, texts, starts in QUESTIONS[split]:
+        example = {
+            "id": number,
+            "context": CONTEXT,
+            "question": question,
+            "is_impossible": not texts,
+            "answers": {"text": texts, "answer_start": starts},
+        }
+        yield number, example
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A data_dir with sets of the form of glue/mnli and squad/v2.0."""
     import tensorflow_datasets as tfds
 
     folder, version = tmp_path_factory.mktemp("tfds"), tfds.core.Version("1.0.0")
-    features = tfds.features
 
     class Glue(tfds.core.GeneratorBasedBuilder):
         VERSION, code_path, BUILDER_CONFIGS = version, None, [tfds.core.BuilderConfig(name="mnli")]
+        feature_types, examples, splits = glue_features, glue_examples, PAIRS
 
         def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self,
-                features=features.FeaturesDict(
-                    {
-                        "premise": features.Text(),
-                        "hypothesis": features.Text(),
-                        "label": features.ClassLabel(
-                            names=["entailment", "neutral", "contradiction"]
-                        ),
-                    }
-                ),
-            )
+            features = tfds.features.FeaturesDict(type(self).feature_types(tfds.features))
+            return tfds.core.DatasetInfo(builder=self, features=features)
 
         def _split_generators(self, download):
-            return {split: self._generate_examples(split) for split in PAIRS}
+            return {split: type(self).examples(split) for split in self.splits}
 
         def _generate_examples(self, split):
-            for number, (premise, hypothesis, label) in enumerate(PAIRS[split]):
-                yield number, {"premise": premise, "hypothesis": hypothesis, "label": label}
+            return type(self).examples(split)
 
     class Squad(Glue):
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="v2.0")]
-
-        def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self,
-                features=features.FeaturesDict(
-                    {
-                        "id": features.Text(),
-                        "context": features.Text(),
-                        "question": features.Text(),
-                        "is_impossible": np.bool_,
-                        "answers": features.Sequence(
-                            {"text": features.Text(), "answer_start": np.int32}
-                        ),
-                    }
-                ),
-            )
-
-        def _split_generators(self, download):
-            return {split: self._generate_examples(split) for split in QUESTIONS}
-
-        def _generate_examples(self, split):
-            for number, question, texts, starts in QUESTIONS[split]:
-                yield (
-                    number,
-                    {
-                        "id": number,
-                        "context": CONTEXT,
-                        "question": question,
-                        "is_impossible": not texts,
-                        "answers": {"text": texts, "answer_start": starts},
-                    },
-                )
+        feature_types, examples, splits = squad_features, squad_examples, QUESTIONS
 
     for builder, name in ((Glue, "mnli"), (Squad, "v2.0")):
-        builder(
-            data_dir=str(folder), config=name, file_format="array_record"
-        ).download_and_prepare()
+        prepared_set = builder(data_dir=str(folder), config=name, file_format="array_record")
+        prepared_set.download_and_prepare()
     return folder
 
 
@@ -103,9 +97,10 @@ def loaded(case, folder, **data):
 def test_mnli_and_its_two_held_out_sets(prepared):
     config = loaded("glue.py:mnli,tfds", prepared)
     columns = (config.task.text, config.task.pair, config.task.label)
-    read = lambda config, split: [
-        record.values for record in tables.table(config.data, split, columns)
-    ]
+
+    def read(config, split):
+        return [record.values for record in tables.table(config.data, split, columns)]
+
     assert sorted(read(config, "train")) == [
         ("a cat sat", "a cat ran", "neutral"),
         ("a dog", "a dog", "entailment"),
@@ -153,6 +148,7 @@ def test_every_config_that_reads_such_a_set_loads(case, tmp_path):
     config = loaded(case, tmp_path)
     assert config.data.tfds_name and config.task.get("text", "") != "4"
     with pytest.raises(UserError, match="no prepared TFDS set here"):
-        tables.squad(config.data, "train") if config.task.name == "span" else tables.table(
-            config.data, "train", (config.task.text,)
-        )
+        if config.task.name == "span":
+            tables.squad(config.data, "train")
+        else:
+            tables.table(config.data, "train", (config.task.text,))

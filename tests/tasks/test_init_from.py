@@ -32,7 +32,7 @@ def test_a_run_takes_the_parameters_and_the_tokenizer_of_another(gpt, tmp_path, 
     "overrides, message",
     [
         (dict(model__d_ff=48), r"mlp/wi/bias has shape \(2, 128\) there, \(2, 48\) in this config"),
-        (dict(init_from="none"), "no run here"),
+        (dict(init_from="nothing"), "no run here"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused(gpt, tmp_path, overrides, message):
