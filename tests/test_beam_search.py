@@ -112,7 +112,7 @@ class Places:
         self.beam, self.count = beam, count
         self.search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
         self.model_step, start = step_of_model(5, len(self.LIMITS), beam)
-        self.begun = self.search.begin(jnp.array(self.LIMITS), start, None)
+        self.new_inputs = self.search.begin(jnp.array(self.LIMITS), start, None)
         self.inputs = np.full(count, -1)  # in each place
         self.queue = [0, 1, 2, 3]
         self.state = self.search.empty(count, slots, jnp.full((count, slots, beam), 9))
@@ -122,7 +122,7 @@ class Places:
             self.inputs[place] = self.queue.pop(0)
             self.state = self.search.admit(
                 self.state,
-                self.begun,
+                self.new_inputs,
                 lambda cache, slot: cache,
                 places=jnp.array([place] * 2),
                 rows=jnp.array([self.inputs[place]] * 2),

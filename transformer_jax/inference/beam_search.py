@@ -100,26 +100,32 @@ class BeamSearch:
         return self._choose(search, jnp.repeat(logits[:, None], self.beam, axis=1))
 
     def admit(
-        self, search: Search, begun: Search, put: Callable, *, places: jax.Array, rows: jax.Array
+        self,
+        search: Search,
+        new_inputs: Search,
+        put: Callable,
+        *,
+        places: jax.Array,
+        rows: jax.Array,
     ) -> Search:
-        """Returns `search` with the inputs in `rows` (N,) of `begun` at the free `places` (N,).
+        """Returns `search` with `rows` (N,) of `new_inputs` at the free `places` (N,).
 
         A repeated pair of row and place has no further effect. `put(cache, slot)` returns the cache
         with the only slot of these inputs written to `slot` at their places.
         """
         slot = (search.turn - 1) % search.slots
         missing = search.slots - 1
-        begun = begun._replace(
-            open=begun.open._replace(ids=_lengthened(begun.open.ids, missing, 0)),
-            ended=begun.ended._replace(ids=_lengthened(begun.ended.ids, missing, 0)),
-            ancestors=jnp.roll(_lengthened(begun.ancestors, missing, -1), slot, axis=2),
+        new_inputs = new_inputs._replace(
+            open=new_inputs.open._replace(ids=_lengthened(new_inputs.open.ids, missing, 0)),
+            ended=new_inputs.ended._replace(ids=_lengthened(new_inputs.ended.ids, missing, 0)),
+            ancestors=jnp.roll(_lengthened(new_inputs.ancestors, missing, -1), slot, axis=2),
             cache=None,
         )
 
         def move(old, new):
             return old.at[places].set(new[rows]) if old.ndim else old
 
-        moved = jax.tree.map(move, search._replace(cache=None), begun)
+        moved = jax.tree.map(move, search._replace(cache=None), new_inputs)
         return moved._replace(cache=put(search.cache, slot))
 
     def advance(self, search: Search, step: Callable, free: jax.Array) -> Search:

@@ -120,19 +120,21 @@ class Stream:
         return self.search.empty(self.places, slots, self._sized(cache, length, slots))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def admit(self, state: Search, places: jax.Array, begun: Search, rows: jax.Array) -> Search:
-        """Returns `state` with the inputs in `rows` of `begun` at `places`."""
+    def admit(
+        self, state: Search, places: jax.Array, new_inputs: Search, rows: jax.Array
+    ) -> Search:
+        """Returns `state` with the inputs in `rows` of `new_inputs` at `places`."""
 
         def put(cache, slot):
             # Inputs are written one after the other, in place. A scatter takes several times as
             # long on a CPU.
             def put_one(n, cache):
-                new = _slice(begun.cache, rows[n])
+                new = _slice(new_inputs.cache, rows[n])
                 return self._written(cache, new, places[n], slot)
 
             return jax.lax.fori_loop(0, len(rows), put_one, cache)
 
-        return self.search.admit(state, begun, put, places=places, rows=rows)
+        return self.search.admit(state, new_inputs, put, places=places, rows=rows)
 
     def _written(self, cache: dict, new: dict, place: jax.Array, slot: jax.Array) -> dict:
         """Returns `cache` with the cache of one input at its place."""
@@ -221,7 +223,7 @@ class _Queue:
             rows, numbers, places = np.array(chosen, np.int32).T
             self.places[places] = numbers
             self._fit()
-            self.state = self.stream.admit(self.state, places, self.begun, rows)
+            self.state = self.stream.admit(self.state, places, self.new_inputs, rows)
         return (self.places >= 0).any()
 
     def advance(self) -> None:
@@ -260,7 +262,9 @@ class _Queue:
             source[:, end + positions] = ids, positions, np.full_like(positions, row + 1)
             end += len(ids)
             self.waiting.append((row, self.queue.popleft()))
-        self.begun = self.stream.begin(self.params, source.reshape(3, rows, width), where, limits)
+        self.new_inputs = self.stream.begin(
+            self.params, source.reshape(3, rows, width), where, limits
+        )
 
     def _fit(self) -> None:
         """Makes room for the sources in all places, and for the next token of the longest output.

@@ -56,9 +56,9 @@ class Task(Protocol):
     tokenizer: Any  # has save(folder) and fingerprint()
 
     def fingerprint(self) -> dict:
-        """Returns what identifies the content of data and tokenizer, for JSON.
+        """Returns a description of the content of data and tokenizer, for JSON.
 
-        The key "tokenizer" holds the tokenizer's part.
+        A run continues only with an equal fingerprint. The key "tokenizer" describes the tokenizer.
         """
 
     def batch_spec(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
