@@ -34,7 +34,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def key_tables() -> str:
-    """Returns a heading and a table of keys for each section of a config, each model and each task."""
+    """Returns a heading and a table of keys for each section, each model and each task."""
     models, tasks = classes.names("model"), classes.names("task")
     model, task = models[0], tasks[0]
     parts = [_table("Top level", (configs.INIT_FROM,), model, task)]

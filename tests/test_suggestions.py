@@ -144,7 +144,7 @@ def test_the_listing_of_keys():
     config = configs.load(str(ROOT / "configs/finetune/glue.py:stsb"))
     lines = key_help.lines(config, "configs/finetune/glue.py:stsb")
     assert (
-        "train.batch=32 (a whole number; default 64): rows per update over all hosts, after "
+        "train.batch=32 (a whole number; default 64): rows of an update over all hosts, after "
         "accumulation" in lines
     )
     for begins in (
@@ -172,7 +172,7 @@ def test_the_listing_of_keys():
 def test_help_config_needs_no_workdir(program, config):
     done = call(program, f"--config=configs/{config}", "--config.train.batch=7", "--help_config")
     assert done.returncode == 0 and not done.stderr, done.stderr
-    assert "\ntrain.batch=7 (a whole number; default 64): rows per update" in done.stdout
+    assert "\ntrain.batch=7 (a whole number; default 64): rows of an update" in done.stdout
     assert "\nmodel.d_model=" in done.stdout and "\ntask.name=" in done.stdout
 
 
