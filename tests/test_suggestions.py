@@ -36,7 +36,7 @@ def test_synonyms_lead_to_keys_and_flags_that_exist():
         *(
             ("gpt", word, ours)
             for word, ours in {
-                "optimizer.lr": "optimizer.learning_rate (peak)",
+                "optimizer.lr": "optimizer.learning_rate (the peak of the schedule)",
                 "model.n_layers": "model.num_layers",
                 "train.batch_size": "train.batch",
                 "model.hidden_size": "model.d_model",
@@ -144,8 +144,8 @@ def test_the_listing_of_keys():
     config = configs.load(str(ROOT / "configs/finetune/glue.py:stsb"))
     lines = key_help.lines(config, "configs/finetune/glue.py:stsb")
     assert (
-        "train.batch=32 (a whole number; default 64): rows of an update over all hosts, after "
-        "accumulation" in lines
+        "train.batch=32 (a whole number; default 64): rows of an update, over all hosts and "
+        "microbatches" in lines
     )
     for begins in (
         "task.length=128 (a whole number): tokens of a row",
