@@ -1,0 +1,294 @@
+"""Clauses in both languages.
+
+A `Clause` is an abstract structure of noun phrases, a verb and adverbials. `english` and `german`
+put it into words by the rules of their language. English has do-support, particles and inversion.
+German has cases, the place of the finite verb, the middle field and the verbal bracket.
+
+The grammar always makes the same choice where German has several: "you" is "du". The English past
+and present perfect become the German perfect, except for "sein", "haben", "wissen" and the modal
+verbs, which take the preterite.
+"""
+
+from dataclasses import dataclass
+
+from transformer_jax.data.grammar.morphology import ACC, DAT, NOM, Modal, Verb
+from transformer_jax.data.grammar.noun_phrases import NP, PRONOUNS, REFLEXIVE, Both, prepositional
+from transformer_jax.data.grammar.vocabulary import HABEN, SEIN, WERDEN
+
+PRESENT, PROGRESSIVE, PAST, PERFECT, FUTURE, MODAL = range(6)
+# the place of the German finite verb; SHARED leaves out the subject and the auxiliary
+SECOND, FIRST, LAST, SHARED = range(4)
+
+
+@dataclass(slots=True)
+class Clause:
+    """The abstract structure of a clause."""
+
+    subject: NP
+    verb: Verb
+    tense: int = PRESENT
+    modal: Modal | None = None
+    negated: bool = False
+    accusative: NP | None = None
+    dative: NP | None = None
+    governed: NP | None = None  # the object of the preposition that the verb takes
+    to: bool = False  # "gives the book to her", not "gives her the book"
+    lead_time: bool = False  # whether the adverbial of time comes first
+    time: Both | None = None
+    frequency: Both | None = None
+    already: Both | None = None
+    manner: Both | None = None
+    company: Both | None = None
+    place: Both | None = None
+    predicate: Both | None = None
+    complement: Both | None = None
+
+
+# by agreement
+AM = ("am", "are", "is")
+WAS = ("was", "were", "was")
+HAVE = ("have", "have", "has")
+DO = ("do", "do", "does")
+
+
+def english_verb(clause: Clause, inverted: bool) -> Both:
+    """Returns the auxiliary, or "", and the rest of the verb: ("does", "call"), ("", "called")."""
+    verb = clause.verb
+    tense = clause.tense
+    modal = clause.modal
+    agreement = clause.subject.agreement
+    needs_do = inverted or clause.negated
+    if tense == MODAL:
+        if not modal.full:
+            return modal.first, f"{modal.link} {verb.base}".strip()
+        if needs_do:
+            return "did" if modal.past else DO[agreement], f"{modal.full} to {verb.base}"
+        return "", f"{modal.third if agreement == 2 else modal.first} to {verb.base}"
+    if tense == FUTURE:
+        return "will", verb.base
+    if tense == PERFECT:
+        return HAVE[agreement], verb.participle
+    if verb.base == "be":
+        return (WAS if tense == PAST else AM)[agreement], ""
+    if tense == PROGRESSIVE:
+        return AM[agreement], verb.ing
+    if needs_do:
+        return "did" if tense == PAST else DO[agreement], verb.base
+    if tense == PAST:
+        return "", verb.past
+    return "", verb.third if agreement == 2 else verb.base
+
+
+def english_rest(clause: Clause, verbal: str) -> list[str]:
+    """Returns the words from the lexical verb on. `verbal` are the words of the verb."""
+    verb = clause.verb
+    accusative = clause.accusative
+    dative = clause.dative
+    words = [verbal, verb.tail]
+    if verb.movable and not (accusative and accusative.pronoun):
+        words.append(verb.movable)
+    if dative and not clause.to:
+        words.append(dative.object)
+    if accusative:
+        words.append(accusative.object)
+        if accusative.relative:
+            words.append(accusative.relative[0])
+        if verb.movable and accusative.pronoun:
+            words.append(verb.movable)
+    if dative and clause.to:
+        words += ("to", dative.object)
+    if clause.governed:
+        words.append(clause.governed.object)
+    for adverbial in (clause.predicate, clause.manner, clause.place, clause.company):
+        if adverbial:
+            words.append(adverbial[0])
+    if clause.already and clause.negated:
+        words.append("yet")
+    if clause.time and not clause.lead_time:
+        words.append(clause.time[0])
+    if clause.complement:
+        words.append(clause.complement[0])
+    return words
+
+
+def english(clause: Clause, inverted: bool = False, shared: bool = False) -> str:
+    """Returns the clause in English.
+
+    `inverted` puts the auxiliary before the subject. `shared` leaves both out.
+    """
+    auxiliary, verbal = english_verb(clause, inverted)
+    subject = clause.subject
+    words = [subject.en] if not subject.relative else [subject.en, subject.relative[0]]
+    words = [auxiliary, *words] if inverted else [*words, auxiliary]
+    if shared:
+        words = []
+    elif clause.lead_time:
+        words.insert(0, clause.time[0])
+    if clause.negated and auxiliary == "can" and not inverted:
+        words[-1] = "cannot"
+    elif clause.negated:
+        words.append("not")
+    elif clause.already:
+        words.append("already")
+    if clause.frequency:
+        words.append(clause.frequency[0])
+    words += english_rest(clause, verbal)
+    return _joined(words)
+
+
+def german_verb(clause: Clause, person: int) -> tuple[str, str, str]:
+    """Returns the finite verb, the rest of the verb, and both together.
+
+    The rest stands at the end of a main clause, both at the end of a subordinate clause.
+    """
+    verb = clause.verb
+    tense = clause.tense
+    if tense == MODAL and clause.modal.german:
+        finite = clause.modal.german[person]
+        rest = verb.infinitive
+    elif tense == FUTURE:
+        finite = WERDEN[person]
+        rest = verb.infinitive
+    elif tense == PERFECT or tense == PAST and not verb.preterite:
+        finite = (SEIN if verb.auxiliary == "sein" else HABEN)[person]
+        rest = verb.participle_german
+    else:
+        finite = (verb.preterite if tense == PAST else verb.present)[person]
+        return finite, verb.prefix.strip(), verb.prefix + finite
+    return finite, rest, f"{rest} {finite}"
+
+
+def negative_object(clause: Clause) -> bool:
+    """Whether the German negation is "kein" on the object instead of "nicht"."""
+    np = clause.accusative
+    return np is not None and np.determiner is not None and np.determiner.negative
+
+
+def middle_field(clause: Clause, accusative: NP | None, dative: NP | None) -> list[str]:
+    """Returns the words between the parts of the verb.
+
+    The order is pronouns, time, noun objects (dative first), negation, manner, company, place.
+    """
+    words = []
+    if accusative and accusative.pronoun:
+        words.append(accusative.german(ACC))
+    if dative and dative.pronoun:
+        words.append(dative.german(DAT))
+    if clause.time and not clause.lead_time:
+        words.append(clause.time[1])
+    if clause.frequency:
+        words.append(clause.frequency[1])
+    if clause.tense == MODAL and not clause.modal.german:
+        words.append("gern")
+    if dative and not dative.pronoun:
+        words.append(dative.german(DAT))
+    if accusative and not accusative.pronoun:
+        words.append(accusative.german(ACC))
+    if clause.already:
+        words.append("noch nicht" if clause.negated else "schon")
+    elif clause.negated and not negative_object(clause):
+        words.append("nicht")
+    for adverbial in (clause.manner, clause.company, clause.place, clause.predicate):
+        if adverbial:
+            words.append(adverbial[1])
+    if clause.governed:
+        words.append(prepositional(clause.verb.preposition, clause.governed, clause.verb.case))
+    return words
+
+
+def german(clause: Clause, order: int = SECOND, lead: str = "") -> str:
+    """Returns the clause in German, with its finite verb at the place `order`.
+
+    Words that `lead` a main clause put the subject behind the verb.
+    """
+    verb = clause.verb
+    if verb.frame == "pleasing":  # "Anna likes the coat" is "der Mantel gefällt Anna"
+        subject, accusative, dative = clause.accusative, None, clause.subject
+    else:
+        subject, accusative, dative = clause.subject, clause.accusative, clause.dative
+    finite, rest, final = german_verb(clause, subject.person)
+    words = [subject.german(NOM) + (f", {subject.relative[1]}," if subject.relative else "")]
+    lead = clause.time[1] if clause.lead_time else lead
+    pronouns = [REFLEXIVE[subject.person]] if verb.reflexive else []
+    if order == SHARED:
+        words = pronouns if final != verb.prefix + finite else [finite, *pronouns]
+    elif order == SECOND and not lead:
+        words += (finite, *pronouns)
+    else:
+        has_pronoun = dative and dative.pronoun and not (accusative and accusative.pronoun)
+        if has_pronoun and not subject.pronoun:
+            pronouns.append(dative.german(DAT))
+            dative = None
+        words = [*words, *pronouns] if subject.pronoun else [*pronouns, *words]
+        if order != LAST:
+            words = [lead, finite, *words]
+    words += middle_field(clause, accusative, dative)
+    words.append(final if order == LAST else rest)
+    words += [f", {np.relative[1]}," for np in (accusative, dative) if np and np.relative]
+    if clause.complement:
+        words.append(clause.complement[1])
+    return _joined(words)
+
+
+def infinitive(clause: Clause, gerund: bool = False, opening: Both = ("", "")) -> Both:
+    """Returns the clause as a complement: ("to call her brother", ", ihren Bruder anzurufen,")."""
+    verb = clause.verb
+    english_words = english_rest(clause, verb.ing if gerund else f"to {verb.base}")
+    german_words = [
+        opening[1],
+        REFLEXIVE[clause.subject.person] if verb.reflexive else "",
+        *middle_field(clause, clause.accusative, clause.dative),
+        verb.zu,
+    ]
+    end = f", {clause.complement[1].strip(', ')}" if clause.complement else ""
+    return _joined([opening[0], *english_words]), f", {_joined(german_words)}{end},"
+
+
+def imperative(clause: Clause, polite: bool = False) -> Both:
+    """Returns an imperative to one person.
+
+    If the subject is "we", it is "let us" with the German infinitive.
+    """
+    verb = clause.verb
+    together = clause.subject is PRONOUNS["we"]
+    english_words = [
+        "please" if polite else "",
+        "do not" if clause.negated else "",
+        "let us" if together else "",
+        verb.base,
+        *english_rest(clause, ""),
+    ]
+    middle = middle_field(clause, clause.accusative, clause.dative)
+    if together:
+        german_words = ["lass uns", *middle, verb.infinitive]
+    else:
+        german_words = [
+            "bitte" if polite else "",
+            verb.imperative,
+            "dich" if verb.reflexive else "",
+            *middle,
+            verb.prefix.strip(),
+        ]
+    mark = "." if polite else "!"
+    return _joined(english_words) + mark, _joined(german_words) + mark
+
+
+def embedded(clause: Clause) -> Clause:
+    """Returns the clause with nothing before its subject.
+
+    A clause with a complement at its end loses its adverbial of time.
+    """
+    if clause.complement:
+        clause.time = None
+    clause.lead_time = False
+    return clause
+
+
+def subclause(conjunction: Both, clause: Clause) -> Both:
+    """Returns a conjunction and its clause: ("that he sleeps", ", dass er schläft,")."""
+    embedded(clause)
+    return f"{conjunction[0]} {english(clause)}", f", {conjunction[1]} {german(clause, LAST)},"
+
+
+def _joined(words: list[str]) -> str:
+    return " ".join([word for word in words if word])
