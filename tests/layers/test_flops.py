@@ -32,8 +32,8 @@ def test_encoder_decoder():
     """The trace has whole squares of causal attention; the formula counts half of each."""
     model = EncoderDecoder(num_encoder_layers=2, num_decoder_layers=3, **SIZES)
     hidden_pairs = 3 * 4 * model.d_model * LENGTH**2 / 2
-    found = traced_flops(model, tokens(5), tokens(LENGTH))
-    assert found == model.flops(5, LENGTH) + hidden_pairs
+    num_flops = traced_flops(model, tokens(5), tokens(LENGTH))
+    assert num_flops == model.flops(5, LENGTH) + hidden_pairs
 
 
 def test_lstm():

@@ -115,18 +115,18 @@ def test_phases_are_counted_apart():
     )
 
 
-def test_the_formula_of_a_model_is_what_is_traced(tmp_path):
+def test_the_formula_of_a_model_agrees_with_its_trace(tmp_path):
     """The row is short, so attention computes all pairs. The formula counts half of them."""
     task = make_task(build_gpt(tmp_path))
     model, length = task.model, 16
     params = state.abstract_params(task)
-    found = traced.flops(
+    traced_flops = traced.flops(
         lambda params, tokens: model.apply({"params": params}, tokens),
         params,
         jax.ShapeDtypeStruct((1, length), jnp.int32),
     )
     hidden_pairs = model.num_layers * 2 * model.d_model * length**2
-    assert found == model.flops(length) + hidden_pairs
+    assert traced_flops == model.flops(length) + hidden_pairs
 
 
 def test_the_command(tmp_path):
@@ -134,13 +134,13 @@ def test_the_command(tmp_path):
         "costs", "--config=configs/gpt/gpt2.py:124m", "--device=h100", "--mfu=0.5", "--price=2"
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    costs = json.loads(done.stdout)
     assert (
-        found["flops"] == pytest.approx(found["six_nd"], rel=0.1) and found["params"] == 124_439_808
+        costs["flops"] == pytest.approx(costs["six_nd"], rel=0.1) and costs["params"] == 124_439_808
     )
     assert (
-        found["device_hours"] == pytest.approx(found["flops"] / hardware.H100.flops / 0.5 / 3600)
-        and found["money"] == 2 * found["device_hours"]
+        costs["device_hours"] == pytest.approx(costs["flops"] / hardware.H100.flops / 0.5 / 3600)
+        and costs["money"] == 2 * costs["device_hours"]
     )
 
 
@@ -154,7 +154,7 @@ def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
         "--config.train.num_steps=10",
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    costs = json.loads(done.stdout)
     encoder = open_run(encoder_run)[1]["encoder"]
     matrices = sum(leaf.size for leaf in jax.tree.leaves(encoder) if leaf.ndim > 2)
     compiled = call(
@@ -164,7 +164,7 @@ def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
         "--config.task.length=32",
         "--devices=1",
     )
-    assert json.loads(compiled.stdout.splitlines()[-1])["params"] == found["params"], (
+    assert json.loads(compiled.stdout.splitlines()[-1])["params"] == costs["params"], (
         compiled.stderr
     )
     unprepared = call(
@@ -175,8 +175,8 @@ def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
     assert unprepared.returncode == 2 and "nothing to prepare" in unprepared.stderr
     # the rest is attention itself
     assert (
-        found["positions"] == 32 * 32 * 10
-        and 1 < found["flops"] / (6 * matrices * found["positions"]) < 1.5
+        costs["positions"] == 32 * 32 * 10
+        and 1 < costs["flops"] / (6 * matrices * costs["positions"]) < 1.5
     )
 
 

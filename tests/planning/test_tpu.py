@@ -29,16 +29,16 @@ def test_a_program_compiles_for_a_slice():
         "dry_run", *WIDE, "--config.train.batch=16", "--topology=v5e:2x2", "--config.mesh.fsdp=4"
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    arguments = found["bytes_per_device"]["arguments"]
-    assert sum(found["arguments_by_consumer"].values()) == pytest.approx(arguments, rel=0.01)
+    record = json.loads(done.stdout.splitlines()[-1])
+    arguments = record["bytes_per_device"]["arguments"]
+    assert sum(record["arguments_by_consumer"].values()) == pytest.approx(arguments, rel=0.01)
     assert (
-        found["fits"]
-        and found["topology"] == "v5e:2x2"
-        and found["mesh"]["fsdp"] == 4
-        and found["collectives"]
+        record["fits"]
+        and record["topology"] == "v5e:2x2"
+        and record["mesh"]["fsdp"] == 4
+        and record["collectives"]
     )
-    assert 0 < found["predicted_mfu_upper_bound"] < 1 and found["device_memory"] > 16e9
+    assert 0 < record["predicted_mfu_upper_bound"] < 1 and record["device_memory"] > 16e9
     assert "it fits" in done.stderr
 
 
@@ -51,8 +51,8 @@ def test_a_refusal_is_an_answer():
         "--topology=v5e:2x2",
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["fits"] is False and found["bytes_per_device"]["peak"] > found["device_memory"]
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert record["fits"] is False and record["bytes_per_device"]["peak"] > record["device_memory"]
     assert "it does not fit" in done.stderr and "--config.train.accumulation=" in done.stderr
 
 
@@ -88,6 +88,6 @@ def test_a_model_of_175_billion_parameters_on_64_chips():
         "--config.train.ramp_steps=0",
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]
+    sizes = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"]
     # the memory of MaxText's compilation of the same model
-    assert found["arguments"] <= 32.9e9 and found["temporaries"] <= 35.7e9
+    assert sizes["arguments"] <= 32.9e9 and sizes["temporaries"] <= 35.7e9

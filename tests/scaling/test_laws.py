@@ -46,29 +46,27 @@ def isoflop_runs(request):
 def test_training_curves():
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        found = approaches.envelope(
+        allocation = approaches.envelope(
             [run(rng, n, 1e24, first=3e17, points=200) for n in np.geomspace(1e7, 1e11, 16)]
         )
-        assert found.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
-        assert found.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
+        assert allocation.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
+        assert allocation.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
 
 
 def test_isoflop_parabolas(isoflop_runs):
-    found = approaches.isoflop(isoflop_runs)
-    assert len(found.points) == 9
-    assert found.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
-    assert found.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
+    allocation = approaches.isoflop(isoflop_runs)
+    assert len(allocation.points) == 9
+    assert allocation.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
+    assert allocation.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
 
 
 def test_the_parametric_law(isoflop_runs):
-    found = parametric(isoflop_runs)
+    law = parametric(isoflop_runs)
     for key in ("alpha", "beta", "E"):
-        assert getattr(found, key) == pytest.approx(getattr(TRUE, key), rel=0.02), key
-    assert (
-        found.params_exponent == pytest.approx(TRUE.params_exponent, rel=0.02) and found.r2 > 0.999
-    )
-    assert found(7e10, 1.4e12) == pytest.approx(TRUE(7e10, 1.4e12), rel=5e-3)
-    assert np.prod(found.optimum(1e21)) * 6 == pytest.approx(1e21)
+        assert getattr(law, key) == pytest.approx(getattr(TRUE, key), rel=0.02), key
+    assert law.params_exponent == pytest.approx(TRUE.params_exponent, rel=0.02) and law.r2 > 0.999
+    assert law(7e10, 1.4e12) == pytest.approx(TRUE(7e10, 1.4e12), rel=5e-3)
+    assert np.prod(law.optimum(1e21)) * 6 == pytest.approx(1e21)
 
 
 def test_without_noise_the_law_is_exact():
@@ -77,8 +75,8 @@ def test_without_noise_the_law_is_exact():
         for n in (1e6, 1e7, 1e8)
         for d in (1e8, 1e9, 1e10)
     ]
-    found = parametric(runs)
-    assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(TRUE), rel=1e-5)
+    law = parametric(runs)
+    assert dataclasses.astuple(law) == pytest.approx(dataclasses.astuple(TRUE), rel=1e-5)
 
 
 def test_one_bad_run_moves_the_law_little(isoflop_runs):
@@ -117,8 +115,8 @@ def test_power_laws_take_the_frontier():
     assert [one.loss for one in laws.frontier(runs, "params")] == sorted(
         {5 * n**-0.1 for n in (10, 100, 1000)}, reverse=True
     )
-    found = laws.loss_law(runs, "params")
-    assert (found.exponent, found.coefficient, found.r2) == pytest.approx((-0.1, 5, 1))
+    power_law = laws.loss_law(runs, "params")
+    assert (power_law.exponent, power_law.coefficient, power_law.r2) == pytest.approx((-0.1, 5, 1))
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,14 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     config = configs.load(f"{file}:d8-6.4e4", short.items())
     assert runs.measured(tmp_path / "runs" / "one") is None
     runs.train({"one": config}, tmp_path / "runs")
-    found = runs.measured(tmp_path / "runs" / "one")
+    run = runs.measured(tmp_path / "runs" / "one")
     task = make_task(config)
     assert (
-        (found.flops, found.tokens) == counts.training(task)
-        and found.params == counts.parameters(task)["params"]
-        and 0 < found.loss < 10
+        (run.flops, run.tokens) == counts.training(task)
+        and run.params == counts.parameters(task)["params"]
+        and 0 < run.loss < 10
     )
-    assert found.curve[:, 0] == pytest.approx(found.flops * np.array([1, 3, 5]) / 6)
+    assert run.curve[:, 0] == pytest.approx(run.flops * np.array([1, 3, 5]) / 6)
     capsys.readouterr()
     runs.train({"one": config}, tmp_path / "runs")
     assert capsys.readouterr().err.strip() == "one: done"
@@ -172,17 +172,17 @@ def test_fit_predict_check(file, tmp_path):
     measured_by_law(file, folder, names)
     done = call("scaling", "fit", f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    law = found["L(N, D)"]
+    fitted = json.loads(done.stdout.splitlines()[-1])
+    law = fitted["L(N, D)"]
     assert (
         (law["alpha"], law["beta"]) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.02)
         and law["r2"] > 0.999
-        and found["runs"] == 9
+        and fitted["runs"] == 9
     )
-    assert found["L(D)"]["exponent"] < 0 and found["compute-optimal"]["parametric law"][
+    assert fitted["L(D)"]["exponent"] < 0 and fitted["compute-optimal"]["parametric law"][
         "a"
     ] == pytest.approx(TRUE.params_exponent, rel=0.02)
-    assert "iso-FLOP parabolas" in found["refused"] and "two are needed" in done.stderr
+    assert "iso-FLOP parabolas" in fitted["refused"] and "two are needed" in done.stderr
     assert all((folder / name).stat().st_size > 10_000 for name in ("laws.png", "optimum.png"))
 
     early = call("scaling", "run", f"--config={file}", f"--workdir={folder}", "--held_out")

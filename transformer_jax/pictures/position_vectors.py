@@ -42,8 +42,8 @@ def positions(vectors: np.ndarray, title: str) -> "Figure":
 def similarity(vectors: np.ndarray, title: str) -> "Figure":
     """Returns a figure of learned vectors of positions (L, M).
 
-    It shows the cosines of all pairs (Wang & Chen 2020, figure 1), the cosines by distance, and the
-    share of the variance in the first principal components.
+    It shows the cosines of all pairs (Wang & Chen 2020, figure 1) and the cosines by distance. The
+    last panel is the share of the variance in the first principal components.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.maximum(norms, 1e-12)

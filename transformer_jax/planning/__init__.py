@@ -1,1 +1,1 @@
-"""Dry runs, rooflines and costs, before there is a device."""
+"""Dry runs, rooflines and costs, without the devices."""

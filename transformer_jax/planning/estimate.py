@@ -12,7 +12,7 @@ from transformer_jax.planning import hlo, topology
 from transformer_jax.planning.roofline import Roofline, compute_seconds, weight_bytes_read
 from transformer_jax.planning.shardings import bytes_per_device
 
-# The least optimization of the TPU compiler takes a quarter to a third of the time and partitions
+# The least optimization of the TPU compiler takes a quarter to a third of the time. It partitions
 # alike: the collectives of GPT-3 175B on v5p:4x4x4 have the same bytes. The peak there was 57.1 GB
 # instead of 60.8. For GPT-2 124M on v5e:4x4, with 64 rows and no dropout, it was 9.86 GB instead
 # of 9.82.
@@ -152,7 +152,8 @@ def _roofline(
     return Roofline(
         compute_seconds(config, task, chip, measured.devices),
         touched / chip.memory_bandwidth,
-        sum(one.count * one.moved for one in collectives) / chip.link_bandwidth,
+        sum(collective.count * collective.moved for collective in collectives)
+        / chip.link_bandwidth,
     )
 
 

@@ -60,20 +60,20 @@ def collectives(text: str, num_devices: int) -> list[Collective]:
     """
     computations, entry = _computations(text)
     return [
-        one._replace(count=one.count * times)
+        collective._replace(count=collective.count * times)
         for name, times in _executions(computations, entry).items()
-        for one in _collectives_in(name, computations[name], num_devices)
-        if one.devices > 1
+        for collective in _collectives_in(name, computations[name], num_devices)
+        if collective.devices > 1
     ]
 
 
 def summary(collectives: list[Collective]) -> dict[str, dict[str, int]]:
     """Returns {kind: {count, bytes}} of a run of the program. Each execution counts all bytes."""
     totals = {}
-    for one in collectives:
-        total = totals.setdefault(one.kind, {"count": 0, "bytes": 0})
-        total["count"] += one.count
-        total["bytes"] += one.count * one.bytes
+    for collective in collectives:
+        total = totals.setdefault(collective.kind, {"count": 0, "bytes": 0})
+        total["count"] += collective.count
+        total["bytes"] += collective.count * collective.bytes
     return totals
 
 

@@ -14,8 +14,8 @@ class Roofline:
     full rematerialisation repeats. Products that the policy "dots" repeats are not counted.
 
     memory_s is an estimate. The state is read and written once. In every microbatch, the other
-    arrays that are live at the peak are written once and read once, and the forward and the
-    backward pass read the gathered weights. Activations that live within a layer are not counted.
+    arrays that are live at the peak are written once and read once. The forward and the backward
+    pass read the gathered weights. Activations that live within a layer are not counted.
 
     network_s is a lower bound: the least that every collective sends, over all links of a chip.
     """

@@ -121,7 +121,8 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
     if chip is None:
         raise UserError("--search ranks by the rates of a chip: give a --topology, such as v5e:4x4")
     candidates = sorted(
-        _candidates(config, make_task, chip, devices), key=lambda one: (one.seconds, one.sent)
+        _candidates(config, make_task, chip, devices),
+        key=lambda candidate: (candidate.seconds, candidate.sent),
     )
     say(
         f"{len(candidates)} variants whose parameters and optimizer state fit; "
