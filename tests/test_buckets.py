@@ -25,7 +25,8 @@ from transformer_jax.runs import lease
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.runs.train import train
-from transformer_jax.storage import buckets
+from transformer_jax.storage import buckets, key_values, stream
+from transformer_jax.storage.mirror import Mirror
 from transformer_jax.training import loop
 
 SHORT = dict(
@@ -121,7 +122,7 @@ def test_what_says_that_a_checkpoint_is_whole_goes_first_and_comes_last(gcs):
 
 
 def test_text_in_a_bucket_is_the_text_on_a_disk(gcs, tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "_BLOCK", 16)
+    monkeypatch.setattr(stream, "READ_SIZE", 16)
     texts = {
         "one.txt": "",
         "two.txt": "x" * 16,
@@ -208,7 +209,7 @@ def test_a_dead_runs_lease_is_taken_over_and_a_run_that_lost_its_own_is_told(fas
 
 def test_a_mirror_sends_what_has_changed_and_writes_over_no_other_run(gcs):
     gcs.put("run/metrics.jsonl", b"before\n")
-    mirror = buckets.Mirror(buckets.path("gs://bucket/run"), "metrics.jsonl", "none")
+    mirror = Mirror(buckets.path("gs://bucket/run"), "metrics.jsonl", "none")
     (mirror.local / "tensorboard").mkdir()
     for name, content in (("metrics.jsonl", "before\nnow\n"), ("tensorboard/events", "1")):
         (mirror.local / name).write_text(content)
@@ -221,7 +222,7 @@ def test_a_mirror_sends_what_has_changed_and_writes_over_no_other_run(gcs):
     gcs.put("run/metrics.jsonl", b"another's\n")
     (mirror.local / "metrics.jsonl").write_text("before\nnow\nlater\n")
     with pytest.raises(
-        RunError, match="^gs://bucket/run/metrics.jsonl: another run has written there"
+        RunError, match="^gs://bucket/run/metrics.jsonl: another run has written this file"
     ):
         mirror.send()
     mirror.close()
@@ -379,7 +380,7 @@ def test_mistakes_cost_one_line(fast, server, tmp_path, monkeypatch):
     ):
         open_run("gs://bucket/run")
     fast.forbidden, fast.busy = False, lambda number: True
-    monkeypatch.setattr(buckets, "PATIENCE", 0.2)
+    monkeypatch.setattr(key_values, "PATIENCE", 0.2)
     with pytest.raises(
         TimeoutError, match="^gs://silent/run/config.json: no answer within 0.2 seconds$"
     ):

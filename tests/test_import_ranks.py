@@ -12,8 +12,9 @@ ROOT = pathlib.Path(transformer_jax.__file__).parent
 RANKS = [
     {"configuration"},
     {"config", "hardware"},
+    {"storage"},
     {"pictures"},
-    {"storage", "distributed"},
+    {"distributed"},
     {"metrics", "losses", "scores"},
     {"layers"},
     {"data", "models"},

@@ -74,7 +74,7 @@ def of_jax(text):
     ],
 )
 def test_every_kind_of_error_is_known(error, size):
-    assert memory.ran_out(error) and memory.asked(error) == size
+    assert memory.ran_out(error) and memory.requested(error) == size
     assert "\n" not in memory.line(error, "in an update", "", "")
 
 
@@ -97,11 +97,11 @@ def test_errors_of_numpy_and_xla_as_they_are():
     with pytest.raises(jax.errors.JaxRuntimeError) as of_xla:
         jax.jit(lambda: jnp.zeros(10**13, jnp.float32))()
     for error, size in ((of_numpy.value, 8 * 10**13), (of_xla.value, 4 * 10**13)):
-        assert memory.ran_out(error) and memory.asked(error) == pytest.approx(size, rel=0.01)
+        assert memory.ran_out(error) and memory.requested(error) == pytest.approx(size, rel=0.01)
 
 
 def test_sizes_are_for_people():
-    assert [memory.shown(size) for size in (5, 2048, 3.5 * GIB, 10**13, 10**18)] == [
+    assert [memory.readable(size) for size in (5, 2048, 3.5 * GIB, 10**13, 10**18)] == [
         "5 bytes",
         "2.0 KiB",
         "3.5 GiB",
@@ -139,7 +139,7 @@ def test_a_training_says_where_and_what_takes_it(parts, tmp_path, monkeypatch, o
     with pytest.raises(RunError, match=r"^[^\n]*$") as error:
         train(config, tmp_path)
     assert str(error.value).startswith(
-        f"out of memory {place or 'in training'}: 1.0 GiB asked for; "
+        f"out of memory {place or 'in training'}: 1.0 GiB requested; "
     )
     assert "on the device parameters 4" in str(error.value) and REMEDIES in str(error.value)
 
@@ -155,7 +155,7 @@ def test_an_update_says_what_its_activations_take(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
     with pytest.raises(RunError) as error:
         train(config, tmp_path)
-    assert "out of memory in an update: 1.0 GiB asked for" in str(error.value)
+    assert "out of memory in an update: 1.0 GiB requested" in str(error.value)
     assert "activations of an update" in str(error.value)
 
 
@@ -163,7 +163,7 @@ def test_an_evaluation_says_so(parts, tmp_path, monkeypatch):
     config, program = parts
     program = dataclasses.replace(program, eval_step=exhausted)
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
-    with pytest.raises(RunError, match="out of memory in an evaluation: 1.0 GiB asked for"):
+    with pytest.raises(RunError, match="out of memory in an evaluation: 1.0 GiB requested"):
         train(config, tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_model_too_big_for_the_host_ends_before_anything_is_read(tmp_path):
     )
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert (
-        "error: out of memory before the start: 1,508.9 TiB asked for; on each of 8 devices "
+        "error: out of memory before the start: 1,508.9 TiB requested; on each of 8 devices "
         "parameters 62.9 TiB, optimizer state 125.7 TiB (the host has" in done.stderr
     )
     assert REMEDIES in done.stderr and not (tmp_path / "run").exists()
@@ -226,7 +226,7 @@ def test_decoding_names_its_own_remedies(tmp_path):
         timeout=300,
     )
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "error: out of memory: 36.4 TiB asked for; parameters " in done.stderr
+    assert "error: out of memory: 36.4 TiB requested; parameters " in done.stderr
     assert "--config.decode.batch=" in done.stderr
     assert "; --config.decode.beam=4 or less (now 8)" in done.stderr
 
@@ -236,4 +236,4 @@ def test_it_ends_the_other_hosts(monkeypatch, capsys):
     monkeypatch.setattr(hosts, "failed", lambda line, code: lines.append((line, code)))
     with pytest.raises(SystemExit) as ended:
         process._end_with_error(of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1024 bytes."))
-    assert ended.value.code == 1 and lines == [("error: out of memory: 1.0 KiB asked for", 1)]
+    assert ended.value.code == 1 and lines == [("error: out of memory: 1.0 KiB requested", 1)]

@@ -11,8 +11,6 @@ Fine-tuned heads, too. What config.json does not say of their task is set beside
 
 import contextlib
 import json
-import os
-import shutil
 
 from absl import flags
 
@@ -154,26 +152,20 @@ def _appearing(folder):
     """A folder to fill, which is `folder` once the context is left without an error. Raises
     UserError where there is something already.
     """
-    from transformer_jax.storage import buckets
+    from transformer_jax.storage import buckets, errors, whole
 
     if "://" in str(folder):
         with _appearing_in_bucket(buckets.folder_of_run(folder)) as there:
             yield there
         return
     folder = buckets.path(folder).resolve()
-    try:
+    with errors.writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder}: there is something already; name a new folder")
-        half = folder.with_name(f".{folder.name}.half")
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{folder}: can't be written ({error.strerror})") from None
-    try:
-        yield half
-        os.replace(half, folder)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
+    with whole.appearing(folder) as temporary:
+        with errors.writing(folder):
+            temporary.mkdir(parents=True)
+        yield temporary
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ is the array text_n (layers, tokens, d_model). stdout gives its tokens, one JSON
 """
 
 import json
-import os
 import pathlib
 
 from absl import flags
@@ -64,19 +63,21 @@ def _layers(numbers: list[str]) -> tuple[int, ...]:
 
 
 def _write(arrays: dict, path: pathlib.Path) -> None:
-    """Writes the arrays to a temporary file, then renames it: `path` is never half-written."""
+    """Writes the arrays to `path`, which appears whole or not at all."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    half = path.with_name(f".{path.stem}.half{path.suffix}")
-    try:
-        np.savez(half, **arrays) if path.suffix == ".npz" else save_file(arrays, half)
-        os.replace(half, path)
-    except SafetensorError as error:
-        raise OSError(f"{path}: can't be written ({error})") from None
-    finally:
-        half.unlink(missing_ok=True)
+    from transformer_jax.storage import whole
+
+    with whole.appearing(path) as temporary:
+        if path.suffix == ".npz":
+            np.savez(temporary, **arrays)
+            return
+        try:
+            save_file(arrays, temporary)
+        except SafetensorError as error:
+            raise OSError(f"{path}: can't be written ({error})") from None
 
 
 if __name__ == "__main__":

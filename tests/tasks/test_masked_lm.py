@@ -234,7 +234,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, 0, 1))
+    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     for _ in range(120):
         state = state.replace(metrics=states.zeros(program.state.metrics))
         state = program.train_step(state, batch)

@@ -34,7 +34,7 @@ def trained(task, program, state, stop):
     """The state at `stop`, the loss of each update on the way, and the batches."""
     train, losses, read = task.rows().train, [], []
     for batch in batches.stream(
-        train.batch, train.size(0), 1, program.batch_sharding, int(state.step), stop
+        train.batch, train.size(0), 1, program.batch_sharding, range(int(state.step), stop)
     ):
         read.append(jax.device_get(batch))
         state = program.train_step(

@@ -15,8 +15,8 @@ from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.clock import Clock
 from transformer_jax.training.loop import Program, run
-from transformer_jax.training.report import Clock
 
 EXACT = dict(
     model__dropout=0.2,
@@ -146,7 +146,7 @@ def test_evaluations_have_the_parameters_whole_on_one_device(tiny, tmp_path, mon
     )
     run(config, task, tmp_path / "run")
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(seen)} == {1}
-    assert "best_metric=valid/bleu is not measured" in capsys.readouterr().err
+    assert "best_metric=valid/bleu: not measured" in capsys.readouterr().err
 
 
 def test_a_profile_of_some_updates(tiny, tmp_path, capsys):

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import loop, pace
+from transformer_jax.training import pace, updates
 from transformer_jax.training.loop import Program, run
 
 
@@ -79,7 +79,7 @@ def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
 
     watched = dataclasses.replace(
         program,
-        train_step=counted(program.train_step, "update", lambda s: loop._copy(s.step)),
+        train_step=counted(program.train_step, "update", lambda state: updates.copied(state.step)),
         eval_step=counted(program.eval_step, "evaluation", lambda sums: sums["loss"][0]),
     )
     run(config, task, tmp_path / "run", watched)

@@ -64,7 +64,7 @@ def test_what_can_not_be_decided_is_refused(tiny, tmp_path, capsys):
     with pytest.raises(UserError, match="config.train.patience=-1"):
         tiny(train__patience=-1)
     config = tiny(train__patience=2, checkpoint__best_metric="valid/f1")
-    with pytest.raises(UserError, match="best_metric=valid/f1 is not measured.*valid/loss"):
+    with pytest.raises(UserError, match="best_metric=valid/f1: not measured.*valid/loss"):
         Patience(config, []).add({"valid/loss": 1})
     unseen = dict(data__valid_source=None, data__valid_target=None)
     config = tiny(train__patience=2, **unseen)
@@ -72,7 +72,7 @@ def test_what_can_not_be_decided_is_refused(tiny, tmp_path, capsys):
         run(config, make_task(config), tmp_path / "refused")
     config = tiny(**unseen)
     run(config, make_task(config), tmp_path / "run")
-    assert "this run will not be evaluated (config.data.valid_source" in capsys.readouterr().err
+    assert "this run will not be evaluated; config.data.valid_source" in capsys.readouterr().err
     config = tiny()
     run(config, make_task(config), tmp_path / "evaluated")
     assert "will not be evaluated" not in capsys.readouterr().err

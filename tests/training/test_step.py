@@ -26,8 +26,7 @@ def losses(config, steps=3, devices=1):
         config.train.batch,
         config.train.accumulation,
         program.batch_sharding,
-        0,
-        steps,
+        range(steps),
     ):
         state = program.train_step(state, batch)
         total, count = state.metrics["loss"]
@@ -174,7 +173,7 @@ def test_a_non_finite_update_is_not_applied_but_recorded(tiny):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, 0, 1))
+    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     broken = jax.tree.map(jnp.copy, state.params)
     broken["target_embed"]["embedding"] = broken["target_embed"]["embedding"].at[5].set(jnp.inf)
     before = jax.device_get(state.opt_state)

@@ -80,7 +80,7 @@ def test_before_the_first_update_the_same_command_may_be_run_again():
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_nothing_ends_a_save_or_a_compilation(hosts, monkeypatch):
-    timers, asked = [], Stop()
+    timers, stop = [], Stop()
     monkeypatch.setattr(watchdog.hosts, "count", lambda: hosts)
     monkeypatch.setattr(
         watchdog.faulthandler,
@@ -88,16 +88,16 @@ def test_nothing_ends_a_save_or_a_compilation(hosts, monkeypatch):
         lambda seconds, file, exit: timers.append((seconds, exit)),
     )
     dump, several = (watchdog.SILENCE, False), (watchdog.SILENCE, hosts == 2)
-    with watchdog.Watchdog(asked, grace=7) as dog:
+    with watchdog.Watchdog(stop, grace=7) as dog:
         with dog.patient():
             pass
         assert timers == []  # nothing is watched before the first update
         dog.fed()
         with dog.patient():
-            asked.asked = True
-            asked.on_asked()
+            stop.requested = True
+            stop.on_request()
         dog.fed()
-    asked.on_asked()
+    stop.on_request()
     assert timers == [several, dump, dump, (7, True), (7, True)]
 
 

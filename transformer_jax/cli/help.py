@@ -97,4 +97,4 @@ def _of_run(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, str]:
         configs.set_key(config, key, value)
     shapes = state.abstract_params(make_task(config, folder))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    return f"parameters {memory.shown(size)}", memory.decoding_remedies(config)
+    return f"parameters {memory.readable(size)}", memory.decoding_remedies(config)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from transformer_jax.config import UserError
+from transformer_jax.storage import errors
 
 # One layer's array of ours -> Hugging Face's. Each is a view, so that what is written to it stands
 # in ours.
@@ -122,9 +123,8 @@ def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]]) -> None:
 def read_json(path: pathlib.Path) -> dict:
     """Raises UserError where there is no such file, or it holds no JSON object."""
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror})") from None
+        with errors.reading(path):
+            content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):

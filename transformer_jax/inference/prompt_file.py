@@ -7,7 +7,7 @@ from dataclasses import field
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.pairs import from_json
-from transformer_jax.storage import buckets
+from transformer_jax.storage import buckets, errors
 
 NORMALIZE = ("none", "length", "unconditional")
 _TYPE_NAMES = {list: "a list", int: "a whole number"}
@@ -63,9 +63,8 @@ def read(path: str) -> Prompts:
     Items and examples are objects with the fields of Item. Raises UserError for a wrong file.
     """
     try:
-        content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+        with errors.reading(path):
+            content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8") from None
     prompts = _of_json(Prompts, content, path)

@@ -1,11 +1,10 @@
 """The frame that all figures share, and their PNG files."""
 
-import os
 import pathlib
 import textwrap
 from typing import TYPE_CHECKING
 
-from transformer_jax.config import UserError
+from transformer_jax.storage import errors, whole
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -19,12 +18,8 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
     Raises UserError if the file cannot be written.
     """
     path = pathlib.Path(path)
-    partial = path.with_name(f".{path.name}.half")
-    try:
-        figure.savefig(partial, dpi=120, format="png")
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f"{path}: can't be written ({error.strerror or error})") from None
+    with errors.writing(path), whole.appearing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
 
 
 def new_figure(size: tuple[float, float], title: str) -> "Figure":

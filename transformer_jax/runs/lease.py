@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
-from transformer_jax.storage.buckets import PATIENCE, Path
+from transformer_jax.storage.buckets import Path
+from transformer_jax.storage.key_values import PATIENCE
 
 RENEWAL = 10  # seconds between two renewals
 SILENCE = 60  # seconds without a renewal after which the holder counts as dead

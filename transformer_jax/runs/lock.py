@@ -9,7 +9,7 @@ import sys
 from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import lease
-from transformer_jax.storage import buckets
+from transformer_jax.storage import buckets, errors
 
 
 @contextlib.contextmanager
@@ -23,11 +23,9 @@ def held(workdir: pathlib.Path | buckets.Path):
         with _leased(workdir):
             yield
         return
-    try:
+    with errors.writing(f"--workdir={workdir}"):
         workdir.mkdir(parents=True, exist_ok=True)
         lock = open(workdir / ".lock", "w")
-    except OSError as error:
-        raise UserError(f"--workdir={workdir}: can't be written ({error.strerror})") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,10 +43,8 @@ def held(workdir: pathlib.Path | buckets.Path):
 @contextlib.contextmanager
 def _leased(workdir: buckets.Path):
     with contextlib.ExitStack() as stack:
-        try:
+        with errors.writing("--workdir"):
             stack.enter_context(lease.held(workdir / ".lock", f"--workdir={workdir}", _end_process))
-        except OSError as error:
-            raise UserError(f"--workdir: can't be written ({error})") from None
         yield
 
 

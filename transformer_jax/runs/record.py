@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
+from transformer_jax.storage.whole import write_whole
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 
 LIBRARIES = (
@@ -136,7 +137,7 @@ def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> N
         "versions": versions(),
         "revision": _revision(),
     }
-    buckets.write(workdir / "config.json", json.dumps(content, indent=2) + "\n")
+    write_whole(workdir / "config.json", json.dumps(content, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:

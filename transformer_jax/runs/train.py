@@ -57,7 +57,9 @@ def _train(run: Run, profile: tuple[int, int] | None) -> dict[str, float]:
                     "it must be on storage that all hosts share"
                 )
         hosts.agree(task.fingerprint())
-        return loop.run(config, task, workdir, program, profile, origin=run.origin, before=recorded)
+        return loop.run(
+            config, task, workdir, program, profile, origin=run.origin, recorded=recorded
+        )
 
 
 def _held(workdir):

@@ -16,6 +16,7 @@ from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run
 from transformer_jax.scaling.parametric import bootstrap, parametric
 from transformer_jax.scaling.runs import measured
 from transformer_jax.storage import buckets
+from transformer_jax.storage.whole import write_whole
 
 AXES = {"L(N)": "params", "L(D)": "tokens", "L(C)": "flops"}
 # the third approach, "parametric law", needs no fit besides the law
@@ -188,7 +189,7 @@ def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
         "law": dataclasses.asdict(law),
         "fitted_to": [run.name for run in runs],
     }
-    buckets.write(folder / PREDICTION, json.dumps(prediction, indent=2) + "\n")
+    write_whole(folder / PREDICTION, json.dumps(prediction, indent=2) + "\n")
     interval = " [{:.4f}, {:.4f}]".format(*prediction["interval"]) if prediction["interval"] else ""
     say(
         f"{folder / PREDICTION}: N {params:,}, D {tokens:,}: loss {prediction['loss']:.4f}"

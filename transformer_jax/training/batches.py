@@ -1,4 +1,4 @@
-"""From step numbers to device arrays: each host reads the rows its own devices hold, ahead of time."""
+"""From update numbers to device arrays. Each host reads ahead the rows of its own devices."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,38 +7,43 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-_AHEAD = 4  # batches read, and copied to the devices, before they are asked for
+_AHEAD = 4  # batches that are read and copied to the devices before they are used
 
 
 def stream(
     read: Callable[[int, np.ndarray], dict],
     rows: int,
     accumulation: int,
-    where: NamedSharding,
-    start: int,
-    stop: int,
+    sharding: NamedSharding,
+    steps: range,
 ) -> Iterator[dict[str, jax.Array]]:
-    """The batches of updates start to stop - 1 as global arrays (accumulation, rows / accumulation,
-    ...).
+    """Yields the batches of consecutive updates, numbered from 0, as global arrays.
 
-    `read(step, places)` gives the rows at these places of the batch: arrays (len(places), ...). Row
-    j of an update is row j mod (rows / accumulation) of microbatch j div (rows / accumulation),
-    whatever the mesh.
+    The arrays are (accumulation, rows / accumulation, ...). `read(step, places)` returns the rows
+    at these places of a batch: arrays (len(places), ...). Row j of an update is row
+    j mod (rows / accumulation) of microbatch j div (rows / accumulation), whatever the mesh.
     """
     places = np.arange(rows).reshape(accumulation, -1)
-    indices = where.addressable_devices_indices_map(places.shape)
-    here = np.unique(np.concatenate([places[index].ravel() for index in indices.values()]))
+    indices = sharding.addressable_devices_indices_map(places.shape)
+    local_places = np.unique(np.concatenate([places[index].ravel() for index in indices.values()]))
 
     def load(step):
-        local = read(int(step), here)
-        return {name: _globally(values, places, here, where) for name, values in local.items()}
+        rows = read(int(step), local_places)
+        return {
+            name: _global_array(values, places, local_places, sharding)
+            for name, values in rows.items()
+        }
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_AHEAD)
-    return iter(grain.MapDataset.range(start, stop).map(load).to_iter_dataset(options))
+    dataset = grain.MapDataset.range(steps.start, steps.stop).map(load)
+    return iter(dataset.to_iter_dataset(options))
 
 
-def _globally(values, places, here, where):
+def _global_array(values, places, local_places, sharding) -> jax.Array:
+    """The array (*places.shape, ...), of which `values` are the rows at the local places."""
+
+    def part(index):
+        return values[np.searchsorted(local_places, places[index[:2]])]
+
     shape = (*places.shape, *values.shape[1:])
-    return jax.make_array_from_callback(
-        shape, where, lambda index: values[np.searchsorted(here, places[index[:2]])]
-    )
+    return jax.make_array_from_callback(shape, sharding, part)

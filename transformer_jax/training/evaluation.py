@@ -1,8 +1,6 @@
 """The evaluations of a run."""
 
-import dataclasses
 import functools
-from typing import Any
 
 import jax
 
@@ -10,98 +8,106 @@ from transformer_jax import metrics
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import batches
-from transformer_jax.training.report import Clock, Reporter
-from transformer_jax.training.stop import Abandoned, Stop
-from transformer_jax.training.watchdog import Watchdog
+from transformer_jax.training.session import Session
+from transformer_jax.training.stop import Abandoned
 
 
-@dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Means over every evaluation set, and what the task measures beside; reported, and drawn."""
+    """Computes the mean metrics of every evaluation set, and the task's own evaluations."""
 
-    task: Any
-    rows: Any
-    program: Any
-    clock: Clock
-    reporter: Reporter
-    stop: Stop
-    watchdog: Watchdog
+    def __init__(self, session: Session):
+        self._session = session
 
     def __call__(self, state, step: int) -> dict[str, float]:
-        """The values by name; none, and nothing reported, where the run is to stop."""
-        jax.block_until_ready(state.step)  # updates still under way are not evaluation time
-        with self.clock("evaluation"):
+        """Evaluates and reports. Returns the values by name.
+
+        Returns no values and reports nothing where the run has to stop.
+        """
+        session = self._session
+        # The time of updates in flight is not evaluation time.
+        jax.block_until_ready(state.step)
+        with session.clock("evaluation"):
             try:
                 values = self._means(state.params) | self._measured(state.params)
             except Abandoned:
                 values = {}
-            # of several processes some may be done; as all stop here, all drop their values
-            if self.stop.due() or not values:
+            # Some processes may have finished. All stop here, so all drop their values.
+            if session.stop.due() or not values:
                 return {}
-            self.reporter.evaluation(step, values)
-        best = self.task.config.checkpoint.best_metric
-        if best and best not in values:
+            session.reporter.evaluation(step, values)
+        best_metric = session.config.checkpoint.best_metric
+        if best_metric and best_metric not in values:
             say(
-                f"config.checkpoint.best_metric={best} is not measured, and no checkpoint kept "
-                f"for it; there are: {', '.join(values)}"
+                f"config.checkpoint.best_metric={best_metric}: not measured, so no checkpoint is "
+                f"kept as the best; measured are {', '.join(values)}"
             )
         return values
 
     def _means(self, params) -> dict[str, float]:
-        values, train = {}, self.task.config.train
-        batch = train.batch // train.accumulation
-        for name, source in self.rows.eval.items():
-            read = functools.partial(source.batch, batch=batch)
+        """The mean metrics of the evaluation sets, and the values that the task derives."""
+        session = self._session
+        rows = session.config.train.batch // session.config.train.accumulation
+        values = {}
+        for name, source in session.rows.eval.items():
             feed = batches.stream(
-                read, batch, 1, self.program.batch_sharding, 0, source.num_batches(batch)
+                functools.partial(source.batch, batch=rows),
+                rows,
+                1,
+                session.program.batch_sharding,
+                range(source.num_batches(rows)),
             )
             sums = functools.reduce(metrics.add, self._sums(params, feed))
             means = {key: mean for key, mean in metrics.means(sums).items() if key != "filled"}
-            means |= self.task.derived(name, means)
+            means |= session.task.derived(name, means)
             values |= {f"{name}/{key}": value for key, value in means.items()}
         return values
 
     def _sums(self, params, feed):
-        """Yields each batch's sums on the host, the next batch under way, so at most two are.
+        """Yields the sums of each batch, on the host.
 
-        Added on the devices, they would all be under way at once: see Pace.
+        At most two batches are in flight. Sums that are added on the devices would put all batches
+        in flight at once, see `Pace`.
         """
+        session = self._session
         batch = next(feed)
-        with self.watchdog.patient():
-            ahead = hosts.compiled(self.program.eval_step, params, batch)(params, batch)
+        with session.watchdog.patient():
+            eval_step = hosts.compiled(session.program.eval_step, params, batch)
+            following = eval_step(params, batch)
         for batch in feed:
-            sums, ahead = ahead, self.program.eval_step(params, batch)
+            sums, following = following, eval_step(params, batch)
             yield jax.device_get(sums)
-            self.watchdog.fed()
-            if self.stop.due():
+            session.watchdog.fed()
+            if session.stop.due():
                 raise Abandoned
-        yield jax.device_get(ahead)
+        yield jax.device_get(following)
 
     def _measured(self, params) -> dict[str, float]:
-        """By each process for itself, on its first device."""
-        if not (evaluations := self.task.evaluations()):
+        """The task's own evaluations. Each process computes them on its first device."""
+        evaluations = self._session.task.evaluations()
+        if not evaluations:
             return {}
-        params, values = jax.block_until_ready(_local(params)), {}
+        params = jax.block_until_ready(_local(params))
+        values = {}
         for name, evaluation in evaluations.items():
-            with self.watchdog.patient(), self.stop.abandoning():
+            with self._session.watchdog.patient(), self._session.stop.abandoning():
                 measured = evaluation(params)
             values |= {f"{name}/{key}": value for key, value in measured.items()}
         return values
 
 
-def _local(tree):
-    """A tree of global arrays whole on this process's first device."""
-    mesh = jax.tree.leaves(tree)[0].sharding.mesh
+def _local(params):
+    """The global arrays of a tree, each complete on this process's first device."""
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
     if mesh.size == 1:
-        return tree
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    gather = hosts.compiled(jax.jit(_same, out_shardings=whole), tree)
-    return jax.tree.map(_first, gather(tree))
+        return params
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    gather = hosts.compiled(jax.jit(_identity, out_shardings=replicated), params)
+    return jax.tree.map(_first_shard, gather(params))
 
 
-def _same(tree):
+def _identity(tree):
     return tree
 
 
-def _first(array):
+def _first_shard(array):
     return array.addressable_data(0)

@@ -1,7 +1,7 @@
-"""Out of memory, in one line: the size that was asked for, what takes memory, and the remedies.
+"""Out of memory, in one line: the size of the request, the use of the memory, and remedies.
 
-The host's memory and a device's run out alike. XLA raises a JaxRuntimeError, numpy and Python a
-MemoryError.
+It is one line for the memory of the host and of a device. XLA raises a JaxRuntimeError; numpy and
+Python raise a MemoryError.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _UNITS = "KMGTP"
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether the error, or what caused it, is a lack of memory."""
+    """Whether the error, or its cause, is a lack of memory."""
     if error is None:
         return False
     text = str(error).lower()
@@ -31,16 +31,17 @@ def ran_out(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError) or of_jax or of_system or ran_out(error.__cause__)
 
 
-def asked(error: BaseException) -> int | None:
-    """The bytes that the error says were asked for."""
+def requested(error: BaseException) -> int | None:
+    """The bytes that the failed request asked for, if the error says so."""
     match = _SIZE.search(str(error))
     if match is None:
-        return asked(error.__cause__) if error.__cause__ else None
-    return int(float(match[1]) * 1024 ** (1 + _UNITS.index(match[2].upper()) if match[2] else 0))
+        return requested(error.__cause__) if error.__cause__ else None
+    power = 1 + _UNITS.index(match[2].upper()) if match[2] else 0
+    return int(float(match[1]) * 1024**power)
 
 
-def shown(size: float) -> str:
-    """A number of bytes for people."""
+def readable(size: float) -> str:
+    """A number of bytes with its unit, such as "2.0 KiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
@@ -48,56 +49,60 @@ def shown(size: float) -> str:
 
 
 def of_host() -> int | None:
-    """The bytes that this process can have at most: the machine's, or the container's limit."""
+    """The most bytes that this process can have: those of the machine, or the container's limit.
+
+    Returns None where the system does not say.
+    """
     sizes = []
     with contextlib.suppress(OSError, ValueError):
         text = pathlib.Path("/proc/meminfo").read_text()
-        sizes.append(
-            1024
-            * sum(int(re.search(rf"{name}: +(\d+)", text)[1]) for name in ("MemTotal", "SwapTotal"))
-        )
+        kibibytes = [
+            int(re.search(rf"{name}: +(\d+)", text)[1]) for name in ("MemTotal", "SwapTotal")
+        ]
+        sizes.append(1024 * sum(kibibytes))
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             sizes.append(int(pathlib.Path("/sys/fs/cgroup", name).read_text()))
     return min(sizes, default=None)
 
 
-def line(error: BaseException, doing: str, takes: str, remedies: str) -> str:
-    """The one line. `takes` and `remedies` may be empty."""
-    size = asked(error)
-    wanted = f"{shown(size)} asked for" if size else "how much was asked for is not known"
-    return "; ".join(
-        part
-        for part in (f"out of memory{doing and f' {doing}'}: {wanted}", takes, remedies)
-        if part
-    )
+def line(error: BaseException, activity: str, use: str, remedies: str) -> str:
+    """The message. `activity`, `use` and `remedies` may be empty."""
+    size = requested(error)
+    request = f"{readable(size)} requested" if size else "the size of the request is not known"
+    start = f"out of memory {activity}" if activity else "out of memory"
+    return "; ".join(part for part in (f"{start}: {request}", use, remedies) if part)
 
 
 def training_remedies(config: ConfigDict) -> str:
-    """What to try, in this order."""
-    train, tries = config.train, []
-    more = next(
-        (
-            n
-            for n in range(train.accumulation + 1, train.batch + 1)
-            if train.batch % n == 0 and train.first_batch % n == 0
-        ),
-        None,
-    )
-    if more:
-        tries.append(f"--config.train.accumulation={more} or more (now {train.accumulation})")
+    """The flags to try in training, in this order."""
+    train = config.train
+    flags = []
+    accumulation = _next_accumulation(train)
+    if accumulation:
+        flags.append(
+            f"--config.train.accumulation={accumulation} or more (now {train.accumulation})"
+        )
     if config.model.get("remat", "full") != "full":
-        tries.append("--config.model.remat=full")
-    tries.append(f"more devices with --config.mesh.fsdp=N (now {config.mesh.fsdp})")
+        flags.append("--config.model.remat=full")
+    flags.append(f"more devices with --config.mesh.fsdp=N (now {config.mesh.fsdp})")
     return (
-        f"try, in this order: {'; '.join(tries)}; python -m transformer_jax.dry_run shows what fits"
+        f"try, in this order: {'; '.join(flags)}; python -m transformer_jax.dry_run shows what fits"
     )
+
+
+def _next_accumulation(train: ConfigDict) -> int | None:
+    """The next number of microbatches into which the batches can be divided."""
+    for number in range(train.accumulation + 1, train.batch + 1):
+        if train.batch % number == 0 and train.first_batch % number == 0:
+            return number
+    return None
 
 
 def decoding_remedies(config: ConfigDict) -> str:
-    """What to try, in this order."""
+    """The flags to try in decoding, in this order."""
     decode = config.decode
-    tries = [f"--config.decode.batch={max(decode.batch // 2, 1)} or less (now {decode.batch})"]
+    flags = [f"--config.decode.batch={max(decode.batch // 2, 1)} or less (now {decode.batch})"]
     if decode.beam > 1:
-        tries.append(f"--config.decode.beam={decode.beam // 2} or less (now {decode.beam})")
-    return f"try, in this order: {'; '.join(tries)}"
+        flags.append(f"--config.decode.beam={decode.beam // 2} or less (now {decode.beam})")
+    return f"try, in this order: {'; '.join(flags)}"

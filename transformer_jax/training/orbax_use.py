@@ -1,22 +1,54 @@
-"""How checkpoint.py uses Orbax: its handlers, its log and its paths."""
+"""The settings with which checkpoint.py uses Orbax: options, handlers, log and paths."""
 
 import contextlib
 import functools
 import logging
+from collections.abc import Callable
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
+from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-_MIN_SLICE = 2**20  # bytes: arrays below it are written by one device that has a copy
+# Bytes. Smaller arrays are written by one device that has a copy.
+_MIN_SLICE = 2**20
+
+
+def reading(score: Callable[[dict], float]) -> ocp.CheckpointManagerOptions:
+    """Options of a manager that only reads. `score(metrics)` is higher for better checkpoints."""
+    return ocp.CheckpointManagerOptions(
+        best_fn=score, read_only=True, create=False, save_interval_steps=0
+    )
+
+
+def writing(
+    config, score: Callable[[dict], float], written: Callable[[], None]
+) -> ocp.CheckpointManagerOptions:
+    """Options of a manager that keeps the newest `config.keep` checkpoints and the best one.
+
+    It calls `written` when all files of a checkpoint are written, before the folder gets its name.
+    """
+    policies = [preservation_policy.LatestN(config.keep)]
+    if config.best_metric:
+        best = preservation_policy.BestN(
+            get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False
+        )
+        policies.append(best)
+    return ocp.CheckpointManagerOptions(
+        best_fn=score,
+        preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
+        create=True,
+        cleanup_tmp_directories=True,
+        async_options=ocp.AsyncOptions(post_finalization_callback=written),
+    )
 
 
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
-    """Orbax's handlers of a checkpoint's items; its global registries stay as they are.
+    """Handlers of the items of a checkpoint. Orbax's global registries do not change.
 
-    Several devices write one array in parts only where it is large. Cutting arrays up compiles a
-    program for every shape: on 8 devices, most of a small run's time.
+    Several devices write parts of one array only if the array is large. To cut an array compiles a
+    program for its shape; on 8 devices this took most of the time of a small run.
     """
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE)
     leaves = ocp.type_handlers.create_type_handler_registry(
@@ -30,32 +62,32 @@ def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
 
 
 @contextlib.contextmanager
-def without_remarks():
-    """Within it Orbax logs errors alone, not what it thinks of the options it is given."""
+def without_warnings():
+    """In the context Orbax logs only errors, and no warnings about its options."""
     log = absl_logging.get_absl_logger()
-    log.addFilter(_is_no_remark)
+    log.addFilter(_is_important)
     try:
         yield
     finally:
-        log.removeFilter(_is_no_remark)
+        log.removeFilter(_is_important)
 
 
-def _is_no_remark(record: logging.LogRecord) -> bool:
+def _is_important(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname or record.levelno >= logging.ERROR
 
 
 def restored_as(abstract) -> ocp.args.PyTreeRestore:
-    """Arguments that restore a tree laid out as `abstract` says."""
+    """Arguments that restore a tree with the shapes, dtypes and shardings of `abstract`."""
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     return ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args)
 
 
 @functools.cache
-def ask_no_bucket_for_folders() -> None:
-    """Orbax takes each bucket for one without hierarchical folders.
+def assume_flat_buckets() -> None:
+    """Makes Orbax treat every bucket as one without hierarchical folders.
 
-    It would ask by Google's client library, which is not installed, and has no option for it.
-    `buckets` lists and deletes the objects of either kind of bucket.
+    To find out, Orbax would import Google's client library, which is not installed, and it has no
+    option for this. `storage.buckets` lists and deletes the objects of both kinds of bucket.
     """
     from orbax.checkpoint._src.path import gcs_utils
 

@@ -15,6 +15,7 @@ from transformer_jax.training import optimizer
 from transformer_jax.training.checkpoint import Checkpoints
 
 _HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they decide what a head computes
+_TOKEN_TABLE = "token_embed/embedding"  # its rows grow with the vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,32 +28,45 @@ class Origin:
     def match(self, config, program) -> "Match":
         """Compares the best checkpoint with the model of `config`, and restores nothing.
 
-        Raises UserError where its tensors do not fit this model's. A head is restored for its own
-        task and labels only.
+        A head matches only if its task and labels are the same. Raises UserError where a tensor has
+        another shape, or where no tensor is shared. Only the table of token embeddings may have
+        fewer rows.
         """
         folder = self.workdir / "checkpoints"
         checkpoints = Checkpoints(folder, self.config.checkpoint, read_only=True)
         step = checkpoints.pick("best")
-        before, now = self.config.task, config.task
-        same_head = all(_plain(before, key) == _plain(now, key) for key in _HEAD_KEYS)
-        known = self.config.model.vocab_size
-        shared, new, dropped = checkpoints.compare(
-            program.state.params,
-            step,
-            may_grow=known <= config.model.vocab_size,
-            without=None if same_head else "head/",
+        stored = by_name(checkpoints.abstract_params(step))
+        wanted = by_name(program.state.params)
+        same_head = all(
+            _plain(self.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
         )
+        vocab_size = self.config.model.vocab_size
+        shared = {
+            name
+            for name in wanted.keys() & stored.keys()
+            if same_head or not name.startswith("head/")
+        }
+        for name in sorted(shared):
+            may_grow = name == _TOKEN_TABLE and vocab_size <= config.model.vocab_size
+            _check_shape(folder, name, stored[name].shape, wanted[name].shape, may_grow=may_grow)
         if not shared:
             raise UserError(
-                f"config.init_from={config.init_from}: none of its tensors is one of "
-                f"this model's, as {dropped[0]} is not"
+                f"config.init_from={config.init_from}: shares no tensor with this model; it has "
+                f"{min(stored)}, which this model lacks"
             )
-        return Match(checkpoints, step, shared, new, dropped, known)
+        return Match(
+            checkpoints=checkpoints,
+            step=step,
+            shared=sorted(shared),
+            new=sorted(wanted.keys() - shared),
+            dropped=sorted(stored.keys() - shared),
+            vocab_size=vocab_size,
+        )
 
     def params(self, config, program, params):
         """`params` with the tensors of the best checkpoint in their place; prints their number."""
         match = self.match(config, program)
-        restored = match.checkpoints.restore_some(program.state.params, match.step, match.shared)
+        restored = match.restore(program.state.params)
         say(f"from {match.checkpoints.folder / str(match.step)}: {len(restored)} tensors restored")
         if match.new:
             say(f"  {len(match.new)} new, as initialised: {', '.join(match.new)}")
@@ -60,31 +74,83 @@ class Origin:
             say(f"  {len(match.dropped)} dropped, not in this model: {', '.join(match.dropped)}")
 
         def with_known_rows(leaf, value):
-            return leaf.at[: match.known].set(value[: match.known])
+            return leaf.at[: match.vocab_size].set(value[: match.vocab_size])
 
-        def begun(path, leaf):
+        def restored_or_initial(path, leaf):
             name = "/".join(optimizer.names(path))
             value = restored.get(name, leaf)
-            grows = match.known < config.model.vocab_size or value.shape != leaf.shape
-            if name != "token_embed/embedding" or name not in restored or not grows:
+            grows = match.vocab_size < config.model.vocab_size or value.shape != leaf.shape
+            if name != _TOKEN_TABLE or name not in restored or not grows:
                 return value
-            # Rows of new tokens begin as initialised. A table of another shape is on one device.
+            # The rows of new tokens are as initialised. A table of another shape is on one device.
             put = jax.jit(with_known_rows, out_shardings=leaf.sharding)
             return put(leaf, value if value.shape == leaf.shape else np.asarray(value))
 
-        return jax.tree_util.tree_map_with_path(begun, params)
+        return jax.tree_util.tree_map_with_path(restored_or_initial, params)
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """How a checkpoint fits a model, by the names of tensors."""
+    """How a checkpoint fits a model.
+
+    Attributes:
+      checkpoints: those of the earlier run.
+      step: the checkpoint.
+      shared: names of the tensors to restore.
+      new: names of tensors that the checkpoint lacks.
+      dropped: names of tensors that the model lacks.
+      vocab_size: the number of tokens of the earlier run.
+    """
 
     checkpoints: Checkpoints
     step: int
-    shared: list[str]  # restored
-    new: list[str]  # the checkpoint lacks them
-    dropped: list[str]  # the model lacks them
-    known: int  # tokens of the checkpoint's vocabulary
+    shared: list[str]
+    new: list[str]
+    dropped: list[str]
+    vocab_size: int
+
+    def restore(self, abstract_params) -> dict[str, jax.Array]:
+        """The shared tensors by name, with the shardings of `abstract_params`.
+
+        A tensor of another shape is on one device.
+        """
+        wanted = by_name(abstract_params)
+        one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+        def place(path, leaf):
+            like = wanted.get(_name(path))
+            is_same = like is not None and tuple(like.shape) == tuple(leaf.shape)
+            sharding = like.sharding if is_same else one_device
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        stored = self.checkpoints.abstract_params(self.step)
+        placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=_is_leaf)
+        tensors = by_name(self.checkpoints.restore_params(placed, self.step))
+        return {name: tensors[name] for name in self.shared}
+
+
+def by_name(tree) -> dict:
+    """The leaves of a tree of arrays, or of their shapes, by name, such as "norm/scale"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)
+    return {_name(path): leaf for path, leaf in leaves}
+
+
+def _name(path) -> str:
+    return "/".join(optimizer.names(path))
+
+
+def _is_leaf(x) -> bool:
+    return hasattr(x, "shape")
+
+
+def _check_shape(folder, name: str, stored, wanted, *, may_grow: bool) -> None:
+    """Raises UserError where the shapes differ; if it `may_grow`, in more than the rows."""
+    stored = tuple(stored)
+    wanted = tuple(wanted)
+    if stored != wanted and not (may_grow and stored[1:] == wanted[1:]):
+        raise UserError(
+            f"{folder}: {name} has shape {stored} there, {wanted} in this config's model"
+        )
 
 
 def _plain(section: ConfigDict, key: str) -> str:

@@ -1,44 +1,47 @@
-"""What becomes of the learning rate where a resumed run is longer or shorter than it was."""
+"""The learning rate of a run that resumes with another length."""
 
 from transformer_jax.configuration import run_length
 from transformer_jax.training import optimizer
 
 
-def rate_line(before, config, step: int, skipped: int) -> str | None:
-    """One line for a run that goes on after update `step`; None where its length stays.
+def rate_line(recorded, config, step: int, skipped: int) -> str | None:
+    """A line about the learning rate of a run that resumes after update number `step`.
 
-    `before` is the recorded config; of `step` updates, `skipped` were not applied.
+    `recorded` is the recorded config. `skipped` of the updates were not applied. Returns None where
+    the length of the run is the same.
     """
-    lengths = [one.train.num_steps for one in (before, config)]
-    if lengths[0] == lengths[1]:
+    old_length = recorded.train.num_steps
+    new_length = config.train.num_steps
+    if old_length == new_length:
         return None
-    old, new = (
-        float(optimizer.schedule(one.optimizer, one.train.num_steps)(step - skipped))
-        for one in (before, config)
-    )
-    now = f"is {new:.3g} instead of {old:.3g}" if new != old else f"stays {new:.3g}"
+    old = _rate(recorded, step - skipped)
+    new = _rate(config, step - skipped)
+    change = f"is {new:.3g} instead of {old:.3g}" if new != old else f"stays {new:.3g}"
     return (
-        f"config.train.num_steps {lengths[0]:,} -> {lengths[1]:,}: "
-        f"{''.join(_moved(before, config))}the learning rate at update {step + 1:,} {now}"
+        f"config.train.num_steps {old_length:,} -> {new_length:,}: "
+        f"{_moved_ends(recorded, config)}the learning rate at update {step + 1:,} {change}"
     )
 
 
-def _moved(before, config) -> list[str]:
-    """The parts of the schedule that end at another update than before."""
-    parts = []
-    warmup, decay = (
-        [_end(one, key) for one in (before, config)] for key in ("warmup_steps", "decay_steps")
-    )
-    if warmup[0] != warmup[1]:
-        parts.append(f"the warm-up now ends at {warmup[1]:,} instead of {warmup[0]:,}; ")
-    if config.optimizer.schedule in ("linear", "cosine") and decay[0] != decay[1]:
-        parts.append(
-            f"the {config.optimizer.schedule} schedule now ends at {decay[1]:,} "
-            f"instead of {decay[0]:,}; "
-        )
-    return parts
+def _rate(config, count: int) -> float:
+    """The learning rate after `count` applied updates."""
+    return float(optimizer.schedule(config.optimizer, config.train.num_steps)(count))
+
+
+def _moved_ends(recorded, config) -> str:
+    """The parts of the schedule that end at another update than before; empty if none do."""
+    line = ""
+    old, new = _end(recorded, "warmup_steps"), _end(config, "warmup_steps")
+    if old != new:
+        line += f"the warm-up now ends at {new:,} instead of {old:,}; "
+    schedule = config.optimizer.schedule
+    old, new = _end(recorded, "decay_steps"), _end(config, "decay_steps")
+    if schedule in ("linear", "cosine") and old != new:
+        line += f"the {schedule} schedule now ends at {new:,} instead of {old:,}; "
+    return line
 
 
 def _end(config, key: str) -> int:
-    value, num_steps = config.optimizer[key], config.train.num_steps
+    value = config.optimizer[key]
+    num_steps = config.train.num_steps
     return num_steps if value is None else run_length.span(value, num_steps)

@@ -1,59 +1,48 @@
-"""When a run saves its state, and that it saves only what is finite."""
-
-import dataclasses
-
-from ml_collections import ConfigDict
+"""Saving the state of a run, if it is finite."""
 
 from transformer_jax.config import RunError
-from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.report import Clock, Reporter
 from transformer_jax.training.save_timer import SaveTimer
-from transformer_jax.training.stop import Stop
-from transformer_jax.training.watchdog import Watchdog
+from transformer_jax.training.session import Session
 
 
-@dataclasses.dataclass
 class Saves:
-    """The checkpoints of a run that goes on from the update `start`."""
+    """Saves the checkpoints of a run."""
 
-    config: ConfigDict
-    start: int
-    checkpoints: Checkpoints
-    reporter: Reporter
-    clock: Clock
-    timer: SaveTimer
-    stop: Stop
-    watchdog: Watchdog
-
-    def __post_init__(self):
-        self._last = self.start
+    def __init__(self, session: Session, timer: SaveTimer):
+        self._session = session
+        self._timer = timer
+        self._saved_step = session.start
 
     def save(self, step: int, state, totals, scores: dict[str, float]) -> None:
-        """Saves the state after the update `step`, unless that is done."""
-        if step == self._last:
+        """Saves the state after update number `step`, unless it is saved already."""
+        if step == self._saved_step:
             return
         self.check_finite(state)
-        with self.clock("checkpoint"), self.watchdog.patient():
-            self.reporter.send()  # a checkpoint's lines come before it
-            self.checkpoints.save(state, totals, scores)
-        self.timer.saved()
-        self._last = step
+        session = self._session
+        with session.clock("checkpoint"), session.watchdog.patient():
+            # The metrics of a checkpoint are in the workdir before it.
+            session.reporter.send()
+            session.checkpoints.save(state, totals, scores)
+        self._timer.saved()
+        self._saved_step = step
 
     def end_if_stopped(self, step: int, state, totals, scores: dict[str, float]) -> None:
-        """Where the run is to stop, saves the state and raises what ends the run."""
-        if self.stop.reached:
+        """If the run has to stop, saves the state and raises Preempted or Interrupted."""
+        stop = self._session.stop
+        if stop.reached:
             self.save(step, state, totals, scores)
-            raise self.stop.error(
-                f"stopped at step {step:,}, state saved; run the same command again"
-            )
+            raise stop.error(f"stopped at step {step:,}, state saved; run the same command again")
 
     def check_finite(self, state) -> None:
-        """Raises RunError where an update since `start` was not finite.
+        """Raises RunError where an update of this session was not finite.
 
-        Earlier ones may have been skipped by another setting. Waits for the updates under way.
+        An earlier session may have skipped updates with another setting. Waits for the updates in
+        flight.
         """
+        session = self._session
         last = int(state.last_skipped)
-        if int(state.skipped) and last >= self.start and self.config.train.nonfinite == "stop":
+        stops = session.config.train.nonfinite == "stop"
+        if int(state.skipped) and last >= session.start and stops:
             raise RunError(
                 f"loss, gradient or parameters not finite at update {last:,}; nothing was saved "
                 "after it. --config.train.nonfinite=skip goes on without such updates; a lower "

@@ -1,4 +1,4 @@
-"""The training state, and its initialisation where it will live."""
+"""The training state, initialised with its final sharding."""
 
 from typing import Any
 
@@ -17,70 +17,82 @@ from transformer_jax.training import optimizer
 
 @struct.dataclass
 class TrainState:
-    """All that update k needs, as it is before update k."""
+    """All that the next update depends on, except the config and the data.
 
-    step: jax.Array  # int32: updates so far, applied or skipped
+    Attributes:
+      step: () int32, the updates so far, applied or skipped.
+      params: the parameters.
+      opt_state: the state of the optimizer.
+      metrics: sums since the last progress line.
+      skipped: () int32, the updates that were not finite and not applied.
+      last_skipped: () int32, the latest of them, numbered from 0; -1 without one.
+    """
+
+    step: jax.Array
     params: Any
     opt_state: optax.OptState
-    metrics: metrics.Metrics  # sums since the last progress line
-    skipped: jax.Array  # int32: non-finite updates, which were not applied
-    last_skipped: jax.Array  # int32: the latest of them, -1 if none
+    metrics: metrics.Metrics
+    skipped: jax.Array
+    last_skipped: jax.Array
 
 
 def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> TrainState:
-    """The state's shapes, dtypes and shardings; nothing is computed. Raises UserError where the
-    mesh does not divide a parameter.
+    """The shapes, dtypes and shardings of the state; computes nothing.
+
+    Raises UserError where the mesh does not divide a parameter.
     """
     boxed = jax.eval_shape(lambda: _create(task, tx))
-    specs = nn.get_partition_spec(boxed)  # logical axes, as PartitionSpecs of names
+    logical_axes = nn.get_partition_spec(boxed)
 
     def place(path, leaf, axes):
-        if isinstance(leaf, optax.MaskedNode):  # the optimizer keeps nothing of a frozen parameter
+        if isinstance(leaf, optax.MaskedNode):  # the optimizer has no state of a frozen parameter
             return leaf
-        where = NamedSharding(
-            mesh, sharding.spec(axes, table) if axes is not None else PartitionSpec()
-        )
-        sharding.check(leaf.shape, where, "parameter " + "/".join(optimizer.names(path)))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+        spec = sharding.spec(axes, table) if axes is not None else PartitionSpec()
+        named = NamedSharding(mesh, spec)
+        sharding.check(leaf.shape, named, "parameter " + "/".join(optimizer.names(path)))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=named)
 
     return jax.tree_util.tree_map_with_path(
         place,
         nn.unbox(boxed),
-        specs,
+        logical_axes,
         is_leaf=lambda x: isinstance(x, (jax.ShapeDtypeStruct, optax.MaskedNode)),
     )
 
 
 def abstract_params(task) -> Any:
-    """Shapes and dtypes of the parameters alone, whole on the first device."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    """The shapes and dtypes of the parameters, each complete on the first local device."""
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
 
 
 def init_params(task) -> Any:
-    """Initial parameters alone."""
+    """The initial parameters, on the default device."""
     return jax.jit(lambda: nn.unbox(task.init(jax.random.key(task.config.train.seed))))()
 
 
 def zeros(abstract_metrics) -> metrics.Metrics:
-    """Sums of nothing, laid out as the state's."""
+    """Metrics of zeros, with the shardings of the argument."""
     return jax.tree.map(lambda x: put(np.zeros(x.shape, x.dtype), x.sharding), abstract_metrics)
 
 
-def put(value: np.ndarray, where: jax.sharding.Sharding) -> jax.Array:
-    """The same value on all processes. `jax.device_put` runs a program to compare it on them."""
-    return jax.make_array_from_callback(value.shape, where, lambda index: value[index])
+def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A global array of a value that is the same on all processes.
+
+    `jax.device_put` would run a program that compares the value on all of them.
+    """
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState):
-    """Jitted () -> the initial state, each device computing only its own part."""
+    """Returns the jitted () -> initial state. Each device computes only its own part."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     return jax.jit(lambda: nn.unbox(_create(task, tx)), out_shardings=shardings)
 
 
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
-    """The initial state, computed: a lack of memory shows here."""
+    """The initial state. Waits until it is computed, so that a lack of memory shows here."""
     return jax.block_until_ready(hosts.compiled(make_init(task, tx, abstract_state))())
 
 

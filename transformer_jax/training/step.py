@@ -1,6 +1,4 @@
-"""The training step (state, batch) -> state and the evaluation step (params, batch) -> metrics,
-compiled.
-"""
+"""The jitted steps: training, (state, batch) -> state; evaluation, (params, batch) -> sums."""
 
 from functools import partial
 
@@ -13,13 +11,16 @@ from transformer_jax.distributed import sharding
 
 
 def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
-    """Batches have shape (microbatches, rows, ...). The state is donated, and stays laid out as
-    `abstract_state` says.
+    """Returns the jitted (state, batch) -> state.
 
-    The loss is the sum over terms t of c_t * sum_t / W_t with W_t over the whole global batch, so
-    accumulation and mesh change nothing but rounding (dropout keys are per microbatch). Gradients
-    cross the mesh axis "data" once an update, whatever the accumulation. A non-finite loss,
-    gradient or update leaves the parameters and optimizer as they are and is recorded in the state.
+    Batches are (microbatches, rows, ...). The state is donated, and keeps the layout of
+    `abstract_state`.
+
+    The loss is the sum over terms t of c_t * sum_t / W_t. W_t is the weight of the whole global
+    batch, so accumulation and mesh change only the rounding. (Dropout keys differ by microbatch.)
+    Gradients cross the mesh axis "data" once an update, whatever the accumulation. Where the loss,
+    a gradient or the update is not finite, the parameters and the optimizer's state do not change,
+    and the state counts the update as skipped.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 
@@ -34,16 +35,16 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
                 "update_norm": optax.tree.norm(updates),
                 "param_norm": optax.tree.norm(params),
             }
-            # Of finite parameters and a finite update the sum is finite. To ask it of the new
-            # parameters would keep both beside each other (GPT-3 175B on 64 chips: 3 GB).
+            # Finite parameters and a finite update have a finite sum. A test of the new parameters
+            # would keep old and new ones in memory (GPT-3 175B on 64 chips: 3 GB).
             finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
             sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
-            keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+            new_or_old = partial(_choose, finite)
             return state.replace(
                 step=state.step + 1,
-                params=keep(params, state.params),
-                opt_state=keep(opt_state, state.opt_state),
-                metrics=keep(metrics.add(state.metrics, sums), state.metrics),
+                params=new_or_old(params, state.params),
+                opt_state=new_or_old(opt_state, state.opt_state),
+                metrics=new_or_old(metrics.add(state.metrics, sums), state.metrics),
                 skipped=state.skipped + ~finite,
                 last_skipped=jnp.where(finite, state.last_skipped, state.step),
             )
@@ -51,13 +52,18 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
     return train_step
 
 
+def _choose(condition: jax.Array, new, old):
+    """The tree `new` where the condition, (), holds, else `old`."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
 def _gradients(task, state, batch, param_shardings):
-    """Gradients of the global loss and the metrics' sums, microbatch by microbatch."""
+    """The gradients of the global loss and the sums of the metrics, over all microbatches."""
     denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
     key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
     count = jax.tree.leaves(batch)[0].shape[0]
 
-    def one(number, microbatch):
+    def of_microbatch(number, microbatch):
         rng = jax.random.fold_in(key, number)
 
         def objective(params):
@@ -68,37 +74,37 @@ def _gradients(task, state, batch, param_shardings):
         return jax.grad(objective, has_aux=True)(state.params)
 
     if count == 1:
-        return one(0, jax.tree.map(lambda x: x[0], batch))
+        return of_microbatch(0, jax.tree.map(lambda x: x[0], batch))
     groups = sharding.row_groups(param_shardings)
     if groups == 1:
-        return _summed(one, batch)
-    by_group = _summed(partial(_by_group, one, groups, param_shardings), batch)
+        return _summed(of_microbatch, batch)
+    by_group = _summed(partial(_by_group, of_microbatch, groups, param_shardings), batch)
     return jax.tree.map(lambda x: x.sum(axis=0), by_group)
 
 
-def _summed(one, batch):
-    """The sums of one(number, microbatch) over the microbatches of a batch."""
+def _summed(of_microbatch, batch):
+    """The sums of of_microbatch(number, microbatch) over the microbatches of a batch."""
     numbered = (jnp.arange(jax.tree.leaves(batch)[0].shape[0]), batch)
 
     def body(carry, numbered):
-        return jax.tree.map(jnp.add, carry, one(*numbered)), None
+        return jax.tree.map(jnp.add, carry, of_microbatch(*numbered)), None
 
-    shapes = jax.eval_shape(lambda n: one(*jax.tree.map(lambda x: x[0], n)), numbered)
+    shapes = jax.eval_shape(lambda n: of_microbatch(*jax.tree.map(lambda x: x[0], n)), numbered)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(body, zeros, numbered)[0]
 
 
-def _by_group(one, groups: int, param_shardings, number, microbatch):
-    """one(number, microbatch) for each group of rows by itself: arrays (groups, ...), split over
-    the mesh axis "data".
+def _by_group(of_microbatch, groups: int, param_shardings, number, microbatch):
+    """of_microbatch(number, rows) for each group of rows apart.
 
-    Nothing is summed over the groups, so nothing crosses the axis. The sum over the microbatches
-    then takes one reduction an update.
+    Returns arrays (groups, ...), split over the mesh axis "data". Nothing is summed over the
+    groups, so nothing crosses that axis. The sum over the microbatches then needs one reduction
+    an update.
     """
 
     def of_group(group, rows):
         with sharding.within_group(group, groups):
-            grads, sums = one(number, rows)
+            grads, sums = of_microbatch(number, rows)
         return jax.lax.with_sharding_constraint(grads, param_shardings), sums
 
     rows = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), microbatch)
@@ -106,7 +112,7 @@ def _by_group(one, groups: int, param_shardings, number, microbatch):
 
 
 def make_eval_step(task, mesh, table):
-    """Batches have shape (1, rows, ...)."""
+    """Returns the jitted (params, batch) -> sums of metrics. Batches are (1, rows, ...)."""
 
     @jax.jit
     def eval_step(params, batch):

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a run stops where its state can be saved, on all hosts alike."""
+"""SIGTERM and Ctrl-C: a run stops where its state can be saved, on all hosts at the same update."""
 
 import contextlib
 import faulthandler
@@ -13,44 +13,52 @@ from transformer_jax.config import Interrupted, Preempted
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 
-ECHO = 1.0  # seconds; SIGINTs this close are one Ctrl-C, sent by a terminal and a script alike
+# Seconds. SIGINTs this close are one Ctrl-C, which a terminal and a script may both send.
+ECHO = 1.0
 CODES = {signal.SIGTERM: Preempted.code, signal.SIGINT: Interrupted.code}
 _ERRORS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
 _OUTSIDE = "stopped outside of its updates; run the same command again"
 
 
 class Abandoned(Exception):
-    """Work that nothing depends on was given up, since the run is to stop."""
+    """Work whose result is not needed was given up, because the run has to stop."""
 
 
 class Stop:
-    """Within the context, SIGTERM and SIGINT stop the run. A second Ctrl-C ends it at once.
+    """In the context, SIGTERM and SIGINT stop the run. A second Ctrl-C ends it at once.
 
-    Before `begin`, nothing has to be saved. A signal raises Preempted or Interrupted in the main
-    thread; where that hangs for `grace` seconds, the process shows its stacks and exits. On several
-    hosts all processes exit.
+    Before `begin`, there is nothing to save. A signal raises Preempted or Interrupted in the main
+    thread. If that thread hangs for `grace` seconds, the process shows its stacks and exits. On
+    several hosts all processes exit.
 
-    From `begin` on, a signal asks the run to stop at the next point. The loop asks `due` at each:
-    after an update and after a step of an evaluation. On several hosts all processes come by the
-    same points, and stop at the same one.
+    From `begin` on, a signal is a request to stop at the next point. The loop calls `due` at each
+    point: before and after an update, after each step of an evaluation, and after an evaluation. On
+    several hosts all processes reach the same points, and stop at the same one.
 
-    A thread hears the signals, because the main thread may hang in a call where Python runs no
-    handler. Outside the main thread the context takes no signals.
+    A thread receives the signals, because the main thread may hang in a call that runs no Python
+    handler. Outside the main thread the context receives no signals.
+
+    Attributes:
+      grace: seconds for which the main thread may hang.
+      requested: whether a signal has come.
+      reached: whether `due` has been true.
+      on_request: called when a signal comes, by another thread.
     """
 
     def __init__(self, grace: float = 60.0):
-        self.asked = False
-        self.reached = False  # `due` has been true
-        self.on_asked: Callable[[], None] = _nothing  # called by another thread
+        self.requested = False
+        self.reached = False
+        self.on_request: Callable[[], None] = _nothing
         self.grace = grace
         self._point = hosts.stop_point()
-        self._begun = self._abandons = False
-        self._signal: int | None = None  # on several hosts, the one they have agreed on
+        self._has_begun = False
+        self._abandons = False  # whether the main thread does work that may be given up
+        self._signal: int | None = None  # on several hosts, the one that they have agreed on
         self._first_interrupt: float | None = None
 
     def __enter__(self):
         self._open = contextlib.ExitStack()
-        self._open.enter_context(_signals(self._handle, self._hear))
+        self._open.enter_context(_signals(self._handle, self._receive))
         return self
 
     def __exit__(self, error, *_):
@@ -59,14 +67,14 @@ class Stop:
             raise self.error(_OUTSIDE)
 
     def begin(self) -> None:
-        """There is something to save from here on."""
-        if not self._begun and self._point:
+        """From here on there is something to save."""
+        if not self._has_begun and self._point:
             self._point.on_agreed(self._agreed)
             self._open.callback(self._point.on_agreed, None)
-        self._begun = True
+        self._has_begun = True
 
     def due(self) -> bool:
-        """Whether the run stops here."""
+        """Whether the run stops at this point; `reached` keeps the answer."""
         self.reached = self._point.reached() if self._point else self._signal is not None
         return self.reached
 
@@ -76,7 +84,7 @@ class Stop:
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Raises Abandoned within, as soon as the run is to stop at the next point."""
+        """Raises Abandoned in the context, as soon as the run has to stop at the next point."""
         self._abandons = True
         try:
             self._abandon()
@@ -85,38 +93,38 @@ class Stop:
             self._abandons = False
 
     def _abandon(self):
-        near = self._point.is_next() if self._point else self._signal is not None
-        if self._abandons and near:
+        stops_next = self._point.is_next() if self._point else self._signal is not None
+        if self._abandons and stops_next:
             self._abandons = False
             raise Abandoned
 
     def _handle(self, number, _):
-        """In the main thread, in which exceptions have to be raised."""
+        """Runs in the main thread, where exceptions have to be raised."""
         if not self._point:
             self._signal = self._signal or number
-            if not self._begun:
+            if not self._has_begun:
                 raise self.error(_OUTSIDE)
         self._abandon()
 
-    def _hear(self, number):
-        """In the thread that listens."""
+    def _receive(self, number):
+        """Runs in the thread that receives the signals."""
         if number == signal.SIGINT:
             now = time.monotonic()
             self._first_interrupt = self._first_interrupt or now
             if now - self._first_interrupt > ECHO:
                 print("interrupted again: ended, nothing saved", file=sys.stderr, flush=True)
                 os._exit(CODES[number])
-        if self.asked:
+        if self.requested:
             return
-        if not self._begun:
-            self.asked = True
+        if not self._has_begun:
+            self.requested = True
             self._leave(number)
             return
         if self._point:
             self._point.ask(number)
         else:
             self._signal = self._signal or number
-        self._ask()
+        self._request()
         again = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
         say(
             f"{signal.Signals(number).name}: the run saves its state after this step and ends"
@@ -124,7 +132,7 @@ class Stop:
         )
 
     def _leave(self, number):
-        """Nothing has to be saved."""
+        """Ends the run before `begin`, where there is nothing to save."""
         if self._point:
             print(_OUTSIDE, file=sys.stderr, flush=True)
             hosts.failed(_OUTSIDE, CODES[number])
@@ -134,42 +142,42 @@ class Stop:
         self._open.callback(timer.cancel)
 
     def _exit(self, code):
-        """The main thread hangs, unless it came to `begin` as the signal came."""
-        if not self._begun:
+        """The main thread hangs, unless it reached `begin` just as the signal came."""
+        if not self._has_begun:
             faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr)
             print(_OUTSIDE, file=sys.stderr, flush=True)
             os._exit(code)
 
     def _agreed(self, number):
-        """In the thread that watches the other hosts."""
+        """Runs in the thread that watches the other hosts, once all have agreed on a signal."""
         self._signal = number
-        self._ask()
+        self._request()
         if self._abandons:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
 
-    def _ask(self):
-        self.asked = True
-        self.on_asked()
+    def _request(self):
+        self.requested = True
+        self.on_request()
 
 
 @contextlib.contextmanager
-def _signals(handle: Callable, hear: Callable[[int], None]) -> Iterator[None]:
-    """Calls `handle` in the main thread and `hear` in another, even while the main thread hangs."""
+def _signals(handle: Callable, receive: Callable[[int], None]) -> Iterator[None]:
+    """Calls `handle` in the main thread, and `receive` in another, even if the main one hangs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     read, write = os.pipe()
     os.set_blocking(write, False)
-    thread = threading.Thread(target=_listen, args=(read, hear), daemon=True)
+    thread = threading.Thread(target=_listen, args=(read, receive), daemon=True)
     thread.start()
     wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    # a shell's background job ignores Ctrl-C, which is not meant for it
-    taken = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in taken}
+    # A background job of a shell ignores Ctrl-C, and must continue to do so.
+    numbers = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier.items():
             signal.signal(number, handler or signal.SIG_DFL)
         signal.set_wakeup_fd(wakeup)
         os.close(write)
@@ -177,10 +185,10 @@ def _signals(handle: Callable, hear: Callable[[int], None]) -> Iterator[None]:
         os.close(read)
 
 
-def _listen(read: int, hear: Callable[[int], None]) -> None:
+def _listen(read: int, receive: Callable[[int], None]) -> None:
     while number := os.read(read, 1):
         if number[0] in CODES:
-            hear(number[0])
+            receive(number[0])
 
 
 def _nothing() -> None:

@@ -8,34 +8,37 @@ from transformer_jax.pictures.progress import say
 
 
 class Trace:
-    """Traces the updates first to last into `folder`/profile: tensorboard --logdir (with its
-    profile plugin), or xprof. Nothing without `updates` or, on all processes but one, a folder.
+    """Traces the updates from the first to the last of `updates` into `folder`/profile.
 
-    Operations, the updates and what the clock tells apart are in it, Python's calls are not:
-    hooking into threads that begin and end meanwhile, as those of a save do, has crashed the
-    process (jax 0.10 with Python 3.11).
+    xprof shows the profile, and so does TensorBoard with its profile plugin. Without `updates` or a
+    folder, nothing is traced.
+
+    The profile holds the operations, the updates and the purposes of the clock. It has no Python
+    calls: the tracer hooks into every thread, and has crashed the process when a thread began or
+    ended meanwhile, as those of a save do (jax 0.10 with Python 3.11).
     """
 
     def __init__(self, folder: pathlib.Path | None, updates: tuple[int, int] | None):
-        self.folder, (self.first, self.last), self.running = (
-            folder and folder / "profile",
-            updates if updates and folder else (0, -1),
-            False,
-        )
-        self._options, self._update = jax.profiler.ProfileOptions(), None
+        self.folder = folder and folder / "profile"
+        self.first, self.last = updates if updates and folder else (0, -1)
+        self.running = False
+        self._options = jax.profiler.ProfileOptions()
         self._options.python_tracer_level = 0
+        self._update: jax.profiler.StepTraceAnnotation | None = None
 
     def __enter__(self):
         return self
 
     def before(self, step: int) -> None:
-        if self.first <= step <= self.last and not self.running:  # a run may go on in between
+        """Call it before update number `step`; starts the trace if it is within the updates."""
+        if self.first <= step <= self.last and not self.running:
             jax.profiler.start_trace(self.folder, profiler_options=self._options)
             self.running = True
         self._update = jax.profiler.StepTraceAnnotation("update", step_num=step)
         self._update.__enter__()
 
     def after(self, step: int, state) -> None:
+        """Call it after update number `step`; ends the trace after the last of the updates."""
         self._update.__exit__(None, None, None)
         if step == self.last and self.running:
             jax.block_until_ready(state.step)

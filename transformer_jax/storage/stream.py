@@ -1,0 +1,63 @@
+"""Reading an object of a bucket as a stream."""
+
+import io
+from typing import Any
+
+from transformer_jax.storage.key_values import as_os_errors
+
+READ_SIZE = 2**23  # bytes of one request
+
+
+class Stream(io.RawIOBase):
+    """The content of an object, read block by block. The next block is requested ahead of time.
+
+    Raises FileNotFoundError where there is no such object, and OSError where it changes meanwhile.
+    """
+
+    def __init__(self, source: Any):
+        """`source` is a buckets.Path."""
+        result = source.stamped()
+        if result.state == "missing":
+            raise FileNotFoundError(f"{source}: no such file")
+        self.source = source
+        self.generation = result.stamp.generation
+        self._start = 0  # of the next block
+        self._block = memoryview(b"")  # the rest of the current block
+        self._next = source.read_part(0, READ_SIZE)  # the future of the next block
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        if not self._block and self._next is not None:
+            self._block = memoryview(self._received())
+        count = min(len(buffer), len(self._block))
+        buffer[:count] = self._block[:count]
+        self._block = self._block[count:]
+        return count
+
+    def _received(self) -> bytes:
+        """The next block; empty at the end of the object."""
+        with as_os_errors(self.source):
+            try:
+                result = self._next.result()
+                self._start += READ_SIZE
+                self._next = self.source.read_part(self._start, self._start + READ_SIZE)
+            except ValueError as error:
+                if not _is_past_the_end(error):
+                    raise
+                # The rest is shorter than a block.
+                self._next = None
+                try:
+                    result = self.source.read_part(self._start, None).result()
+                except ValueError as error:
+                    if not _is_past_the_end(error):
+                        raise
+                    return b""
+        if result.stamp.generation != self.generation:
+            raise OSError(f"{self.source}: changed while it was read")
+        return result.value
+
+
+def _is_past_the_end(error: ValueError) -> bool:
+    return str(error).startswith("OUT_OF_RANGE")
