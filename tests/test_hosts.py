@@ -276,8 +276,9 @@ def test_who_does_not_come_is_named(tmp_path):
         start(3, ["transformer_jax.train_gpt"], *flags, numbers=[0]),
         start(2, ["transformer_jax.train_gpt"], *flags, numbers=[1]),
     )
-    assert "no word of process 1, 2 of 3 within 3 s" in finish(alone, code=2)[0]
-    assert "process 0 does not answer at --coordinator=localhost:" in finish(late, code=2)[0]
+    assert "process 1, 2 of 3 did not connect to process 0 within 3 s" in finish(alone, code=2)[0]
+    error = finish(late, code=2)[0]
+    assert "--coordinator=localhost:" in error and "process 0 did not answer" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -285,7 +286,10 @@ def test_who_does_not_come_is_named(tmp_path):
     "flags, message",
     [
         (["--num_processes=2"], "--coordinator and --process_id missing"),
-        (["--coordinator=here:1", "--num_processes=2", "--process_id=2"], "number below"),
+        (
+            ["--coordinator=here:1", "--num_processes=2", "--process_id=2"],
+            "--process_id=2: must be at least 0",
+        ),
     ],
 )
 def test_flags_that_do_not_fit(flags, message, tmp_path):

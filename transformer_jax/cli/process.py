@@ -14,7 +14,7 @@ from absl import logging as absl_logging
 from transformer_jax.cli import flags
 from transformer_jax.cli import help as cli_help
 from transformer_jax.config import Interrupted, Preempted, RunError, UserError
-from transformer_jax.distributed import hosts
+from transformer_jax.distributed import cluster, hosts, supervisor
 from transformer_jax.training import memory
 
 EXIT_USER = 2
@@ -128,10 +128,10 @@ def _without_write_errors(hook: Callable) -> Callable:
 def _join_other_hosts() -> None:
     if "coordinator" not in FLAGS:
         return
-    cluster = hosts.several(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-    if cluster is not None:
-        hosts.supervise()
-        hosts.connect(cluster, FLAGS.patience)
+    arguments = cluster.arguments(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+    if arguments is not None:
+        supervisor.supervise()
+        hosts.connect(arguments, FLAGS.patience)
 
 
 def _set_compilation_cache() -> None:

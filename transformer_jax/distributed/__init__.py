@@ -1,1 +1,1 @@
-"""Several devices and several hosts: the mesh and its table, agreeing, ending together."""
+"""The device mesh and its table of axes; runs on several hosts."""

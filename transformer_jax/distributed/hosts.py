@@ -1,18 +1,16 @@
-"""Several hosts at one run: how their processes find each other, agree, and end together.
+"""Several hosts at one run: their processes agree, and end together.
 
-JAX's distributed runtime connects them. Over its key-value store process 0 goes first where only
-one may write, and every process looks, once a second, whether another has failed or died: then all
-end, naming it, instead of waiting in a collective for ever. The store lives in process 0; when that
-dies the runtime aborts the others, and a parent of each, which does nothing else, says so.
+JAX's distributed runtime connects them. Its key-value store lies in process 0. There, process 0
+says when the others may proceed. Once a second, each process looks whether another has failed or
+died. Then all end with a line that names it, where they would wait in a collective for ever. When
+process 0 itself dies, the runtime aborts the others, and their `supervisor` writes the line.
 """
 
 import contextlib
-import glob
-import importlib.util
+import dataclasses
 import itertools
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -21,348 +19,241 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer_jax.config import UserError
+from transformer_jax.distributed import cluster, supervisor
 from transformer_jax.distributed.stop_point import StopPoint
 from transformer_jax.pictures import progress
 
 SILENCE = 20  # seconds without a heartbeat after which a process counts as dead
-LOOK = 1.0  # seconds between looks at the others
-_GO_ON = "This process ends, too; the same command goes on from the newest checkpoint"
-# milliseconds; where process 0 builds the data the others wait as long as it lives
+LOOK = 1.0  # seconds between two looks at the other processes
+# Milliseconds. Where process 0 builds the data, the others wait while it lives.
 _FOREVER = 2**31 - 1
 
-_client, _index, _count, _names = None, 0, 1, [socket.gethostname()]
-_parent = None  # (its process id, the pipe to it)
-_stop_point: StopPoint | None = None
+
+@dataclasses.dataclass
+class _Process:
+    """This process within the run."""
+
+    client: Any = None  # of the key-value store
+    index: int = 0
+    count: int = 1
+    names: list[str] = dataclasses.field(default_factory=lambda: [socket.gethostname()])  # of hosts
+    stop_point: StopPoint | None = None
+
+    def name(self, index: int) -> str:
+        return f"process {index} ({self.names[index]})"
+
+
+_process = _Process()
 _leaving = threading.Event()
-_numbers = itertools.count()  # of agreements: every process comes by all of them in the same order
+# Numbers of agreements. Every process reaches all of them in the same order.
+_numbers = itertools.count()
 
 
-def several(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> dict | None:
-    """Arguments of jax.distributed.initialize: those given, else what a Slurm step or a Cloud TPU
-    slice calls for; None where one process is alone.
+def connect(arguments: dict, patience: int = 300) -> None:
+    """Joins the other processes of the run; must come before JAX's first use.
 
-    Raises UserError for flags that do not fit together.
+    `arguments` are those of `cluster.arguments`. Waits `patience` seconds for the others, and
+    raises UserError where one is missing.
     """
-    given = {
-        "--coordinator": coordinator,
-        "--num_processes": num_processes,
-        "--process_id": process_id,
-    }
-    if any(value is not None for value in given.values()):
-        if missing := [flag for flag, value in given.items() if value is None]:
-            raise UserError(
-                f"{' and '.join(missing)} missing: --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1 belong together"
-            )
-        port = coordinator.rpartition(":")[2]
-        if not port.isdecimal() or not 0 < int(port) < 2**16 or not 0 <= process_id < num_processes:
-            raise UserError(
-                f"--coordinator={coordinator} --process_id={process_id} --num_processes={num_processes}: must be HOST:PORT and a number below that of the processes"
-            )
-        return dict(
-            coordinator_address=coordinator,
-            num_processes=num_processes,
-            process_id=process_id,
-            cluster_detection_method="deactivate",
-        )
-    if "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
-        alone = os.environ["SLURM_NTASKS"] == os.environ.get("SLURM_STEP_NUM_NODES")
-        # the only task of its node has all its GPUs; else one each
-        return dict(
-            cluster_detection_method="slurm", **(dict(local_device_ids=[]) if alone else {})
-        )
-    if importlib.util.find_spec("libtpu") and (
-        glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
-    ):
-        return {}
-    return None
-
-
-def connect(found: dict, patience: int = 300) -> None:
-    """Joins the other processes of the run, `found` by `several`, before JAX's first use; waits
-    `patience` seconds for them. Raises UserError where one is missing.
-    """
-    global _client, _index, _count, _names, _stop_point
-    if "coordinator_address" in found:
-        _roll_call(
-            found["coordinator_address"], found["num_processes"], found["process_id"], patience
+    if "coordinator_address" in arguments:
+        cluster.roll_call(
+            arguments["coordinator_address"],
+            arguments["num_processes"],
+            arguments["process_id"],
+            patience,
         )
     import jax
     from jax._src import distributed  # the key-value store has no public name yet
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM alone, not Ctrl-C
-    # that is: of a death we are told, instead of being aborted with a dump
+    # The service handles SIGTERM, but not Ctrl-C.
+    jax.config.update("jax_enable_preemption_service", False)
+    # With it, the runtime reports the death of a process. Otherwise it aborts the others.
     jax.config.update("jax_enable_recoverability", True)
     try:
         jax.distributed.initialize(
-            **found, initialization_timeout=patience, heartbeat_timeout_seconds=SILENCE
+            **arguments, initialization_timeout=patience, heartbeat_timeout_seconds=SILENCE
         )
     except (ValueError, RuntimeError):
-        if found:
+        if arguments:
             raise
         return  # TPU chips, but no slice of several hosts
-    _client, _index, _count = (
-        distributed.global_state.client,
-        jax.process_index(),
-        jax.process_count(),
-    )
-    if _count == 1:
+    client = distributed.global_state.client
+    _process.client = client
+    _process.index = jax.process_index()
+    _process.count = jax.process_count()
+    if _process.count == 1:
         return
-    _client.key_value_set(f"name/{_index}", socket.gethostname())
-    _names = [_client.blocking_key_value_get(f"name/{i}", 1000 * patience) for i in range(_count)]
-    if _parent:
-        os.write(_parent[1], f"{_index} {_names[0]}".encode())
-    _stop_point = StopPoint(_client, _index, _count)
-    progress.say(f"process {_index} of {_count}, on {_names[_index]}")
-    progress.console.quiet = _index > 0  # one tells how it goes
+    client.key_value_set(f"name/{_process.index}", socket.gethostname())
+    _process.names = [
+        client.blocking_key_value_get(f"name/{i}", 1000 * patience) for i in range(_process.count)
+    ]
+    supervisor.report(_process.index, _process.names[0])
+    _process.stop_point = StopPoint(client, _process.index, _process.count)
+    own_name = _process.names[_process.index]
+    progress.say(f"process {_process.index} of {_process.count}, on {own_name}")
+    # Only process 0 shows the progress.
+    progress.console.quiet = _process.index > 0
     threading.Thread(target=_watch, daemon=True).start()
 
 
-def _roll_call(coordinator: str, count: int, number: int, patience: int) -> None:
-    """Waits till all processes have come, each saying its number to process 0 at the coordinator's
-    address; JAX's runtime could not tell who is missing.
-    """
-    host, _, port = coordinator.rpartition(":")
-    end = time.monotonic() + patience
-    if number:
-        while time.monotonic() < end:
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((host, int(port)), timeout=5) as line,
-            ):
-                line.sendall(f"{number} {count}\n".encode())
-                line.settimeout(patience + 5)
-                if answer := line.makefile().readline():
-                    if error := answer.strip():
-                        raise UserError(error)
-                    return
-            time.sleep(0.2)
-        raise UserError(
-            f"process 0 does not answer at --coordinator={coordinator}, for {patience} s"
-        )
-    try:
-        server = socket.create_server(("", int(port)))
-    except OSError as error:
-        raise UserError(
-            f"--coordinator={coordinator}: process 0 can't listen there ({error.strerror})"
-        ) from None
-    come, error = {}, ""
-    with server, contextlib.ExitStack() as lines:
-        while len(come) < count - 1 and not error:
-            server.settimeout(max(end - time.monotonic(), 0.01))
-            try:
-                line, (where, *_) = server.accept()
-            except TimeoutError:
-                error = f"no word of process {', '.join(str(i) for i in range(1, count) if i not in come)} of {count} within {patience} s"
-                break
-            line.settimeout(5)
-            with contextlib.suppress(OSError, ValueError):  # whatever else knocks at the port
-                i, n = map(int, lines.enter_context(line).makefile().readline().split())
-                error = (
-                    f"{where} is process {i} of {n}, {'as another is' if i in come else f'here there are {count}'}"
-                    if i in come or n != count
-                    else ""
-                )
-                come[i] = line
-        for line in come.values():
-            with contextlib.suppress(OSError):
-                line.sendall(f"{error}\n".encode())
-                line.recv(1)  # till it has hung up: who does so first keeps the port busy
-    if error:
-        raise UserError(error)
-
-
-def supervise() -> None:
-    """Goes on in a child.
-
-    The parent passes SIGTERM and SIGINT on to it, ends as it ends, and has the last word where
-    JAX's runtime aborts it.
-    """
-    global _parent
-    mine, read, write = os.getpid(), *os.pipe()
-    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    if not (child := os.fork()):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        _parent = (mine, write)
-        return
-    os.close(write)
-    ended = 0
-    while not ended:
-        come = signal.sigwaitinfo(signals)
-        if come.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(child, os.WNOHANG)
-        elif come.si_code <= 0:  # from a process; a terminal sends it to the child, too
-            os.kill(child, come.si_signo)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGABRT:
-        number, _, name = os.read(read, 1000).decode().partition(" ")
-        print(
-            f"process {number}: process 0 ({name}), which holds the run together, died or can't be reached. {_GO_ON}"
-            if name
-            else "the processes of the run did not come together",
-            file=sys.stderr,
-            flush=True,
-        )
-        code = 1
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (
-            signal.SIGKILL,
-            signal.SIGSTOP,
-        ) else None
-        os.kill(mine, -code)
-    os._exit(code)
-
-
 def index() -> int:
-    """This process's number; 0 writes what all share."""
-    return _index
+    """The number of this process; process 0 writes the files that all share."""
+    return _process.index
 
 
 def count() -> int:
-    return _count
+    """The number of processes."""
+    return _process.count
 
 
 @contextlib.contextmanager
 def first() -> Iterator[None]:
-    """Within it process 0 is first, and the others come in when it is done. If it fails, they end
-    with it.
+    """Process 0 runs the context first, and the others after it.
+
+    If process 0 fails in it, the others end, too.
     """
-    if _count == 1:
+    if _process.count == 1:
         yield
         return
     key = f"first/{next(_numbers)}"
-    if _index:
-        _client.blocking_key_value_get(key, _FOREVER)
+    if _process.index:
+        _process.client.blocking_key_value_get(key, _FOREVER)
     yield
-    if not _index:
-        _client.key_value_set(key, "done")
+    if not _process.index:
+        _process.client.key_value_set(key, "done")
 
 
 def share(value: Any) -> Any:
-    """Process 0's `value` (JSON-able), for all."""
-    if _count == 1:
+    """Returns the `value` of process 0 on all processes. It must have a form in JSON."""
+    if _process.count == 1:
         return value
     key = f"share/{next(_numbers)}"
-    if not _index:
-        _client.key_value_set(key, json.dumps(value))
-    return json.loads(_client.blocking_key_value_get(key, _FOREVER))
+    if not _process.index:
+        _process.client.key_value_set(key, json.dumps(value))
+    return json.loads(_process.client.blocking_key_value_get(key, _FOREVER))
 
 
 def compiled(program, *arguments):
-    """The jitted `program`, compiled for the arguments by all processes before any runs it.
+    """Returns the jitted `program`, once all processes have compiled it for the arguments.
 
-    One may compile for much longer than another, and gloo gives up where a process comes to its
-    first collective 30 s after another. Every process asks for the same programs in turn.
+    Compilation may take much longer on one process than on another. gloo fails where a process
+    reaches its first collective 30 s after another. Every process must call it for the same
+    programs in the same order.
     """
-    if _count > 1:
+    if _process.count > 1:
         program.lower(*arguments).compile()
-        _client.wait_at_barrier(f"compiled/{next(_numbers)}", _FOREVER)
+        _process.client.wait_at_barrier(f"compiled/{next(_numbers)}", _FOREVER)
     return program
 
 
-def agree(what: dict[str, Any]) -> None:
-    """Raises UserError, naming process and key, where a process has other values (JSON-able) than
-    process 0.
+def agree(values: dict[str, Any]) -> None:
+    """Raises UserError where a process has other values than process 0.
+
+    The error names the process and the keys. The values must have a form in JSON.
     """
-    if _count == 1:
+    if _process.count == 1:
         return
+    client = _process.client
     key = f"agree/{next(_numbers)}"
-    _client.key_value_set(f"{key}/{_index}", json.dumps(what, sort_keys=True))
-    first, *others = [
-        json.loads(_client.blocking_key_value_get(f"{key}/{i}", _FOREVER)) for i in range(_count)
+    client.key_value_set(f"{key}/{_process.index}", json.dumps(values, sort_keys=True))
+    by_process = [
+        json.loads(client.blocking_key_value_get(f"{key}/{i}", _FOREVER))
+        for i in range(_process.count)
     ]
-    for i, other in enumerate(others, 1):
-        if different := [
-            f"{name}: {other.get(name)} there, {first.get(name)} on {_named(0)}"
-            for name in {**first, **other}
-            if first.get(name) != other.get(name)
-        ]:
-            raise UserError(f"{_named(i)} does not run the same: {'; '.join(different)}")
+    expected = by_process[0]
+    for i, actual in enumerate(by_process):
+        differences = [
+            f"{name}: {actual.get(name)} there, {expected.get(name)} on {_process.name(0)}"
+            for name in {**expected, **actual}
+            if expected.get(name) != actual.get(name)
+        ]
+        if differences:
+            raise UserError(f"{_process.name(i)} does not run the same: {'; '.join(differences)}")
 
 
 def stop_point() -> StopPoint | None:
-    """Where all processes stop; None where one is alone."""
-    return _stop_point
+    """The point at which all processes stop; None where there is one process."""
+    return _process.stop_point
 
 
 def failed(line: str, code: int) -> None:
-    """Ends this process and tells the others why."""
-    if _count > 1:
-        _client.key_value_set(f"failed/{_index}", json.dumps([line, code]), allow_overwrite=True)
+    """Ends this process with the exit code, and tells the others why. Does nothing for a single
+    process.
+    """
+    if _process.count > 1:
+        content = json.dumps([line, code])
+        _process.client.key_value_set(f"failed/{_process.index}", content, allow_overwrite=True)
         _end(code)
 
 
 def await_news() -> None:
-    """After an error that may be another process's death: gives the watch time to find that out,
-    and to end this process with the right word.
+    """Waits after an error whose cause may be the death of another process.
+
+    Meanwhile the watching thread may find that out, and end this process with a better message.
     """
     time.sleep(SILENCE + 10 * LOOK)
 
 
 def leave() -> None:
-    """The end of a process that is done: waits till all are; the store goes last."""
-    if _count == 1:
+    """Waits until all processes have finished. Process 0 leaves last, as it has the store."""
+    if _process.count == 1:
         return
     import jax
 
     _leaving.set()
     with contextlib.suppress(RuntimeError):
-        _stop_point.leave()
-        _client.wait_at_barrier("leave", 3000 * SILENCE)
-    if not _index:
+        _process.stop_point.leave()
+        _process.client.wait_at_barrier("leave", 3000 * SILENCE)
+    if not _process.index:
         time.sleep(2 * LOOK)
     with contextlib.suppress(RuntimeError):
         jax.distributed.shutdown()
 
 
-def _named(i: int) -> str:
-    return f"process {i} ({_names[i]})"
-
-
 def _watch() -> None:
     """Ends this process when another has failed or died."""
-    everyone = list(range(_count))
+    client = _process.client
+    everyone = list(range(_process.count))
     while not _leaving.wait(LOOK):
-        if _parent and os.getppid() != _parent[0]:
-            _end(1)  # killed by one who meant us
+        if supervisor.has_parent_died():
+            _end(1)  # the signal that killed the parent was for the run
         try:
-            told = {
+            failures = {
                 int(key.rpartition("/")[2]): json.loads(value)
-                for key, value in _client.key_value_dir_get("failed/")
+                for key, value in client.key_value_dir_get("failed/")
             }
-            told.pop(_index, None)
-            _stop_point.look()
-            alive = _client.get_live_nodes(everyone)
-        except Exception as error:  # whatever the runtime raises where nobody answers
+            failures.pop(_process.index, None)
+            _process.stop_point.look()
+            alive = client.get_live_nodes(everyone)
+        except Exception as error:  # the runtime raises many kinds where process 0 does not answer
+            reason = str(error).splitlines()[0][:120]
             _give_up(
-                f"{_named(0)}, which holds the run together, can't be reached ({str(error).splitlines()[0][:120]})",
-                1,
+                f"{_process.name(0)}, which connects the processes, can't be reached ({reason})", 1
             )
             return
-        if told:
-            i, (line, code) = min(told.items())
-            _give_up(f"{_named(i)} ended: {line}", code)
-        elif dead := [i for i in everyone if i not in alive]:
+        dead = [_process.name(i) for i in everyone if i not in alive]
+        if failures:
+            i, (line, code) = min(failures.items())
+            _give_up(f"{_process.name(i)} ended: {line}", code)
+        elif dead:
             _give_up(
-                f"{' and '.join(map(_named, dead))} died or can't be reached (no sign of life for {SILENCE} s)",
-                1,
+                f"{' and '.join(dead)} died or can't be reached (no heartbeat for {SILENCE} s)", 1
             )
 
 
 def _give_up(line: str, code: int) -> None:
     if not _leaving.is_set():
-        print(f"process {_index}: {line}. {_GO_ON}", file=sys.stderr, flush=True)
+        message = f"process {_process.index}: {line}. {supervisor.RESUME}"
+        print(message, file=sys.stderr, flush=True)
         _end(code)
 
 
 def _end(code: int) -> None:
-    """Whatever other threads do: they may wait for a process that is no more. First all may look
-    why; the store goes last.
+    """Ends the process at once: other threads may wait for a process that has died.
+
+    It first leaves the others time to read the reason. Process 0 ends last, as it has the store.
     """
-    time.sleep((2 if _index else 6) * LOOK)
+    time.sleep((2 if _process.index else 6) * LOOK)
     sys.stdout.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
 """The device mesh, and the only table from logical axes to mesh axes.
 
-Layers name the logical axes of their parameters and activations; `RULES` says which mesh axes each
-is split over. `jax.jit` with `NamedSharding` does the rest (what `pjit` became).
+Layers name the logical axes of their parameters and activations. `RULES` maps each to the mesh axes
+that split it. `jax.jit` with `NamedSharding`, once called `pjit`, partitions the programs.
 """
 
 import contextlib
@@ -18,17 +18,23 @@ from transformer_jax.config import UserError
 AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES = {
-    "batch": ("data", "fsdp"),  # rows of a batch
-    # rows of a batch whose vectors are looked up, where those are split over fsdp
+    # The rows of a batch.
+    "batch": ("data", "fsdp"),
+    # The rows of a batch of embedding look-ups, whose vectors are split over fsdp.
     "lookup": ("data",),
-    "length": ("sequence",),  # positions of a row
-    "layers": (),  # the stacked axis of nn.scan
-    "embed": ("fsdp",),  # d_model, of parameters; activations keep it whole
+    # The positions of a row.
+    "length": ("sequence",),
+    # The stacked axis of nn.scan.
+    "layers": (),
+    # d_model in parameters; activations do not split it.
+    "embed": ("fsdp",),
     "vocab": ("tensor",),
     "heads": ("tensor",),
-    "mlp": ("tensor",),  # d_ff
+    # d_ff.
+    "mlp": ("tensor",),
     "head_dim": (),
-    "norm": (),  # vectors: too small to split
+    # Vectors, which are too small to split.
+    "norm": (),
 }
 
 _current: contextvars.ContextVar = contextvars.ContextVar("sharding", default=None)
@@ -36,81 +42,90 @@ _group: contextvars.ContextVar = contextvars.ContextVar("group", default=None)
 
 
 def make_mesh(config, devices=None) -> Mesh:
-    """A mesh of all devices (or `devices`) with axes AXES, from `config.mesh`; one axis may be -1.
+    """A mesh of `devices`, by default all, with the axes AXES and their sizes in `config`.
 
-    Raises UserError where the axes do not multiply to the number of devices.
+    `config` is config.mesh; one size may be -1, for all remaining devices. Raises UserError where
+    the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [config[a] for a in AXES]
-    shown = ", ".join(f"config.mesh.{a}={s}" for a, s in zip(AXES, sizes))
-    if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
-        raise UserError(f"{shown}: each must be at least 1, one may be -1")
-    known = math.prod(s for s in sizes if s != -1)
+    sizes = [config[axis] for axis in AXES]
+    keys = ", ".join(f"config.mesh.{axis}={size}" for axis, size in zip(AXES, sizes))
+    if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
+        raise UserError(f"{keys}: each must be at least 1, one may be -1")
+    known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
-        raise UserError(f"{shown}: {known} does not fit the {len(devices)} devices there are")
-    sizes = [len(devices) // known if s == -1 else s for s in sizes]
-    # Auto: Linen and GSPMD propagate shardings; make_mesh's default (Explicit) would refuse
-    # constraints
+        raise UserError(f"{keys}: the product {known} does not fit the {len(devices)} devices")
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    # Linen's constraints fail with Explicit axes, the default of make_mesh.
     return jax.make_mesh(
         sizes, AXES, devices=np.asarray(devices).flatten(), axis_types=(AxisType.Auto,) * len(AXES)
     )
 
 
 def rules(config) -> dict[str, tuple[str, ...]]:
-    """RULES with the overrides of `config.mesh.rules`."""
+    """RULES with the overrides of `config.rules`, where `config` is config.mesh.
+
+    Raises UserError for a rule of another form, or of an unknown axis.
+    """
     table = dict(RULES)
     for rule in config.rules:
-        if (
-            not isinstance(rule, tuple)
-            or len(rule) != 2
-            or not isinstance(rule[0], str)
-            or not isinstance(rule[1], tuple)
-        ):
+        if not _is_rule(rule):
             raise UserError(f"config.mesh.rules: {rule!r} is not (logical axis, (mesh axis, ...))")
         logical, axes = rule
         if logical not in table:
             raise UserError(
                 f"config.mesh.rules: no logical axis {logical!r}; there are: {', '.join(table)}"
             )
-        if unknown := set(axes) - set(AXES):
+        unknown = set(axes) - set(AXES)
+        if unknown:
             raise UserError(
-                f"config.mesh.rules: no mesh axis {sorted(unknown)[0]!r}; there are: {', '.join(AXES)}"
+                f"config.mesh.rules: no mesh axis {min(unknown)!r}; there are: {', '.join(AXES)}"
             )
         table[logical] = tuple(axes)
     return table
 
 
+def _is_rule(rule) -> bool:
+    """Whether it has the form (logical axis, (mesh axis, ...))."""
+    is_pair = isinstance(rule, tuple) and len(rule) == 2
+    return is_pair and isinstance(rule[0], str) and isinstance(rule[1], tuple)
+
+
 def spec(logical_axes, table) -> PartitionSpec:
-    """PartitionSpec of an array whose dimensions have these logical axes (None: whole); a mesh axis
-    splits the first dimension that wants it.
+    """The PartitionSpec of an array whose dimensions have these logical axes.
+
+    A dimension with None is not split. A mesh axis splits only the first dimension that names it.
     """
-    used, dimensions = set(), []
+    used = set()
+    dimensions = []
     for logical in logical_axes:
-        axes = tuple(a for a in (table[logical] if logical else ()) if a not in used)
+        named = table[logical] if logical else ()
+        axes = tuple(axis for axis in named if axis not in used)
         used.update(axes)
         dimensions.append(axes or None)
     return PartitionSpec(*dimensions)
 
 
 def batch_sharding(mesh: Mesh, table) -> NamedSharding:
-    """Of a batch's arrays (microbatches, rows, ...): the rows are split, the rest is whole."""
+    """The sharding of a batch's arrays (microbatches, rows, ...): only the rows are split."""
     return NamedSharding(mesh, spec((None, "batch"), table))
 
 
-def check(shape, sharding: NamedSharding, what: str) -> None:
-    """Refuses a shape that the mesh does not divide, before anything is compiled."""
+def check(shape, sharding: NamedSharding, name: str) -> None:
+    """Raises UserError for a shape that the mesh does not divide. `name` stands in the message."""
     for size, axes in zip(shape, sharding.spec):
         axes = (axes,) if isinstance(axes, str) else axes or ()
-        parts = math.prod(sharding.mesh.shape[a] for a in axes)
-        if size % parts:
-            keys = " x ".join(f"config.mesh.{a}={sharding.mesh.shape[a]}" for a in axes)
-            raise UserError(f"{what} {tuple(shape)}: {keys} does not divide {size}")
+        num_parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if size % num_parts:
+            keys = " x ".join(f"config.mesh.{axis}={sharding.mesh.shape[axis]}" for axis in axes)
+            raise UserError(f"{name} {tuple(shape)}: {keys} does not divide {size}")
 
 
 @contextlib.contextmanager
 def use(mesh: Mesh, table):
-    """Within it, `constrain` means this mesh. Entered inside the traced function, so that no cache
-    outlives it.
+    """Sets the mesh and the table that the functions below use in the context.
+
+    Enter it in the traced function, so that no cached trace refers to another mesh.
     """
     token = _current.set((mesh, table))
     try:
@@ -122,7 +137,7 @@ def use(mesh: Mesh, table):
 def row_groups(param_shardings) -> int:
     """The number of groups into which the mesh axis "data" splits the rows of a batch.
 
-    It is 1 where that axis does not split the rows first, or splits parameters too.
+    It is 1 where that axis does not split the rows first, or where it also splits parameters.
     """
     mesh, table = _current.get()
     splits_params = any(
@@ -133,52 +148,54 @@ def row_groups(param_shardings) -> int:
 
 @contextlib.contextmanager
 def within_group(group: jax.Array, groups: int):
-    """Within it, a batch is one group of its rows: number `group` () int32 of `groups`, under a
-    vmap over all of them.
+    """In the context, a batch is one group of its rows, under a vmap over all `groups`.
 
-    The vmap has the mesh axis "data", so the table names it no more.
+    `group` is the number of the group, () int32. The vmap has the mesh axis "data", so the table
+    in the context is without it.
     """
     mesh, table = _current.get()
-    without = {
+    without_data = {
         logical: tuple(axis for axis in axes if axis != "data") for logical, axes in table.items()
     }
-    tokens = _current.set((mesh, without)), _group.set((group, groups))
+    current_token = _current.set((mesh, without_data))
+    group_token = _group.set((group, groups))
     try:
         yield
     finally:
-        _current.reset(tokens[0])
-        _group.reset(tokens[1])
+        _current.reset(current_token)
+        _group.reset(group_token)
 
 
 def in_group() -> bool:
-    """Whether a batch is one group of its rows, under a vmap over the groups."""
+    """Whether the code runs in the context `within_group`."""
     return _group.get() is not None
 
 
 def draw_rows(
     draw: Callable[[jax.Array, tuple[int, ...]], jax.Array], key: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
-    """draw(key, shape), whose first axis is the rows of a batch; within a group of rows, the
-    group's part of the whole batch's draw.
+    """Returns draw(key, shape); the first axis of `shape` is the rows of a batch.
+
+    In a group of rows, it returns the group's part of the draw for all rows of the batch.
     """
     if not in_group():
         return draw(key, shape)
     group, groups = _group.get()
-    whole = (groups * shape[0], *shape[1:])
+    batch_shape = (groups * shape[0], *shape[1:])
 
     @jax.custom_batching.custom_vmap
-    def part(key, group):
-        return jax.lax.dynamic_slice_in_dim(draw(key, whole), group * shape[0], shape[0])
+    def of_group(key, group):
+        return jax.lax.dynamic_slice_in_dim(draw(key, batch_shape), group * shape[0], shape[0])
 
-    @part.def_vmap
-    def parts(_, batched, key, group):
-        return draw(key, whole).reshape(groups, *shape), True
+    @of_group.def_vmap
+    def of_all_groups(_, batched, key, group):
+        return draw(key, batch_shape).reshape(groups, *shape), True
 
-    return part(key, group)
+    return of_group(key, group)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """`x` with its activations laid out by the table; without a mesh in use, `x` as it is."""
+    """Returns `x` with the sharding of its logical axes; without a mesh in use, returns `x`."""
     if _current.get() is None:
         return x
     mesh, table = _current.get()
@@ -186,10 +203,10 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 
 def on_each_device(f, arguments: tuple, axes: tuple, result: tuple) -> jax.Array:
-    """f(*arguments), computed by each device on its own part: for kernels that the partitioner
-    can't split.
+    """Returns f(*arguments), which each device computes on its own part.
 
-    `axes`: the logical axes of each argument, `result`: those of f's value.
+    It is for kernels that XLA can't partition. `axes` are the logical axes of each argument, and
+    `result` those of the value of `f`.
     """
     if _current.get() is None or _current.get()[0].size == 1:
         return f(*arguments)
@@ -204,18 +221,18 @@ def on_each_device(f, arguments: tuple, axes: tuple, result: tuple) -> jax.Array
 
 
 def device() -> jax.Device:
-    """The first device of the mesh in use; without a mesh in use, what this machine computes on."""
+    """The first device of the mesh in use; without a mesh in use, JAX's default device."""
     return jax.devices()[0] if _current.get() is None else _current.get()[0].devices.flat[0]
 
 
 def platform() -> str:
-    """What `device` is: "cpu", "gpu" or "tpu"."""
+    """The platform of `device`: "cpu", "gpu" or "tpu"."""
     return device().platform
 
 
 def parts(logical_axis: str) -> int:
-    """Over how many parts the mesh in use splits this axis."""
+    """The number of parts into which the mesh in use splits this axis; 1 without a mesh."""
     if _current.get() is None:
         return 1
     mesh, table = _current.get()
-    return math.prod(mesh.shape[a] for a in table[logical_axis])
+    return math.prod(mesh.shape[axis] for axis in table[logical_axis])
