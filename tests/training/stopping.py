@@ -6,7 +6,7 @@ from transformer_jax.training.stop import Stop
 
 
 def stopping_at(point: int, number: int = signal.SIGTERM) -> type[Stop]:
-    """A Stop that hears the signal as its run comes by the point, counted from 1.
+    """A Stop that receives the signal `number` when its run reaches the point, counted from 1.
 
     There is a point before and after each update, after each batch of an evaluation but its last,
     and after each evaluation.

@@ -1,6 +1,4 @@
-"""Elastic: a checkpoint from any mesh goes on upon any other, with the same state, the same rows in
-the same order and the same losses but for rounding.
-"""
+"""A run resumes on any other mesh, with the same state and rows; losses differ only by rounding."""
 
 import jax
 import numpy as np
@@ -21,7 +19,7 @@ MESHES = [
     (1, {}),
     (8, dict(data=2, fsdp=2, tensor=2)),
 ]
-STEPS = 2  # on each
+STEPS = 2  # on each mesh
 
 
 def of_mesh(config, task, devices, axes):
@@ -32,7 +30,9 @@ def of_mesh(config, task, devices, axes):
 
 def trained(task, program, state, stop):
     """The state at `stop`, the loss of each update on the way, and the batches."""
-    train, losses, read = task.rows().train, [], []
+    train = task.rows().train
+    losses = []
+    read = []
     for batch in batches.stream(
         train.batch, train.size(0), 1, program.batch_sharding, range(int(state.step), stop)
     ):
@@ -56,24 +56,23 @@ def test_from_eight_devices_to_four_two_one_and_back(family, tmp_path):
     config = FAMILIES[family](tmp_path, model__dropout=0.1, train__num_steps=30, train__batch=8)
     task = make_task(config)
     first = of_mesh(config, task, *MESHES[0])
-    _, expected, rows = trained(
-        task, first, states.init(task, first.tx, first.state), STEPS * len(MESHES)
-    )
-    state, losses, read = states.init(task, first.tx, first.state), [], []
+    initial = states.init(task, first.tx, first.state)
+    _, expected, rows = trained(task, first, initial, STEPS * len(MESHES))
+    state = states.init(task, first.tx, first.state)
+    losses = []
+    read = []
     for stage, (devices, axes) in enumerate(MESHES):
         program = first if axes == MESHES[0][1] else of_mesh(config, task, devices, axes)
         if stage:
-            before = jax.device_get(state)
-            state, _ = Checkpoints(tmp_path / "run", config.checkpoint, read_only=True).restore(
-                program.state, stage * STEPS
-            )
-            assert all(
-                x.sharding == like.sharding
-                for x, like in zip(jax.tree.leaves(state), jax.tree.leaves(program.state))
-            )
-            jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
-        state, found, batch = trained(task, program, state, (stage + 1) * STEPS)
-        losses, read = losses + found, read + batch
+            saved = jax.device_get(state)
+            checkpoints = Checkpoints(tmp_path / "run", config.checkpoint, read_only=True)
+            state, _ = checkpoints.restore(program.state, stage * STEPS)
+            for array, like in zip(jax.tree.leaves(state), jax.tree.leaves(program.state)):
+                assert array.sharding == like.sharding
+            jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), saved)
+        state, new_losses, new_batches = trained(task, program, state, (stage + 1) * STEPS)
+        losses += new_losses
+        read += new_batches
         with Checkpoints(tmp_path / "run", config.checkpoint) as checkpoints:
             checkpoints.save(state, {}, {})
     jax.tree.map(np.testing.assert_array_equal, read, rows)

@@ -1,4 +1,4 @@
-"""Steps in flight: few enough to stop soon and for XLA's CPU client, enough for the devices."""
+"""Steps in flight: few enough for a fast stop and XLA's CPU client, enough for the devices."""
 
 import dataclasses
 
@@ -11,14 +11,16 @@ from transformer_jax.training.loop import Program, run
 
 
 class Device:
-    """Takes steps one after another, on a clock of its own; the host waits for its markers."""
+    """Runs steps one after another, on a simulated clock. The host waits for its markers."""
 
     def __init__(self):
-        self.now = self.free = 0.0
-        self.idle, self.ends = 0.0, []
+        self.now = 0.0
+        self.free = 0.0  # the end of the last step
+        self.idle = 0.0  # seconds, after the first 20 steps
+        self.ends = []
 
     def dispatch(self, seconds):
-        self.now += 1e-4  # what a dispatch takes
+        self.now += 1e-4  # the cost of a dispatch
         if len(self.ends) > 20:
             self.idle += max(self.now - self.free, 0)
         self.free = max(self.free, self.now) + seconds
@@ -37,19 +39,21 @@ class Device:
         return Marker()
 
 
-@pytest.mark.parametrize("seconds, most", [(0.001, 16), (0.01, 16), (0.3, 7), (1.0, 2), (5.0, 2)])
-def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, most, monkeypatch):
+@pytest.mark.parametrize(
+    "seconds, max_steps", [(0.001, 16), (0.01, 16), (0.3, 7), (1.0, 2), (5.0, 2)]
+)
+def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, max_steps, monkeypatch):
     device = Device()
     monkeypatch.setattr(pace.time, "perf_counter", lambda: device.now)
     steps = pace.Pace()
     for _ in range(200):
         device.dispatch(seconds)
-        assert len(device.in_flight()) <= most
+        assert len(device.in_flight()) <= max_steps
         steps.dispatched(device.marker)
     assert device.idle == 0
 
 
-def test_longer_steps_are_noticed(monkeypatch):
+def test_the_pace_adapts_to_longer_steps(monkeypatch):
     device = Device()
     monkeypatch.setattr(pace.time, "perf_counter", lambda: device.now)
     steps = pace.Pace()
@@ -60,19 +64,20 @@ def test_longer_steps_are_noticed(monkeypatch):
 
 
 def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
-    """Where 33 were, XLA's CPU client waited for ever."""
+    """With 33 programs in flight, XLA's CPU client waited for ever."""
     config = tiny(train__num_steps=70, train__log_every=70, train__eval_every=70, train__batch=8)
     config.checkpoint.every = 70
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:2])
-    under_way, counts = [], {"update": [], "evaluation": []}
+    in_flight = []
+    counts = {"update": [], "evaluation": []}
 
     def counted(step, kind, marker):
         def call(*arguments):
             result = step(*arguments)
-            under_way[:] = [array for array in under_way if not array.is_ready()]
-            under_way.append(marker(result))
-            counts[kind].append(len(under_way))
+            in_flight[:] = [array for array in in_flight if not array.is_ready()]
+            in_flight.append(marker(result))
+            counts[kind].append(len(in_flight))
             return result
 
         return call

@@ -1,4 +1,4 @@
-"""Early stopping: when a run ends, what it leaves; a resumed run ends as a straight one."""
+"""Early stopping: when a run ends, what it writes, and that a resumed run ends alike."""
 
 import math
 
@@ -17,7 +17,7 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 from transformer_jax.training.patience import Patience
 
-# The loss falls at each evaluation: where the greatest is the best, the first stays the best.
+# The loss falls at each evaluation. With the mode "max", the first score stays the best.
 FALLING = dict(
     model__dropout=0.1,
     train__num_steps=12,
@@ -41,13 +41,13 @@ FALLING = dict(
         ("min", [math.nan, math.nan, 1.0], False),
     ],
 )
-def test_the_evaluations_without_improvement_are_counted(tiny, mode, scores, over):
+def test_evaluations_without_improvement_are_counted(tiny, mode, scores, over):
     config = tiny(train__patience=2, checkpoint__best_mode=mode)
     recorded = [{"valid/loss": score} for score in scores]
     assert Patience(config, recorded).over == over
     straight = Patience(config, [])
-    for each in recorded:
-        straight.add(each)
+    for scores in recorded:
+        straight.add(scores)
     assert straight.over == over
     assert not Patience(tiny(checkpoint__best_mode=mode), recorded).over
 
@@ -58,7 +58,7 @@ def test_process_0_decides(tiny, monkeypatch):
     assert Patience(config, []).over
 
 
-def test_what_can_not_be_decided_is_refused(tiny, tmp_path, capsys):
+def test_patience_needs_a_score_and_a_validation_set(tiny, tmp_path, capsys):
     with pytest.raises(UserError, match="train.patience=2 needs config.checkpoint.best_metric"):
         tiny(train__patience=2, checkpoint__best_metric="")
     with pytest.raises(UserError, match="config.train.patience=-1"):
@@ -78,7 +78,7 @@ def test_what_can_not_be_decided_is_refused(tiny, tmp_path, capsys):
     assert "will not be evaluated" not in capsys.readouterr().err
 
 
-def test_a_run_ends_early_and_however_it_was_stopped_alike(tiny, tmp_path, monkeypatch, capsys):
+def test_a_run_ends_early_and_a_resumed_run_ends_alike(tiny, tmp_path, monkeypatch, capsys):
     config = tiny(**FALLING, train__patience=2)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
@@ -92,18 +92,18 @@ def test_a_run_ends_early_and_however_it_was_stopped_alike(tiny, tmp_path, monke
         return final_state(tmp_path / workdir, config, program, step)
 
     scores = run(config, task, tmp_path / "straight", program)
-    said = capsys.readouterr().err
-    assert "the run ends here: valid/loss has not improved in 2 evaluations" in said
+    error = capsys.readouterr().err
+    assert "the run ends here: valid/loss has not improved in 2 evaluations" in error
     written = lines(tmp_path / "straight")
     assert [line["step"] for line in written] == [2, 4, 5, 6]
     assert scores == {key: value for key, value in written[-1].items() if key != "step"}
-    assert steps("straight") == ([4, 6], 4)  # that of step 2 was evaluated, but not saved
+    assert steps("straight") == ([4, 6], 4)  # step 2 was evaluated, but not saved
 
     assert run(config, task, tmp_path / "straight", program) == scores
     assert "nothing to do" in capsys.readouterr().err
     assert lines(tmp_path / "straight") == written
 
-    # a point before and after each update, two in each evaluation
+    # There is a point before and after each update, and two in each evaluation.
     for stop, point in ((3, 8), (6, 16)):
         with monkeypatch.context() as patch, pytest.raises(Preempted):
             patch.setattr(loop, "Stop", stopping_at(point))
@@ -114,7 +114,7 @@ def test_a_run_ends_early_and_however_it_was_stopped_alike(tiny, tmp_path, monke
         jax.tree.map(np.testing.assert_array_equal, stopped, straight)
 
     configs.set_key(config, "train.patience", 0)
-    run(config, task, tmp_path / "whole", program)
-    run(config, task, tmp_path / "straight", program)  # which goes on as if it had never ended
-    assert lines(tmp_path / "straight") == lines(tmp_path / "whole")
-    jax.tree.map(np.testing.assert_array_equal, state("straight", 12), state("whole", 12))
+    run(config, task, tmp_path / "full", program)
+    run(config, task, tmp_path / "straight", program)  # continues as if it had never ended
+    assert lines(tmp_path / "straight") == lines(tmp_path / "full")
+    jax.tree.map(np.testing.assert_array_equal, state("straight", 12), state("full", 12))

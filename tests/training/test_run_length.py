@@ -1,4 +1,4 @@
-"""Fractions of a run, checkpoints by the clock, and the learning rate of a longer run."""
+"""Fractions of a run, checkpoints at intervals of time, and the learning rate of a longer run."""
 
 import jax
 import numpy as np
@@ -70,7 +70,7 @@ def test_a_wrong_length_is_refused(key, value, words):
 
 
 def test_a_fraction_and_its_updates_are_the_same_run(tiny):
-    """A run recorded with 100 updates of warm-up goes on with a tenth of its 1,000, and back."""
+    """A warm-up of 100 updates of 1,000 equals a tenth, so a run may resume with either."""
     old = tiny(train__num_steps=1000, optimizer__warmup_steps=100)
     new = tiny(train__num_steps=3000, optimizer__warmup_steps=0.1)
     assert configs.differences(old, new) == []
@@ -117,8 +117,8 @@ def test_the_best_checkpoint_was_evaluated(parts, tmp_path, intervals, steps):
     assert saved(tmp_path) == steps
 
 
-def test_a_run_saved_by_the_clock_goes_on_bit_equal(parts, tmp_path, monkeypatch):
-    """A minute goes by with each update; a checkpoint is due every 3 of them."""
+def test_a_run_with_checkpoints_by_time_resumes_bit_equal(parts, tmp_path, monkeypatch):
+    """On the simulated clock an update takes a minute. A checkpoint is due every 3 minutes."""
     config, task, program = parts
     config = changed(config, checkpoint__every=10, train__eval_every=10, checkpoint__minutes=3)
     run(changed(config, checkpoint__minutes=0), task, tmp_path / "straight", program)
@@ -149,9 +149,11 @@ def test_a_run_saved_by_the_clock_goes_on_bit_equal(parts, tmp_path, monkeypatch
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_process_0s_clock_decides_for_all(monkeypatch):
-    """Each process has a clock of another pace. They share few words, and agree at every update."""
-    shared, answers, seconds = {}, {0: [], 1: []}, [0.0, 0.0]
+def test_the_clock_of_process_0_decides_for_all(monkeypatch):
+    """The clocks run at different speeds. The processes share rarely, and agree at every update."""
+    shared = {}  # the shared values, by update
+    answers = {0: [], 1: []}
+    seconds = [0.0, 0.0]
     monkeypatch.setattr(hosts, "count", lambda: 2)
     timers = []
     for number in (0, 1):
@@ -199,7 +201,7 @@ def test_process_0s_clock_decides_for_all(monkeypatch):
         (dict(num_steps=1500), dict(num_steps=1500), []),
     ],
 )
-def test_a_changed_length_says_what_becomes_of_the_learning_rate(tiny, old, new, words):
+def test_a_changed_length_prints_the_learning_rate(tiny, old, new, words):
     def config(num_steps, **optimizer):
         values = dict(learning_rate=0.01, schedule="cosine", warmup_steps=0) | optimizer
         return tiny(train__num_steps=num_steps, **{f"optimizer__{k}": v for k, v in values.items()})
@@ -210,7 +212,7 @@ def test_a_changed_length_says_what_becomes_of_the_learning_rate(tiny, old, new,
         assert word in line
 
 
-def test_a_longer_run_says_so_when_it_goes_on(parts, tmp_path, capsys, monkeypatch):
+def test_a_longer_run_says_so_when_it_resumes(parts, tmp_path, capsys, monkeypatch):
     config, _, program = parts
     longer = changed(config, train__num_steps=12)
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)

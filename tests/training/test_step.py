@@ -17,10 +17,11 @@ from transformer_jax.training.loop import Program
 
 
 def losses(config, steps=3, devices=1):
-    """Training losses of the first updates, each by itself."""
+    """The training loss of each of the first updates, and the last state."""
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:devices])
-    state, found = states.init(task, program.tx, program.state), []
+    state = states.init(task, program.tx, program.state)
+    losses = []
     for batch in batches.stream(
         task.rows().train.batch,
         config.train.batch,
@@ -30,9 +31,9 @@ def losses(config, steps=3, devices=1):
     ):
         state = program.train_step(state, batch)
         total, count = state.metrics["loss"]
-        found.append(float(total) / float(count))
+        losses.append(float(total) / float(count))
         state = state.replace(metrics=jax.tree.map(jnp.zeros_like, state.metrics))
-    return found, state
+    return losses, state
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def reference(tmp_path_factory):
 
 
 def test_golden_first_losses(reference):
-    """float32 on CPU; a change here is a change of initialisation, data order or model."""
+    """float32 on CPU. A change here is a change of the initialisation, data order or model."""
     np.testing.assert_allclose(reference[2], GOLDEN, rtol=1e-5)
 
 
@@ -68,16 +69,15 @@ def test_equal_losses_on_every_mesh(reference, mesh, devices):
     "build", [pytest.param(build_gpt, marks=pytest.mark.slow), build_bert], ids=["gpt", "bert"]
 )
 def test_meshes_of_the_other_families(build, tmp_path):
-    """Also split over fsdp and tensor at once, and context parallelism: each device has some
-    queries of every row, and gathers all keys and values.
+    """Also with fsdp and tensor at once, and with context parallelism.
+
+    There, each device has some queries of every row, and gathers all keys and values.
     """
     exact = dict(model__dropout=0.0, model__attention_dropout=0.0, train__batch=16)
     one = losses(build(tmp_path, **exact))[0]
     for mesh in (dict(data=2, fsdp=2, tensor=2), dict(data=2, tensor=2, sequence=2)):
-        many = losses(
-            build(tmp_path, **exact, **{f"mesh__{axis}": size for axis, size in mesh.items()}),
-            devices=8,
-        )[0]
+        axes = {f"mesh__{axis}": size for axis, size in mesh.items()}
+        many = losses(build(tmp_path, **exact, **axes), devices=8)[0]
         np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
@@ -88,20 +88,19 @@ def test_dropout_does_not_depend_on_the_mesh(reference):
     np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
-def test_nor_does_that_of_causal_attention_where_a_mesh_splits_the_length(tmp_path):
-    """Two blocks of queries, of which each has a mask of its own."""
+def test_dropout_does_not_depend_on_a_mesh_that_splits_the_length(tmp_path):
+    """Causal attention has two blocks of queries, each with its own mask."""
     config = dict(
         model__attention_dropout=0.2, model__dropout=0.0, model__max_length=128, task__length=128
     )
     one = losses(build_gpt(tmp_path, **config), steps=1)[0]
-    many = losses(
-        build_gpt(tmp_path, **config, mesh__data=4, mesh__sequence=2), steps=1, devices=8
-    )[0]
+    split = build_gpt(tmp_path, **config, mesh__data=4, mesh__sequence=2)
+    many = losses(split, steps=1, devices=8)[0]
     np.testing.assert_allclose(one, many, atol=1e-6, rtol=0)
 
 
 def test_dropout_does_not_depend_on_the_mesh_with_accumulation(tmp_path):
-    """Each group of rows takes its part of the mask that the whole microbatch has."""
+    """Each group of rows uses its part of the mask of the microbatch."""
     config = dict(model__dropout=0.2, train__batch=16, train__accumulation=2)
     one = losses(build_gpt(tmp_path, **config), steps=2)[0]
     mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
@@ -110,8 +109,9 @@ def test_dropout_does_not_depend_on_the_mesh_with_accumulation(tmp_path):
 
 
 def test_gradients_cross_the_data_axis_once_an_update(tmp_path):
-    """Four microbatches reduce the bytes of one. Parameters split over "data" keep a reduction
-    each.
+    """Four microbatches reduce as many bytes as one.
+
+    With parameters that are split over "data", each microbatch has a reduction.
     """
 
     def reduced(**changes):
@@ -134,7 +134,7 @@ def test_accumulation_equals_one_batch(reference, accumulation):
     )
 
 
-def test_parameters_are_split_and_no_device_holds_them_whole(reference):
+def test_every_device_holds_a_part_of_the_parameters(reference):
     folder, build, _ = reference
     config = build(folder, mesh__data=1, mesh__fsdp=4, mesh__tensor=2)
     _, state = losses(config, steps=1, devices=8)
@@ -152,23 +152,21 @@ def test_parameters_are_split_and_no_device_holds_them_whole(reference):
     [
         ({"mesh__tensor": 3}, "config.mesh.tensor=3"),
         ({"mesh__data": 3, "mesh__fsdp": 1}, "config.mesh.data=3"),
-        (
-            {"mesh__tensor": 4, "mesh__data": 2},
-            "config.mesh.tensor=4 does not divide 2",
-        ),  # two heads
+        # There are two heads.
+        ({"mesh__tensor": 4, "mesh__data": 2}, "config.mesh.tensor=4 does not divide 2"),
         ({"train__batch": 6}, "config.mesh.data=8"),
         ({"mesh__rules": (("embd", ("fsdp",)),)}, "no logical axis 'embd'"),
         ({"mesh__rules": ("embed", "fsdp")}, "config.mesh.rules: 'embed'"),
         ({"mesh__rules": (("embed", ("fspd",)),)}, "no mesh axis 'fspd'"),
     ],
 )
-def test_what_the_mesh_does_not_divide_is_refused_before_compiling(tiny, changes, words):
+def test_shapes_that_the_mesh_does_not_divide_are_refused_before_compiling(tiny, changes, words):
     config = tiny(**changes)
     with pytest.raises(UserError, match=words):
         Program.of(config, make_task(config), jax.devices())
 
 
-def test_a_non_finite_update_is_not_applied_but_recorded(tiny):
+def test_a_non_finite_update_is_recorded_and_not_applied(tiny):
     config = tiny(optimizer__learning_rate=1e-3)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
@@ -176,10 +174,10 @@ def test_a_non_finite_update_is_not_applied_but_recorded(tiny):
     batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     broken = jax.tree.map(jnp.copy, state.params)
     broken["target_embed"]["embedding"] = broken["target_embed"]["embedding"].at[5].set(jnp.inf)
-    before = jax.device_get(state.opt_state)
+    opt_state = jax.device_get(state.opt_state)
     state = program.train_step(state.replace(params=broken), batch)
     assert (int(state.step), int(state.skipped), int(state.last_skipped)) == (1, 1, 0)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.opt_state), before)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.opt_state), opt_state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state.metrics)))
 
 
@@ -235,20 +233,18 @@ def test_layer_decay_goes_from_the_top_down():
         "output_embed": {"embedding": 1.0},
         "head": {"kernel": 1.0},
     }
-    found = optimizer._by_depth(updates, 0.5)
-    np.testing.assert_allclose(found["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
-    assert (
-        found["target_embed"]["embedding"],
-        found["output_embed"]["embedding"],
-        found["head"]["kernel"],
-    ) == (1 / 16, 1, 1)
+    scaled = optimizer._by_depth(updates, 0.5)
+    np.testing.assert_allclose(scaled["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
+    assert scaled["target_embed"]["embedding"] == 1 / 16
+    assert scaled["output_embed"]["embedding"] == 1
+    assert scaled["head"]["kernel"] == 1
 
 
 GOLDEN = [5.07359276748285, 5.057554059709822, 5.004081047018161]
 
 
-def test_lamb_scales_every_layer_of_a_stack_by_itself():
-    """As optax's, whose trees have a leaf for each layer."""
+def test_lamb_scales_every_layer_of_a_stack_apart():
+    """The result is that of optax.lamb, where each layer is a leaf of the tree."""
     import optax
 
     settings = configs.experiment(
@@ -256,20 +252,26 @@ def test_lamb_scales_every_layer_of_a_stack_by_itself():
         task={"name": "masked_lm"},
         optimizer=dict(name="lamb", learning_rate=0.1, eps=1e-6, weight_decay=0.01),
     ).optimizer
-    random = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
-    stacked = lambda seed: {
-        "layers": {"kernel": random(seed, 3, 4, 5) * jnp.array([1.0, 5.0, 0.1])[:, None, None]},
-        "embedding": random(seed + 1, 6, 4),
-    }
-    apart = lambda tree: {
-        **{f"layer_{i}": {"kernel": tree["layers"]["kernel"][i]} for i in range(3)},
-        "embedding": tree["embedding"],
-    }
-    params, grads = stacked(0), stacked(10)
-    ours, theirs = (
-        optimizer.make(settings, 10, lambda path: True),
-        optax.lamb(0.1, eps=1e-6, weight_decay=0.01),
+
+    def random(seed, *shape):
+        return jax.random.normal(jax.random.key(seed), shape)
+
+    def stacked(seed):
+        scales = jnp.array([1.0, 5.0, 0.1])[:, None, None]
+        kernel = random(seed, 3, 4, 5) * scales
+        return {"layers": {"kernel": kernel}, "embedding": random(seed + 1, 6, 4)}
+
+    def unstacked(tree):
+        kernels = {f"layer_{i}": {"kernel": tree["layers"]["kernel"][i]} for i in range(3)}
+        return {**kernels, "embedding": tree["embedding"]}
+
+    params = stacked(0)
+    grads = stacked(10)
+    ours = optimizer.make(settings, 10, lambda path: True)
+    optaxs = optax.lamb(0.1, eps=1e-6, weight_decay=0.01)
+    updates, _ = ours.update(grads, ours.init(params), params)
+    params, grads = unstacked(params), unstacked(grads)
+    expected, _ = optaxs.update(grads, optaxs.init(params), params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), unstacked(updates), expected
     )
-    found, _ = ours.update(grads, ours.init(params), params)
-    expected, _ = theirs.update(apart(grads), theirs.init(apart(params)), apart(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), apart(found), expected)

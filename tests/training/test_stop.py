@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: where a run stops, that nothing is lost, and that a second Ctrl-C ends it."""
+"""SIGTERM and Ctrl-C: where a run stops, and that a second Ctrl-C ends it."""
 
 import itertools
 import os
@@ -28,8 +28,45 @@ def steps(workdir, config):
     return Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True).steps()
 
 
-def test_stopped_anywhere_it_goes_on_bit_equal(tiny, tmp_path, monkeypatch):
-    """By both signals: in an update, an evaluation's batch, what a task evaluates, the last one."""
+class Killed(loop.Reporter):
+    """Sends SIGTERM after each update."""
+
+    def step(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def wait_for_a_signal():
+    for _ in itertools.count():
+        pass
+
+
+def killing():
+    """An evaluation that is interrupted by Ctrl-C the first time."""
+    calls = []
+
+    def evaluation(params):
+        calls.append(params)
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            wait_for_a_signal()
+        return {"one": 1.0}
+
+    return evaluation
+
+
+def never_read(batches):
+    """A feed whose second batch never comes; SIGTERM arrives while it is read."""
+
+    def feed(*arguments):
+        yield next(batches(*arguments))
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_a_signal()
+
+    return feed
+
+
+def test_a_run_stopped_at_any_point_resumes_bit_equal(tiny, tmp_path, monkeypatch):
+    """By both signals: in an update, a batch of an evaluation, the task's evaluation, a read."""
     config = tiny(
         train__num_steps=4,
         train__eval_every=2,
@@ -37,58 +74,36 @@ def test_stopped_anywhere_it_goes_on_bit_equal(tiny, tmp_path, monkeypatch):
         checkpoint__keep=9,
         model__dropout=0.2,
     )
-    task, handlers = make_task(config), [signal.getsignal(number) for number in ERRORS]
+    task = make_task(config)
+    handlers = [signal.getsignal(number) for number in ERRORS]
     program = Program.of(config, task, jax.devices()[:1])
-    batches = task.rows().eval["valid"].num_batches(config.train.batch)
-    assert batches == 2  # one point
+    # Two batches of an evaluation have one point between them.
+    assert task.rows().eval["valid"].num_batches(config.train.batch) == 2
     monkeypatch.setattr(task, "evaluations", lambda: {"valid": lambda params: {"one": 1.0}})
     run(config, task, tmp_path / "straight", program)
 
-    def stopped(number, at):
-        with pytest.raises(ERRORS[number], match=f"stopped at step {at}, state saved"):
-            run(config, task, tmp_path / "stopped", program)
-        assert steps(tmp_path / "stopped", config)[-1] == at
+    def stopped(number, step, owner, name, value):
+        """Runs with another value of owner.name; asserts that the run stops at the step."""
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            with pytest.raises(ERRORS[number], match=f"stopped at step {step}, state saved"):
+                run(config, task, tmp_path / "stopped", program)
+        assert steps(tmp_path / "stopped", config)[-1] == step
 
-    class Killed(loop.Reporter):
-        def step(self):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "Reporter", Killed)
-        stopped(signal.SIGTERM, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "Stop", stopping_at(3, signal.SIGINT))  # update 2, the first batch
-        stopped(signal.SIGINT, 2)
+    stopped(signal.SIGTERM, 1, loop, "Reporter", Killed)
+    # In the evaluation after update 2.
+    stopped(signal.SIGINT, 2, loop, "Stop", stopping_at(3, signal.SIGINT))
     assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Stop", stopping_at(1))  # the same batch, before any update
+        # In the same evaluation, before any update.
+        patch.setattr(loop, "Stop", stopping_at(1))
         with pytest.raises(Preempted, match="outside of its updates"):
             run(config, task, tmp_path / "stopped", program)
-    read, begun = loop._batches, []
-
-    def unread(*arguments):
-        """The second batch is read for ever."""
-        yield next(read(*arguments))
-        os.kill(os.getpid(), signal.SIGTERM)
-        for _ in itertools.count():
-            pass
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_batches", unread)
-        stopped(signal.SIGTERM, 3)
-
-    def killing(params):
-        begun.append(params)
-        if len(begun) == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            for _ in itertools.count():  # until the signal is handled
-                pass
-        return {"one": 1.0}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(task, "evaluations", lambda: {"valid": killing})
-        stopped(signal.SIGINT, 4)
-    run(config, task, tmp_path / "stopped", program)  # it is done, but for the last evaluation
+    stopped(signal.SIGTERM, 3, loop, "_batches", never_read(loop._batches))
+    evaluations = {"valid": killing()}
+    stopped(signal.SIGINT, 4, task, "evaluations", lambda: evaluations)
+    # All updates are done. The last evaluation is not.
+    run(config, task, tmp_path / "stopped", program)
     assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
     states = [final_state(tmp_path / name, config, program, 4) for name in ("straight", "stopped")]
     jax.tree.map(np.testing.assert_array_equal, *states)
@@ -97,16 +112,15 @@ def test_stopped_anywhere_it_goes_on_bit_equal(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", ERRORS)
 def test_outside_of_the_updates_it_stops_at_once(number):
-    """What has been read and tokenised by then is found again."""
-    before = signal.getsignal(number)
+    handler = signal.getsignal(number)
     with pytest.raises(ERRORS[number], match="stopped outside of its updates; run the same"):
         with stop.Stop():
             os.kill(os.getpid(), number)
             threading.Event().wait()
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is handler
 
 
-def test_asked_after_the_last_update_it_stops_when_that_is_saved():
+def test_a_signal_after_the_last_update_stops_the_run_when_it_is_saved():
     with pytest.raises(Preempted, match="outside of its updates"), stop.Stop() as run_stop:
         run_stop.begin()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -115,7 +129,7 @@ def test_asked_after_the_last_update_it_stops_when_that_is_saved():
 
 
 def program(*lines):
-    """A Python program that runs the lines; its stderr is read as it comes."""
+    """A Python process that runs the lines, with pipes to stdin and from stderr."""
     code = "\n".join(["import signal, sys", "from transformer_jax.training import stop", *lines])
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -141,8 +155,8 @@ def test_a_second_ctrl_c_ends_it_at_once():
     assert process.wait(60) == 130 and "nothing saved" in process.stderr.read()
 
 
-def test_one_ctrl_c_that_comes_twice_is_one():
-    """As from a terminal and from a script."""
+def test_two_sigints_at_once_are_one_ctrl_c():
+    """A terminal and a script may both send one."""
     process = program(
         "stop.ECHO = 1000",
         "with stop.Stop() as run_stop:",
@@ -160,7 +174,7 @@ def test_one_ctrl_c_that_comes_twice_is_one():
 
 
 class Store:
-    """JAX's key-value store, for processes that are threads."""
+    """A stand-in for JAX's key-value store."""
 
     def __init__(self):
         self.values = {}
@@ -174,22 +188,24 @@ class Store:
 
 
 def test_processes_agree_on_the_first_point_that_none_has_passed():
-    store, agreed = Store(), []
+    store = Store()
+    agreed = []
     points = [StopPoint(store, index, 3) for index in range(3)]
     for index, passed in enumerate((5, 6, 5)):
         assert not any(points[index].reached() for _ in range(passed))
         points[index].on_agreed(agreed.append)
-    points[1].ask(signal.SIGTERM), points[2].ask(signal.SIGINT)
+    points[1].ask(signal.SIGTERM)
+    points[2].ask(signal.SIGINT)
     for _ in range(2):
         for point in points:
             point.look()
-    assert agreed == [signal.SIGINT] * 3  # a script does not start it again
+    assert agreed == [signal.SIGINT] * 3  # the smaller number
     assert [point.is_next() for point in points] == [False, True, False]
     assert [[point.reached() for _ in range(2)] for point in points[::2]] == [[False, True]] * 2
     assert points[1].reached()
 
 
-def test_a_process_that_is_done_keeps_no_other_waiting():
+def test_the_others_do_not_wait_for_a_process_that_has_finished():
     store = Store()
     done, late = (StopPoint(store, index, 2) for index in range(2))
     assert not done.reached() and not done.reached() and not late.reached()
