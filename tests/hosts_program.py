@@ -1,5 +1,6 @@
-"""A trainer that notes the rows it reads: python -m tests.hosts_program LOG TRAINER FLAGS...; each
-line of LOG is [process, update, places].
+"""A trainer that logs the rows that it reads: python -m tests.hosts_program LOG TRAINER FLAGS...
+
+Each line of LOG is [process, update, places].
 """
 
 import json
@@ -14,11 +15,11 @@ sys.argv[1:3] = []
 read = rows.TrainRows.batch
 
 
-def noted(self, step, places):
+def logged(self, step, places):
     with open(log, "a") as out:
         print(json.dumps([hosts.index(), step, [int(place) for place in places]]), file=out)
     return read(self, step, places)
 
 
-rows.TrainRows.batch = noted
+rows.TrainRows.batch = logged
 runpy.run_module(f"transformer_jax.{trainer}", run_name="__main__")
