@@ -1,7 +1,7 @@
 """Faults injected into real runs.
 
-The import sets JAX up as for all tests, so that this process computes what the commands compute.
-Outside of pytest (`python -m tests.faults`) both compile as users do.
+The import sets up JAX as for all tests, so that this process computes the same as the commands.
+Outside of pytest (`python -m tests.faults`) both compile with XLA's normal optimisations.
 """
 
 import os

@@ -3,8 +3,8 @@
 python -m tests.faults [--seed=0] [--kills=100] [--starts=50] [--only=kills|others|stops|starts]
 
 `stops` measures the seconds from a signal to the save, with updates of about a second. `starts`
-starts two processes of two devices beside four busy ones, again and again: about a minute each on
-two cores of their own.
+repeatedly starts two processes of two devices beside four busy ones. A start takes about a minute
+on two idle cores.
 """
 
 import argparse
@@ -39,15 +39,13 @@ AIMS = ["any moment"] * 5 + [
 
 
 class Table:
-    """How often each fault was tried, and how often the run kept what is promised."""
+    """Counts the attempts of each fault, and those after which the run behaved as documented."""
 
     def __init__(self):
-        self.tried, self.kept, self.skipped, self.began = (
-            collections.Counter(),
-            collections.Counter(),
-            set(),
-            time.monotonic(),
-        )
+        self.attempts = collections.Counter()
+        self.passed = collections.Counter()
+        self.skipped = set()
+        self.began = time.monotonic()
 
     def case(self, fault: str, call, *arguments) -> None:
         try:
@@ -60,56 +58,56 @@ class Table:
         else:
             self.add(fault, True)
 
-    def add(self, fault: str, kept: bool) -> None:
-        self.tried[fault] += 1
-        self.kept[fault] += kept
-        print(
-            f"{time.monotonic() - self.began:6.0f} s  {fault}: {'kept' if kept else 'BROKEN'}",
-            file=sys.stderr,
-            flush=True,
-        )
+    def add(self, fault: str, passed: bool) -> None:
+        self.attempts[fault] += 1
+        self.passed[fault] += passed
+        result = "passed" if passed else "FAILED"
+        seconds = time.monotonic() - self.began
+        print(f"{seconds:6.0f} s  {fault}: {result}", file=sys.stderr, flush=True)
 
     def show(self) -> None:
-        width = max(map(len, [*self.tried, *self.skipped]))
+        width = max(map(len, [*self.attempts, *self.skipped]))
         print(f"{'fault':{width}}  tried  as promised")
-        for fault, count in self.tried.items():
-            print(f"{fault:{width}}  {count:5}  {self.kept[fault]:11}")
-        for fault in self.skipped - set(self.tried):
+        for fault, count in self.attempts.items():
+            print(f"{fault:{width}}  {count:5}  {self.passed[fault]:11}")
+        for fault in self.skipped - set(self.attempts):
             print(f"{fault:{width}}  skipped: not allowed here")
-        print(
-            f"{'all':{width}}  {self.tried.total():5}  {self.kept.total():11}  ({time.monotonic() - self.began:.0f} s)"
-        )
+        seconds = time.monotonic() - self.began
+        attempts, passed = self.attempts.total(), self.passed.total()
+        print(f"{'all':{width}}  {attempts:5}  {passed:11}  ({seconds:.0f} s)")
 
 
 def kill_all(table: Table, runs: list[Run], count: int, draw: random.Random) -> None:
-    """Kills `count` times, run after run, the families in turn. A kill is right where its run still
-    comes to the uninterrupted one's end.
+    """Kills `count` times, in runs of all families in turn.
+
+    A kill passes if its run ends with the results of the uninterrupted one.
     """
-    left = count
+    remaining = count
     for number, run in zip(itertools.count(), itertools.cycle(runs)):
-        if not left:
+        if not remaining:
             return
-        fell, right = [], True
-        aims = draw.sample(AIMS, len(AIMS))[:left]
+        killed_in = []
+        passed = True
+        aims = draw.sample(AIMS, len(AIMS))[:remaining]
         try:
-            for aim, where in kills(run, run.folder / f"killed-{number}", aims, draw):
-                fell.append(where)
-                print(
-                    f"       {run.family}: aimed at {aim}, fell in {where}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            for aim, activity in kills(run, run.folder / f"killed-{number}", aims, draw):
+                killed_in.append(activity)
+                line = f"       {run.family}: aimed at {aim}, killed in {activity}"
+                print(line, file=sys.stderr, flush=True)
         except Exception:
             traceback.print_exc()
-            right = False
-        left -= len(fell)
-        for where in fell:
-            table.add(f"kill -9 in {where}", right)
+            passed = False
+        remaining -= len(killed_in)
+        for activity in killed_in:
+            table.add(f"kill -9 in {activity}", passed)
 
 
 def the_others(table: Table, folder: pathlib.Path, draw: random.Random) -> None:
     counter = itertools.count()
-    fresh = lambda: folder / f"case-{next(counter)}"
+
+    def fresh():
+        return folder / f"case-{next(counter)}"
+
     short = [Run(family, folder / f"short-{family}", 20) for family in FAMILIES]
     for run in short * 3:
         for name, number in SIGNALS.items():
@@ -119,15 +117,8 @@ def the_others(table: Table, folder: pathlib.Path, draw: random.Random) -> None:
     run = Run("gpt", folder / "short", 12)
     for name in cases.files(run):
         for how in (cases.TRUNCATED, cases.FLIPPED, cases.FLIPPED, cases.MISSING):
-            table.case(
-                f"newest checkpoint: a file {how}",
-                cases.damaged_file,
-                run,
-                fresh(),
-                name,
-                how,
-                draw,
-            )
+            fault = f"newest checkpoint: a file {how}"
+            table.case(fault, cases.damaged_file, run, fresh(), name, how, draw)
     for _ in range(3):
         table.case("every checkpoint damaged", cases.all_damaged, run, fresh(), draw)
     table.case("disk full", cases.disk_full, run, fresh())
@@ -141,20 +132,15 @@ def the_others(table: Table, folder: pathlib.Path, draw: random.Random) -> None:
 
 
 def the_starts(table: Table, folder: pathlib.Path, count: int, draw: random.Random) -> None:
-    """Of each eleven starts one is sent SIGTERM at a random moment."""
+    """One of eleven starts receives SIGTERM at a random moment."""
     folder.mkdir()
     with stops.busy(4):
         for number in range(count):
-            table.case(
-                "two processes beside four busy ones", stops.two_processes, folder / str(number)
-            )
+            fault = "two processes beside four busy ones"
+            table.case(fault, stops.two_processes, folder / str(number))
             if number % 10 == 9:
-                table.case(
-                    "SIGTERM to them at a random moment",
-                    stops.two_processes,
-                    folder / f"stopped-{number}",
-                    draw,
-                )
+                fault = "SIGTERM to them at a random moment"
+                table.case(fault, stops.two_processes, folder / f"stopped-{number}", draw)
 
 
 def main() -> int:
@@ -164,27 +150,23 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=50)
     parser.add_argument("--only", choices=["kills", "others", "stops", "starts"])
     arguments = parser.parse_args()
-    table, draw = Table(), random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [Run(family, pathlib.Path(folder) / family, 60) for family in FAMILIES]
+    table = Table()
+    draw = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        runs = [Run(family, folder / family, 60) for family in FAMILIES]
         if arguments.only in (None, "kills"):
             kill_all(table, runs, arguments.kills, draw)
         if arguments.only in (None, "others"):
-            the_others(table, pathlib.Path(folder), draw)
+            the_others(table, folder, draw)
         if arguments.only in (None, "stops"):
             for family, (name, number) in itertools.product(FAMILIES, SIGNALS.items()):
-                table.case(
-                    f"{name} in updates of 1 s: a save within {stops.MOST} s",
-                    stops.latency,
-                    family,
-                    pathlib.Path(folder) / "stops",
-                    number,
-                    draw,
-                )
+                fault = f"{name} in updates of 1 s: a save within {stops.MAX_SECONDS} s"
+                table.case(fault, stops.latency, family, folder / "stops", number, draw)
         if arguments.only in (None, "starts"):
-            the_starts(table, pathlib.Path(folder) / "starts", arguments.starts, draw)
+            the_starts(table, folder / "starts", arguments.starts, draw)
     table.show()
-    return int(table.kept.total() < table.tried.total())
+    return int(table.passed.total() < table.attempts.total())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults but for kill -9: each case does harm to a run of its own and asserts what was promised."""
+"""Faults other than kill -9. Each case has its own run, and asserts the documented behaviour."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.faults.runs import Process, Run, lines, refused
+from tests.faults.runs import Process, Run, assert_refused, lines
 from transformer_jax import config as configs
 from transformer_jax.config import RunError
 from transformer_jax.tasks.causal_lm import CausalLM
@@ -23,76 +23,80 @@ from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.stop import CODES
 
-TRUNCATED, FLIPPED, MISSING = "truncated", "bit flipped", "missing"
-# files of Orbax's that a restore does without
-NOTHING_COMES_FROM = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+TRUNCATED = "truncated"
+FLIPPED = "bit flipped"
+MISSING = "missing"
+# Files of Orbax that a restore does not read.
+UNREAD = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+# A launcher that changes the name of the host; it needs root.
+ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
 
 
-ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]  # needs root
-
-
-# processes
+# Processes.
 
 
 def signalled(run: Run, workdir, number: int, draw: random.Random) -> None:
-    """SIGTERM or Ctrl-C at a random moment: the state is saved, and the run goes on bit-equal."""
+    """SIGTERM or Ctrl-C at a random moment: the state is saved, and the run resumes bit-equal."""
     with Process(run.command(workdir), run.folder / f"{workdir.name}.log") as process:
-        assert process.begun()
+        assert process.wait_for_update()
         time.sleep(draw.random())
-        code, said = process.end(number), process.log.read_text()
-    if code != 0:  # else it was at its end
-        assert code == CODES[number], said
+        code = process.end(number)
+        error = process.log.read_text()
+    if code != 0:  # else the run had finished
+        assert code == CODES[number], error
         step = run.steps(workdir)[-1]
-        # a run that ends while the signal is on its way is asked after its last update
-        assert f"stopped at step {step:,}, state saved" in said or step == run.num_steps, said
+        # The signal may come after the last update.
+        assert f"stopped at step {step:,}, state saved" in error or step == run.num_steps, error
     run.finish(workdir)
 
 
 def two_runs(run: Run, workdir) -> None:
-    """The second is refused, and the first does not notice."""
+    """A second run on a workdir is refused, without an effect on the first."""
     with Process(run.command(workdir), run.folder / f"{workdir.name}.log") as process:
-        assert process.begun()
-        refused(run.call(workdir), 2, "another run is at work there")
+        assert process.wait_for_update()
+        assert_refused(run.call(workdir), 2, "another run is at work there")
         assert process.running.wait() == 0, process.log.read_text()
-    run.ended(workdir)
+    run.assert_ended(workdir)
 
 
-def moved(run: Run, workdir, before=()) -> None:
-    """Stopped, moved to another folder, every time of its files and of its checkpoints in the
-    future or long ago; `before`: what changes the host's name.
+def moved(run: Run, workdir, launcher=()) -> None:
+    """A stopped run resumes in another folder, with all times in the future or long ago.
+
+    `launcher` may change the name of the host.
     """
     stopped_at(run, workdir, run.num_steps - 4)
-    there = workdir.with_name(f"{workdir.name}-moved")
-    workdir.rename(there)
-    for number, path in enumerate(sorted(there.rglob("*"))):
-        when = 4_000_000_000 if number % 2 else 100_000_000
-        os.utime(path, (when, when))
+    new_workdir = workdir.with_name(f"{workdir.name}-moved")
+    workdir.rename(new_workdir)
+    for number, path in enumerate(sorted(new_workdir.rglob("*"))):
+        seconds = 4_000_000_000 if number % 2 else 100_000_000
+        os.utime(path, (seconds, seconds))
         if path.name == "_CHECKPOINT_METADATA":
             stamps = {
                 key: value * 2 if key.endswith("_nsecs") and value else value
                 for key, value in json.loads(path.read_text()).items()
             }
             path.write_text(json.dumps(stamps))
-    run.finish(there, before=before)
+    run.finish(new_workdir, launcher=launcher)
 
 
 def stopped_at(run: Run, workdir, step) -> None:
-    """Makes `workdir` what the run leaves when it is stopped at a step."""
+    """Copies the uninterrupted run to `workdir`, as it would be after a stop at a step."""
     shutil.copytree(run.reference, workdir)
     for later in (s for s in run.steps(workdir) if s > step):
         shutil.rmtree(workdir / "checkpoints" / str(later))
 
 
-# checkpoints
+# Checkpoints.
 
 
 def files(run: Run) -> list[str]:
-    """All files of the uninterrupted run's last checkpoint."""
+    """All files of the last checkpoint of the uninterrupted run."""
     folder = run.reference / "checkpoints" / str(run.num_steps)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def hurt(path: pathlib.Path, how: str, draw: random.Random) -> None:
+def damage(path: pathlib.Path, how: str, draw: random.Random) -> None:
+    """Truncates or deletes a file, or flips one of its bits."""
     content = bytearray(path.read_bytes())
     if how == MISSING:
         path.unlink()
@@ -103,37 +107,34 @@ def hurt(path: pathlib.Path, how: str, draw: random.Random) -> None:
 
 
 def damaged_file(run: Run, workdir, name: str, how: str, draw: random.Random) -> None:
-    """In the newest checkpoint: said, the one before it is taken, and the run comes to the same
-    end.
-    """
+    """A file of the newest checkpoint is damaged: the run resumes from the one before."""
     stopped_at(run, workdir, run.num_steps)
-    hurt(workdir / "checkpoints" / str(run.num_steps) / name, how, draw)
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    damage(workdir / "checkpoints" / str(run.num_steps) / name, how, draw)
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         loop.run(run.config, run.task, workdir, run.program)
-    if name not in NOTHING_COMES_FROM:
-        # a changed digest speaks of the file it is of
-        named = "" if name == "digests.json" else f"{name}: "
-        assert f"checkpoints/{run.num_steps} can't be read ({named}" in said.getvalue(), (
-            said.getvalue()
-        )
-        assert f"resuming from step {run.num_steps - 2}" in said.getvalue()
+    error = stderr.getvalue()
+    if name not in UNREAD:
+        # With a changed digest, the error names the file of the digest.
+        words = "" if name == "digests.json" else f"{name}: "
+        assert f"checkpoints/{run.num_steps} can't be read ({words}" in error, error
+        assert f"resuming from step {run.num_steps - 2}" in error
         assert list((workdir / "checkpoints").glob(f"damaged-{run.num_steps}-*"))
-    run.ended(workdir)
+    run.assert_ended(workdir)
 
 
-def noticed(run: Run, folder: pathlib.Path, draw: random.Random) -> int:
-    """Of the files of a checkpoint, whichever is hurt, however: nothing is restored from it, but
-    for those from which nothing comes. Returns how many.
+def damage_is_noticed(run: Run, folder: pathlib.Path, draw: random.Random) -> int:
+    """Damages each file of a checkpoint in each way, and asserts that nothing is restored.
+
+    Returns the number of cases.
     """
     count = 0
+    original = run.reference / "checkpoints" / str(run.num_steps)
     for name in files(run):
         for how in (TRUNCATED, FLIPPED, MISSING):
-            shutil.copytree(
-                run.reference / "checkpoints" / str(run.num_steps), folder / str(run.num_steps)
-            )
-            hurt(folder / str(run.num_steps) / name, how, draw)
+            shutil.copytree(original, folder / str(run.num_steps))
+            damage(folder / str(run.num_steps) / name, how, draw)
             checkpoints = Checkpoints(folder, run.config.checkpoint, read_only=True)
-            if name in NOTHING_COMES_FROM:
+            if name in UNREAD:
                 checkpoints.restore(run.program.state, run.num_steps)
             else:
                 with pytest.raises(RunError, match="can't be read"):
@@ -144,125 +145,122 @@ def noticed(run: Run, folder: pathlib.Path, draw: random.Random) -> int:
 
 
 def all_damaged(run: Run, workdir, draw: random.Random) -> None:
-    """Exit code 1 and one line; nothing is removed, and nothing begins anew."""
+    """All checkpoints are damaged: exit code 1 and one line. Nothing is deleted."""
     stopped_at(run, workdir, run.num_steps)
     for step in run.steps(workdir):
-        hurt(
-            draw.choice(
-                sorted(
-                    path
-                    for path in (workdir / "checkpoints" / str(step) / "params").rglob("*")
-                    if path.is_file()
-                )
-            ),
-            TRUNCATED,
-            draw,
-        )
-    kept = run.steps(workdir)
-    refused(run.call(workdir), 1, "no checkpoint can be read")
-    assert run.steps(workdir) == kept
+        folder = workdir / "checkpoints" / str(step) / "params"
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        damage(draw.choice(paths), TRUNCATED, draw)
+    steps = run.steps(workdir)
+    assert_refused(run.call(workdir), 1, "no checkpoint can be read")
+    assert run.steps(workdir) == steps
 
 
-# disks
+# Disks.
 
 
 @contextlib.contextmanager
 def disk(folder: pathlib.Path, megabytes: int):
-    """A file system of this size in memory, and how to change it: it yields a call of `mount -o
-    remount,OPTION`. Skips where mounting is not allowed.
+    """In the context, `folder` is a file system in memory. Skips where mounting is not allowed.
+
+    Yields a function that calls `mount -o remount,OPTION`.
     """
     folder.mkdir(parents=True)
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], capture_output=True
-    ).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
+
+    def remount(option):
+        subprocess.run(["mount", "-o", f"remount,{option}", folder], check=True)
+
     try:
-        yield lambda option: subprocess.run(
-            ["mount", "-o", f"remount,{option}", folder], check=True
-        )
+        yield remount
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
 def disk_full(run: Run, workdir) -> None:
-    """In the middle of a run: exit 1 and one line; every older checkpoint is whole; with more space
-    the same command goes on.
+    """The disk is full in the middle of a run: exit code 1 and one line.
+
+    Every older checkpoint is complete. With more space, the same command resumes.
     """
     with disk(workdir, 2) as remount:
         failed = run.call(workdir / "run", "--config.checkpoint.keep=1000")
-        refused(failed, 1, "o space left")
-        kept = run.steps(workdir / "run")
-        assert kept and kept[-1] < run.num_steps
-        for step in kept:
-            run.same(workdir / "run", step)
+        assert_refused(failed, 1, "o space left")
+        steps = run.steps(workdir / "run")
+        assert steps and steps[-1] < run.num_steps
+        for step in steps:
+            run.assert_same(workdir / "run", step)
         remount("size=100m")
         run.finish(workdir / "run")
 
 
 def read_only(run: Run, workdir) -> None:
-    """Exit not 0 and one line, nothing changed; made writable again it goes on."""
+    """The workdir is read-only: exit code 2 and one line. Writable again, the run resumes."""
     with disk(workdir, 100) as remount:
         stopped_at(run, workdir / "run", run.num_steps - 4)
         remount("ro")
-        refused(run.call(workdir / "run"), 2, str(workdir / "run"), "ead-only file system")
+        done = run.call(workdir / "run")
+        assert_refused(done, 2, str(workdir / "run"), "ead-only file system")
         remount("rw")
         run.finish(workdir / "run")
 
 
-# numbers
+# Numbers.
 
 
 class Poisoned(CausalLM):
-    """A language model whose loss is no number at one update, known by its dropout key."""
+    """A language model whose loss is NaN at one update, which it knows by the dropout key."""
 
     at = 5
 
     def loss(self, params, batch, rng, *, train):
         sums, measured = super().loss(params, batch, rng, train=train)
         if train:
-            key = jax.random.fold_in(
-                jax.random.fold_in(jax.random.key(self.config.train.seed), self.at), 0
-            )
-            hit = (jax.random.key_data(rng) == jax.random.key_data(key)).all()
-            sums = {term: total * jnp.where(hit, jnp.nan, 1.0) for term, total in sums.items()}
+            key = jax.random.fold_in(jax.random.key(self.config.train.seed), self.at)
+            key = jax.random.fold_in(key, 0)
+            is_hit = (jax.random.key_data(rng) == jax.random.key_data(key)).all()
+            sums = {term: total * jnp.where(is_hit, jnp.nan, 1.0) for term, total in sums.items()}
         return sums, measured
 
 
 def not_a_number(run: Run, workdir) -> None:
-    """At one update: the run stops there, again and again, and keeps what was saved before; told to
-    skip it, it goes on as if it always had.
+    """The loss of one update is NaN: the run ends there every time, and keeps its checkpoints.
+
+    With nonfinite=skip it resumes, and ends as a run that had this setting from the start.
     """
     assert run.family == "gpt"
-    config, straight = run.config.copy_and_resolve_references(), workdir / "skipping"
+    config = run.config.copy_and_resolve_references()
+    straight = workdir / "skipping"
     task = Poisoned(config, run.reference / "tokenizer", **configs.options(config.task))
     program = loop.Program.of(config, task, jax.devices()[:1])
+    message = f"not finite at update {Poisoned.at}; nothing was saved after it"
     for _ in range(2):
-        with pytest.raises(
-            RunError, match=f"not finite at update {Poisoned.at}; nothing was saved after it"
-        ):
+        with pytest.raises(RunError, match=message):
             loop.run(config, task, workdir / "run", program)
         assert run.steps(workdir / "run") == [2, 4]
     config.train.nonfinite = "skip"
-    for place in (workdir / "run", straight):
-        loop.run(config, task, place, program)
-    assert lines(workdir / "run") == lines(straight) and lines(straight)[-2]["train/skipped"] == 1
+    for folder in (workdir / "run", straight):
+        loop.run(config, task, folder, program)
+    assert lines(workdir / "run") == lines(straight)
+    assert lines(straight)[-2]["train/skipped"] == 1
     state, _ = run.state(straight, run.num_steps)
-    jax.tree.map(np.testing.assert_array_equal, run.state(workdir / "run", run.num_steps)[0], state)
+    resumed, _ = run.state(workdir / "run", run.num_steps)
+    jax.tree.map(np.testing.assert_array_equal, resumed, state)
     assert state.skipped == 1 and state.last_skipped == Poisoned.at and state.step == run.num_steps
 
 
-# data
+# Data.
 
 
 def damaged_store(run: Run, workdir, how: str, draw: random.Random) -> None:
-    """The token store: named, with how to mend it; rebuilt on request, and the run goes on to the
-    same end.
-    """
+    """The token store is damaged: the error names it and the remedy, with which the run resumes."""
     stopped_at(run, workdir, run.num_steps - 4)
     cache = workdir.with_name(f"{workdir.name}-cache")
     shutil.copytree(run.config.data.cache, cache)
     store = next(cache.glob("[!.]*train-*"))
-    hurt(store / "tokens" / "c" / "0", how, draw)
+    damage(store / "tokens" / "c" / "0", how, draw)
     flags = [f"--config.data.cache={cache}"]
-    refused(run.call(workdir, *flags), 2, f"{store} is damaged", "--config.data.rebuild=true")
+    done = run.call(workdir, *flags)
+    assert_refused(done, 2, f"{store} is damaged", "--config.data.rebuild=true")
     run.finish(workdir, *flags, "--config.data.rebuild=true")

@@ -1,7 +1,6 @@
-"""kill -9 at any moment: the same command, started again and again, comes to what it would have
-come to undisturbed.
-"""
+"""kill -9 at any moment: the same command, started again and again, ends as an undisturbed run."""
 
+import functools
 import itertools
 import pathlib
 import random
@@ -11,74 +10,71 @@ from collections.abc import Iterable, Iterator
 from tests.faults.runs import Process, Run
 
 TEMPORARY = ".orbax-checkpoint-tmp"
-# entries of a checkpoint's folder at least: params, rest, meta, digests.json, two of Orbax's
-WHOLE = 6
+# The entries of a complete checkpoint: params, rest, meta, digests.json, and two files of Orbax.
+NUM_ENTRIES = 6
 
 
 def look(checkpoints: pathlib.Path) -> dict[str, tuple[int, set[str]]]:
-    """{name: (inode, names of its entries)} of every checkpoint's folder, temporary or not."""
-    found = {}
+    """{name: (inode, names of the entries)} of all folders of checkpoints, temporary or not."""
+    folders = {}
     for folder in checkpoints.iterdir() if checkpoints.is_dir() else ():
         try:
-            found[folder.name] = folder.stat().st_ino, {entry.name for entry in folder.iterdir()}
-        except FileNotFoundError:  # gone between two looks
+            folders[folder.name] = folder.stat().st_ino, {entry.name for entry in folder.iterdir()}
+        except FileNotFoundError:  # deleted meanwhile
             continue
-    return found
+    return folders
 
 
-def phase(before: dict, now: dict) -> str:
-    """In what the run was: told by the folders that are neither whole nor were there when it
-    started.
+def activity(earlier: dict, now: dict) -> str:
+    """The activity of a run, by the folders at its start and now.
+
+    It shows in the folders that are new or incomplete.
     """
-    new = {
-        name: entries
-        for name, (inode, entries) in now.items()
-        if before.get(name, (None, None))[0] != inode
-    }
-    for name, entries in new.items():
-        if TEMPORARY in name:
-            return (
-                "finalising a save"
-                if {"params", "rest", "meta", "digests.json"} & entries
-                else "a save"
-            )
-    was_whole = lambda name: name not in before or len(before[name][1]) >= WHOLE
-    if any(
-        name.isdigit() and len(entries) < WHOLE and was_whole(name)
-        for name, (_, entries) in now.items()
-    ):
-        return "deleting an old one"
+    for name, (inode, entries) in now.items():
+        is_new = earlier.get(name, (None, None))[0] != inode
+        if is_new and TEMPORARY in name:
+            is_written = {"params", "rest", "meta", "digests.json"} & entries
+            return "finalising a save" if is_written else "a save"
+    for name, (_, entries) in now.items():
+        was_complete = name not in earlier or len(earlier[name][1]) >= NUM_ENTRIES
+        if name.isdigit() and len(entries) < NUM_ENTRIES and was_complete:
+            return "deleting an old one"
     return "a step"
 
 
 def kills(
     run: Run, workdir: pathlib.Path, aims: Iterable[str], draw: random.Random
 ) -> Iterator[tuple[str, str]]:
-    """Starts the command, kills it once it trains, and so on until it ends by itself or the aims
-    are used up; then lets it end.
+    """Starts the command and kills it, for each aim; then lets it end.
 
-    An aim is the phase to kill in, or "any moment". Yields what was aimed at and where it fell.
-    Asserts after each kill that the newest checkpoint is the uninterrupted run's and that none was
-    lost, and at the end that all is as if nothing had happened.
+    An aim is the activity to kill in, or "any moment". Yields the aim and the actual activity. Ends
+    early if the command does. After each kill it asserts that no checkpoint was lost, and that the
+    newest is that of the uninterrupted run; in the end, that the run ends as that one.
     """
-    checkpoints, newest = workdir / "checkpoints", 0
+    checkpoints = workdir / "checkpoints"
+    newest = 0
     for aim, number in zip(aims, itertools.count()):
-        before = look(checkpoints)
+        earlier = look(checkpoints)
         with Process(run.command(workdir), run.folder / f"{workdir.name}-{number}.log") as process:
-            alive = process.begun()
+            alive = process.wait_for_update()
             if alive and aim == "any moment":
                 time.sleep(draw.random() * 1.5)
             elif alive:
-                alive = process.wait_for(lambda: phase(before, look(checkpoints)) == aim)
+                is_reached = functools.partial(_is_at, aim, earlier, checkpoints)
+                alive = process.wait_for(is_reached)
                 time.sleep(draw.random() * 0.02 * (aim == "a save"))
             if not alive or process.running.poll() is not None:
                 assert process.running.wait() == 0, process.log.read_text()
                 break
             process.end()
-        yield aim, phase(before, look(checkpoints))
-        kept = run.steps(workdir)
-        if kept:
-            assert kept[-1] >= newest, (kept, newest)
-            newest = kept[-1]
-            run.same(workdir, newest)
+        yield aim, activity(earlier, look(checkpoints))
+        steps = run.steps(workdir)
+        if steps:
+            assert steps[-1] >= newest, (steps, newest)
+            newest = steps[-1]
+            run.assert_same(workdir, newest)
     run.finish(workdir)
+
+
+def _is_at(aim: str, earlier: dict, checkpoints: pathlib.Path) -> bool:
+    return activity(earlier, look(checkpoints)) == aim

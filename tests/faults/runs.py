@@ -1,4 +1,4 @@
-"""Tiny runs of the three families as real commands, and what they must come to."""
+"""Tiny runs of the three families as real commands, and their expected results."""
 
 import dataclasses
 import functools
@@ -28,27 +28,29 @@ EVERY = dict(train__log_every=3, train__eval_every=4, checkpoint__every=2, check
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One experiment in `folder`: its data, its config file, and any number of workdirs of the same
-    command.
+    """An experiment in `folder`: its data, its config file, and any number of workdirs.
+
+    `changes` are overrides of the config.
     """
 
     family: str
     folder: pathlib.Path
     num_steps: int
-    changes: dict = dataclasses.field(default_factory=dict)  # of the config
+    changes: dict = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def config(self):
-        """With dropout, and with checkpoints so frequent that a fault meets a save."""
+        """The config. It has dropout, and frequent checkpoints, so that faults meet saves."""
         changes = {**EVERY, "model__dropout": 0.1, **self.changes}
         config = FAMILIES[self.family][1](self.folder, train__num_steps=self.num_steps, **changes)
         (self.folder / "config.py").write_text(
-            f"from transformer_jax.config import experiment\n\n\ndef get_config():\n    return experiment(**{config.to_dict()!r})\n"
+            "from transformer_jax.config import experiment\n\n\n"
+            f"def get_config():\n    return experiment(**{config.to_dict()!r})\n"
         )
         return config
 
     def command(self, workdir, *flags):
-        assert self.config  # written
+        assert self.config  # which writes the file
         return command(
             FAMILIES[self.family][0],
             f"--config={self.folder}/config.py",
@@ -56,10 +58,10 @@ class Run:
             *flags,
         )
 
-    def call(self, workdir, *flags, before=()):
-        """The finished command; `before`: a program that starts it."""
+    def call(self, workdir, *flags, launcher=()):
+        """Runs the command to its end, with the program `launcher` in front of it, if any."""
         return subprocess.run(
-            [*before, *self.command(workdir, *flags)],
+            [*launcher, *self.command(workdir, *flags)],
             capture_output=True,
             encoding="utf-8",
             env=ENV,
@@ -81,57 +83,47 @@ class Run:
     def program(self) -> Program:
         return Program.of(self.config, self.task, jax.devices()[:1])
 
+    def checkpoints(self, workdir) -> Checkpoints:
+        return Checkpoints(workdir / "checkpoints", self.config.checkpoint, read_only=True)
+
     def steps(self, workdir) -> list[int]:
-        return Checkpoints(workdir / "checkpoints", self.config.checkpoint, read_only=True).steps()
+        return self.checkpoints(workdir).steps()
 
     def state(self, workdir, step):
-        return jax.device_get(
-            Checkpoints(workdir / "checkpoints", self.config.checkpoint, read_only=True).restore(
-                self.program.state, step
-            )
-        )
+        """(state, totals) of a checkpoint."""
+        return jax.device_get(self.checkpoints(workdir).restore(self.program.state, step))
 
-    def same(self, workdir, step) -> None:
-        """Asserts that a checkpoint equals the uninterrupted run's, bit for bit: parameters,
-        optimizer, step, sums and totals.
-        """
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            self.state(workdir, step),
-            self.state(self.reference, step),
-        )
+    def assert_same(self, workdir, step) -> None:
+        """Asserts that a checkpoint equals that of the uninterrupted run, bit for bit.
 
-    def ended(self, workdir) -> None:
-        """Asserts that the run in `workdir` is what the uninterrupted one is: its last state, and
-        all it has written but for timings.
+        It compares parameters, optimizer, step, sums and totals.
         """
-        self.same(workdir, self.num_steps)
+        expected = self.state(self.reference, step)
+        jax.tree.map(np.testing.assert_array_equal, self.state(workdir, step), expected)
+
+    def assert_ended(self, workdir) -> None:
+        """Asserts that the last state and the lines are those of the uninterrupted run."""
+        self.assert_same(workdir, self.num_steps)
         assert lines(workdir) == lines(self.reference)
 
-    def finish(self, workdir, *flags, before=()) -> None:
-        """The same command again, to its end; asserts that all is as if nothing had happened."""
-        done = self.call(workdir, *flags, before=before)
+    def finish(self, workdir, *flags, launcher=()) -> None:
+        """Runs the command again; asserts that the run ends as the uninterrupted one does."""
+        done = self.call(workdir, *flags, launcher=launcher)
         assert done.returncode == 0, done.stderr
-        self.ended(workdir)
+        self.assert_ended(workdir)
 
 
 def lines(workdir):
-    """What metrics.jsonl says, but for how long things took."""
-    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    """The lines of metrics.jsonl without the measured times."""
+    timed = ("train/tokens_per_second", "train/mfu")
     return [
-        {
-            k: v
-            for k, v in line.items()
-            if not k.startswith("seconds/") and k not in ("train/tokens_per_second", "train/mfu")
-        }
-        for line in found
+        {k: v for k, v in line.items() if not k.startswith("seconds/") and k not in timed}
+        for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     ]
 
 
 class Process:
-    """A running command whose stderr goes to a file; used as a context, at whose end nothing is
-    left running.
-    """
+    """A running command whose stderr goes to a file. The end of the context kills it."""
 
     def __init__(self, command, log: pathlib.Path):
         self.log = log
@@ -145,31 +137,33 @@ class Process:
         self.running.kill()
         self.running.wait()
 
-    def wait_for(self, happened, seconds=120) -> bool:
-        """Until `happened()`, looked at without a pause; False where the command ended first."""
-        stop = time.monotonic() + seconds
-        while not happened():
+    def wait_for(self, condition, seconds=120) -> bool:
+        """Waits for the condition, without a pause. Returns False if the command ends first."""
+        end = time.monotonic() + seconds
+        while not condition():
             if self.running.poll() is not None:
                 return False
-            assert time.monotonic() < stop, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
         return True
 
-    def begun(self) -> bool:
-        """Until the first update is done."""
-        return self.wait_for(
-            lambda: time.sleep(0.005) or "first step after" in self.log.read_text()
-        )
+    def wait_for_update(self) -> bool:
+        """Waits for the end of the first update. Returns False if the command ends first."""
 
-    def end(self, how=signal.SIGKILL) -> int:
-        """The exit status after a signal."""
-        os.kill(self.running.pid, how)
+        def has_updated():
+            time.sleep(0.005)
+            return "first step after" in self.log.read_text()
+
+        return self.wait_for(has_updated)
+
+    def end(self, number=signal.SIGKILL) -> int:
+        """Sends a signal, and returns the exit status."""
+        os.kill(self.running.pid, number)
         return self.running.wait(timeout=120)
 
 
-def refused(done, code, *words) -> None:
-    """Asserts one clear line without a traceback."""
+def assert_refused(done, code, *words) -> None:
+    """Asserts the exit code, and that the error is one line with the words, and no traceback."""
     last = done.stderr.strip().splitlines()[-1]
-    assert (
-        done.returncode == code and last.startswith("error: ") and "Traceback" not in done.stderr
-    ), (done.returncode, done.stderr)
+    is_one_line = last.startswith("error: ") and "Traceback" not in done.stderr
+    assert done.returncode == code and is_one_line, (done.returncode, done.stderr)
     assert all(word in last for word in words), done.stderr

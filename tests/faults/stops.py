@@ -1,4 +1,4 @@
-"""How long a stop takes, and that two processes beside busy ones neither hang nor fail."""
+"""The time that a stop takes, and runs of two processes on a busy machine."""
 
 import contextlib
 import json
@@ -14,22 +14,23 @@ from tests.faults.runs import Process, Run
 from tests.programs import ENV, command
 from transformer_jax.training.stop import CODES
 
-MOST = 10  # seconds from the signal to the beginning of the save
+MAX_SECONDS = 10  # from the signal to the beginning of the save
 GRACE = 60  # seconds, of the config
 _UPDATES = 30
 
 
 def latency(family: str, folder: pathlib.Path, number: int, draw: random.Random) -> None:
-    """A run with updates of about a second, none of which it logs, goes on bit-equal."""
+    """Stops a run with updates of about a second, and asserts that it resumes bit-equal."""
     run = _slow(family, folder / family)
-    assert run.reference  # what it is compared with
+    assert run.reference  # which runs it
     workdir = folder / f"{family}-{number}"
     with Process(run.command(workdir), folder / f"{workdir.name}.log") as process:
-        assert process.begun()
+        assert process.wait_for_update()
         time.sleep(3 * draw.random())
-        began, before = time.monotonic(), _entries(workdir)
+        began = time.monotonic()
+        earlier = _entries(workdir)
         process.running.send_signal(number)
-        assert process.wait_for(lambda: _entries(workdir) > before), process.log.read_text()
+        assert process.wait_for(lambda: _entries(workdir) > earlier), process.log.read_text()
         seconds = time.monotonic() - began
         assert process.running.wait(120) == CODES[number], process.log.read_text()
     print(
@@ -38,25 +39,26 @@ def latency(family: str, folder: pathlib.Path, number: int, draw: random.Random)
         file=sys.stderr,
         flush=True,
     )
-    assert seconds < MOST
+    assert seconds < MAX_SECONDS
     run.finish(workdir)
 
 
 def _slow(family: str, folder: pathlib.Path) -> Run:
-    """A run with as many rows an update as take about a second here."""
-    whole = dict(checkpoint__every=_UPDATES, train__eval_every=_UPDATES, train__log_every=_UPDATES)
-    whole["model__d_model"] = 256  # so that computing takes the time, and not reading
+    """A run whose batch is so large that an update takes about a second on this machine."""
+    changes = {f"{key}_every": _UPDATES for key in ("train__eval", "train__log")}
+    changes["checkpoint__every"] = _UPDATES
+    changes["model__d_model"] = 256  # an update computes for longer than it reads
     if not (folder / "run" / "config.py").exists():
-        few = Run(family, folder / "pace", _UPDATES, {**whole, "train__batch": 64})
-        rows = 8 * max(1, round(64 / 8 / _seconds(few.reference)))
+        pace = Run(family, folder / "pace", _UPDATES, {**changes, "train__batch": 64})
+        rows = 8 * max(1, round(64 / 8 / _seconds(pace.reference)))
         (folder / "run").mkdir()
         (folder / "rows").write_text(str(rows))
     rows = int((folder / "rows").read_text())
-    return Run(family, folder / "run", _UPDATES, {**whole, "train__batch": rows})
+    return Run(family, folder / "run", _UPDATES, {**changes, "train__batch": rows})
 
 
 def _seconds(workdir: pathlib.Path) -> float:
-    """Seconds an update, of a run's last lines: those of the first are not in it."""
+    """The seconds of an update, without those of the first."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     steps = [0, *(line["step"] for line in lines if "train/loss" in line)]
     last = [line for line in lines if "train/loss" in line][-1]
@@ -65,27 +67,28 @@ def _seconds(workdir: pathlib.Path) -> float:
 
 
 def _entries(workdir: pathlib.Path) -> set[str]:
-    """Names of the checkpoints, whole or being written."""
+    """The names of the checkpoints, complete or not."""
     folder = workdir / "checkpoints"
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
 @contextlib.contextmanager
 def busy(count: int):
-    """So many processes that compute all the time."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """In the context, `count` processes compute all the time."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield
     finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def two_processes(workdir: pathlib.Path, draw: random.Random | None = None) -> None:
-    """Two processes of two devices train and evaluate to their end, or stop within the grace.
+    """Two processes of two devices train and evaluate to the end.
 
-    With `draw`, SIGTERM comes at a random moment after their start.
+    With `draw`, they receive SIGTERM at a random moment, and must end within the grace.
     """
     flags = [
         f"--workdir={workdir}",
@@ -113,6 +116,6 @@ def two_processes(workdir: pathlib.Path, draw: random.Random | None = None) -> N
         with contextlib.suppress(subprocess.TimeoutExpired):
             running.wait(draw.random() * 120)
         running.send_signal(signal.SIGTERM)
-        running.wait(GRACE + 30)  # till all have noticed
+        running.wait(GRACE + 30)
     finally:
-        subprocess.run(["pkill", "-KILL", "-s", str(running.pid)])  # its session, which is its own
+        subprocess.run(["pkill", "-KILL", "-s", str(running.pid)])  # its own session

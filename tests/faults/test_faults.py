@@ -1,4 +1,4 @@
-"""Part of the fault-injection suite, on one small run; the whole: python -m tests.faults."""
+"""A part of the fault-injection suite, on one small run. All of it: python -m tests.faults."""
 
 import random
 
@@ -14,28 +14,22 @@ def run(tmp_path_factory):
     return Run("gpt", tmp_path_factory.mktemp("faults"), 12)
 
 
-def test_killed_in_a_save_and_in_deleting_it_ends_as_if_nothing_had_happened(run, tmp_path):
-    fell = [
-        where
-        for _, where in kills(
-            run, tmp_path / "run", ["a save", "deleting an old one"], random.Random(0)
-        )
-    ]
-    assert len(fell) == 2 and fell[0].endswith("a save")
+def test_a_run_that_is_killed_ends_as_an_undisturbed_one(run, tmp_path):
+    aims = ["a save", "deleting an old one"]
+    activities = [activity for _, activity in kills(run, tmp_path / "run", aims, random.Random(0))]
+    assert len(activities) == 2 and activities[0].endswith("a save")
 
 
-def test_two_processes_write_the_same_numbers(run, tmp_path):
+def test_two_runs_write_the_same_numbers(run, tmp_path):
     done = run.call(tmp_path / "run")
-    assert (
-        done.returncode == 0
-        and f"no checkpoint in {tmp_path}/run/checkpoints: beginning with step 0" in done.stderr
-    ), done.stderr
-    run.ended(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"no checkpoint in {tmp_path}/run/checkpoints: beginning with step 0" in done.stderr
+    run.assert_ended(tmp_path / "run")
     assert "train/loss" in lines(tmp_path / "run")[0]
 
 
-def test_whatever_is_hurt_in_a_checkpoint_is_noticed(run, tmp_path):
-    assert cases.noticed(run, tmp_path, random.Random(0)) > 60
+def test_damage_to_any_file_of_a_checkpoint_is_noticed(run, tmp_path):
+    assert cases.damage_is_noticed(run, tmp_path, random.Random(0)) > 60
 
 
 @pytest.mark.parametrize(
@@ -46,27 +40,27 @@ def test_whatever_is_hurt_in_a_checkpoint_is_noticed(run, tmp_path):
         ("digests.json", cases.TRUNCATED),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(run, tmp_path, name, how):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_restored(run, tmp_path, name, how):
     cases.damaged_file(run, tmp_path / "run", name, how, random.Random(0))
 
 
-def test_with_every_checkpoint_damaged_nothing_begins_anew(run, tmp_path):
+def test_with_every_checkpoint_damaged_the_run_does_not_start_again(run, tmp_path):
     cases.all_damaged(run, tmp_path / "run", random.Random(0))
 
 
-def test_a_full_disk_costs_one_line_and_no_older_checkpoint(run, tmp_path):
+def test_a_full_disk_is_one_line_and_no_older_checkpoint_is_lost(run, tmp_path):
     cases.disk_full(run, tmp_path / "disk")
 
 
-def test_a_read_only_workdir_costs_one_line(run, tmp_path):
+def test_a_read_only_workdir_is_one_line(run, tmp_path):
     cases.read_only(run, tmp_path / "disk")
 
 
-def test_an_update_that_is_no_number_stops_the_run_or_is_skipped(run, tmp_path):
+def test_an_update_that_is_not_finite_ends_the_run_or_is_skipped(run, tmp_path):
     cases.not_a_number(run, tmp_path)
 
 
-def test_moved_with_another_clock_it_goes_on(run, tmp_path):
+def test_a_run_that_was_moved_resumes_with_another_clock(run, tmp_path):
     cases.moved(run, tmp_path / "run")
 
 
