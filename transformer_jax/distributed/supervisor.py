@@ -55,7 +55,7 @@ def _wait_for(child: int) -> int:
 
 
 def _cause(report: str) -> str:
-    """Why the runtime aborted the child; `report` is what the child wrote to the pipe."""
+    """Why the runtime aborted the child; `report` is the content of the pipe."""
     index, _, coordinator = report.partition(" ")
     if not coordinator:
         return "the processes of the run did not find each other"

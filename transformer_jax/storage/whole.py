@@ -26,7 +26,7 @@ def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_whole(path: os.PathLike, content: str) -> None:
     """Writes a file on a disk or in a bucket; a reader never sees a part of it."""
     if not isinstance(path, pathlib.Path):
-        path.write_text(content)  # a bucket has whole objects alone
+        path.write_text(content)  # an object in a bucket changes at once
         return
     with appearing(path) as temporary:
         temporary.write_text(content)

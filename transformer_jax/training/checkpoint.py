@@ -36,7 +36,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path | buckets.Path, config, read_only: bool = False):
-        """`config` is config.checkpoint. Raises UserError where there is nothing to read."""
+        """`config` is config.checkpoint. Raises UserError where there is no checkpoint to read."""
         self.folder = buckets.path(folder).absolute()
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoint yet")

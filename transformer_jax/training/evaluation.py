@@ -13,7 +13,7 @@ from transformer_jax.training.stop import Abandoned
 
 
 class Evaluation:
-    """Computes the mean metrics of every evaluation set, and the task's own evaluations."""
+    """Evaluates a run: the mean metrics of every evaluation set, and the task's evaluations."""
 
     def __init__(self, session: Session):
         self._session = session

@@ -148,7 +148,7 @@ def _start(task, program, checkpoints, origin):
         try:
             state, totals = checkpoints.restore(program.state, step)
         except RunError as error:
-            say(f"{error}; trying the one before")
+            say(f"{error}; trying the checkpoint before")
             unreadable.append(step)
             continue
         with hosts.first():
@@ -159,7 +159,7 @@ def _start(task, program, checkpoints, origin):
         return state, totals
     if unreadable:
         raise RunError(
-            f"{checkpoints.folder}: no checkpoint can be read. To start anew, use another workdir"
+            f"{checkpoints.folder}: no checkpoint can be read; use another workdir to start again"
         )
     say(f"no checkpoint in {checkpoints.folder}: beginning with step 0")
     state = states.init(task, program.tx, program.state)
@@ -174,7 +174,7 @@ def _start(task, program, checkpoints, origin):
 
 
 def _announce(config, state, start: int, recorded) -> None:
-    """Says what a user should know about the length of the run, if updates are left."""
+    """Prints warnings about the length of the run, and its learning rate if that has changed."""
     if start >= config.train.num_steps:
         return
     for line in run_length.warnings(config):
@@ -199,7 +199,7 @@ def _evaluated_late(session: Session, evaluation: Evaluation, state) -> dict[str
 
 
 def _say_if_done(session: Session, patience: Patience) -> None:
-    """Says that no updates are left, if that is so."""
+    """Prints that no updates are left, if so."""
     workdir = session.reporter.workdir
     start, num_steps = session.start, session.config.train.num_steps
     if start >= num_steps:
@@ -230,6 +230,6 @@ def _next_batch(feed, stop: Stop):
 
 
 def _time_first_update(clock: Clock) -> None:
-    """Says how long the start took, and drops its time: it belongs to no update."""
+    """Prints the time of the start, which does not count as the time of updates."""
     say(f"first step after {time.monotonic() - transformer_jax.STARTED:.1f} s")
     clock.lap()

@@ -14,7 +14,7 @@ from transformer_jax.storage import buckets
 from transformer_jax.training import optimizer
 from transformer_jax.training.checkpoint import Checkpoints
 
-_HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they decide what a head computes
+_HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they determine a head
 _TOKEN_TABLE = "token_embed/embedding"  # its rows grow with the vocabulary
 
 
@@ -149,7 +149,8 @@ def _check_shape(folder, name: str, stored, wanted, *, may_grow: bool) -> None:
     wanted = tuple(wanted)
     if stored != wanted and not (may_grow and stored[1:] == wanted[1:]):
         raise UserError(
-            f"{folder}: {name} has shape {stored} there, {wanted} in this config's model"
+            f"{folder}: {name} has shape {stored} there, {wanted} in this config's model; "
+            "change config.model or config.init_from"
         )
 
 

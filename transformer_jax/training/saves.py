@@ -45,6 +45,6 @@ class Saves:
         if int(state.skipped) and last >= session.start and stops:
             raise RunError(
                 f"loss, gradient or parameters not finite at update {last:,}; nothing was saved "
-                "after it. --config.train.nonfinite=skip goes on without such updates; a lower "
+                "after it. --config.train.nonfinite=skip continues without such updates; a lower "
                 "learning rate, longer warm-up or clipping may help, in a new workdir"
             )
