@@ -18,7 +18,7 @@ from train_step import gpt_rows, stepping
 from transformer_jax import pictures
 from transformer_jax.planning import estimate, hlo
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 CPU = dict(length=256, depth=4, width=256, vocabulary=8192), 2048  # and the tokens of a step
 GPU = dict(length=1024, depth=12, width=768, vocabulary=32_768), 2**14

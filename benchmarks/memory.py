@@ -25,7 +25,7 @@ from harness import apart, gpu, main
 from train_step import bert_rows, gpt_rows, our_step, their_step
 
 from transformer_jax import losses
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 SMALL = "gpt", (256, 4, 512, 8192)  # length, layers, width, vocabulary
 REMATS = ("none", "dots", "full")

@@ -26,7 +26,7 @@ from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.tasks.masked_lm import MaskedLM
 from transformer_jax.tasks.translation import Translation
 from transformer_jax.training import state as states
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 
 def stepping(task, batches: list[dict[str, np.ndarray]]) -> Callable[[], None]:

@@ -63,7 +63,7 @@ def _compile(run, devices) -> dict:
     """Compiles the update of a run and returns its sizes."""
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import counts, estimate, shardings, verdict
-    from transformer_jax.training.loop import Program
+    from transformer_jax.training.program import Program
 
     config, task = run.config, run.task()
     program = Program.of(config, task, devices)

@@ -16,7 +16,7 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV, command
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 FAMILIES = {
     "gpt": ("train_gpt", build_gpt),

@@ -15,7 +15,7 @@ from transformer_jax import hardware
 from transformer_jax.planning import estimate, roofline, shardings, topology, verdict
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import state as states
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 TINY = {
     "encoder_decoder": (

@@ -13,7 +13,7 @@ from transformer_jax import config as configs
 from transformer_jax.planning import shardings
 from transformer_jax.runs.begin import fine_tunes
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SNAPSHOT = ROOT / "tests" / "snapshots" / "shardings.txt"

@@ -9,7 +9,7 @@ from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 FAMILIES = {"encoder_decoder": build_config, "gpt": build_gpt, "bert": build_bert}
 MESHES = [

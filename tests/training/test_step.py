@@ -13,7 +13,7 @@ from transformer_jax.planning import hlo
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches, optimizer
 from transformer_jax.training import state as states
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 
 def losses(config, steps=3, devices=1):

@@ -13,7 +13,7 @@ from transformer_jax.layers.blocks import REMAT
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning.estimate import Estimate, arguments, estimate
 from transformer_jax.planning.roofline import compute_seconds
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 MAX_COMPILED = 12  # programs
 

@@ -4,7 +4,7 @@ import copy
 
 from transformer_jax.config import UserError, set_key
 from transformer_jax.planning.estimate import Estimate, arguments
-from transformer_jax.training.loop import Program
+from transformer_jax.training.program import Program
 
 _GB = 1e9
 

@@ -12,6 +12,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.runs import lock, record
 from transformer_jax.runs.resolve import Overrides, Run, resolve
 from transformer_jax.training import footprint, loop
+from transformer_jax.training.program import Program
 from transformer_jax.training.stop import Stop
 
 
@@ -42,7 +43,7 @@ def _train(run: Run, profile: tuple[int, int] | None) -> dict[str, float]:
     config, workdir = run.config, run.workdir
     task = run.task()
     # A program that does not fit this machine is refused before data is read or a file written.
-    program = loop.Program.of(config, task)
+    program = Program.of(config, task)
     if run.origin:
         run.origin.match(config, program)
     with footprint.explained(config, program), _held(workdir):
