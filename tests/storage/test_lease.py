@@ -24,7 +24,7 @@ def test_a_lease_is_renewed_given_back_and_refused_to_others(fast, monkeypatch):
         # The answers to some renewals get lost. The lease is not another's for that.
         fast.lossy = lambda number: number % 7 == 0
         message = (
-            r"^--workdir=W: another run is at work there, process \d+ on .*; "
+            r"^--workdir=W: another run is at work there, process \d+ on .*, "
             "and has just renewed its lock"
         )
         with pytest.raises(UserError, match=message):
