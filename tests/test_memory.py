@@ -195,7 +195,9 @@ def test_xla_itself_refuses_such_a_model(tmp_path, monkeypatch):
     task = make_task(config)
     program = loop.Program.of(config, task, jax.devices()[:1])
     monkeypatch.setattr(memory, "of_host", lambda: None)
-    with pytest.raises(RunError, match="initialising parameters and optimizer state: .* TiB requested"):
+    with pytest.raises(
+        RunError, match="initialising parameters and optimizer state: .* TiB requested"
+    ):
         with footprint.explained(config, program):
             states.init(task, program.tx, program.state)
 
