@@ -55,7 +55,7 @@ class FineTuning(Definition):
         self.encoder = Encoder(self.model)
         self._check_rows()
         self._check_objective()
-        # A mesh that splits rows divides only rows of the full length for sure.
+        # Where the mesh splits rows, only their full length is known to be divisible.
         axes = sharding.rules(self.config.mesh)["length"]
         rows_are_split = any(self.config.mesh[axis] != 1 for axis in axes)
         self.lengths = (self.length,) if rows_are_split else lengths.buckets(self.length)
@@ -242,7 +242,8 @@ class FineTuning(Definition):
 
     def _evaluated(self, params, split: str) -> tuple[list, list[np.ndarray], dict[str, float]]:
         """Returns (the examples of a split, the head's outputs of each, loss and scores)."""
-        examples, sums = self._examples(split), np.zeros(2)
+        examples = self._examples(split)
+        sums = np.zeros(2)
         outputs = list(self._outputs(params, examples, f"evaluating {split} (batches)", sums))
         loss = float(sums[0] / max(sums[1], 1))
         return examples, outputs, {"loss": loss, **self.scores(examples, outputs)}

@@ -203,7 +203,8 @@ class BeamSearch:
             + search.open.scores[..., None]
         )
         scores, chosen = _largest(log_p.reshape(batch, beam * vocab), num_candidates)
-        parent, token = chosen // vocab, (chosen % vocab).astype(jnp.int32)
+        parent = chosen // vocab
+        token = (chosen % vocab).astype(jnp.int32)
         ids = jnp.where(
             jnp.arange(search.slots) == length[:, None, None],
             token[..., None],
@@ -248,7 +249,8 @@ def _largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     starts = jnp.arange(0, x.shape[1], _BLOCK_SIZE)
     if len(starts) <= count:
         return jax.lax.top_k(x, count)
-    window, padding = (1, _BLOCK_SIZE), ((0, 0), (0, -x.shape[1] % _BLOCK_SIZE))
+    window = (1, _BLOCK_SIZE)
+    padding = ((0, 0), (0, -x.shape[1] % _BLOCK_SIZE))
     maxima = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, padding)
     # Sorted blocks keep the order of top_k: of equal numbers the first comes first.
     blocks = jnp.sort(jax.lax.top_k(maxima, count)[1], axis=1)

@@ -53,7 +53,8 @@ class Reader:
         """Returns the ids of the parts of a text that hold masks."""
         if not text.strip():
             return []
-        mask, ids = self.tokenizer.mask_id, self.tokenizer.encode_masked(text)
+        mask = self.tokenizer.mask_id
+        ids = self.tokenizer.encode_masked(text)
         if mask not in ids:
             raise UserError(f"text {number}: no [MASK] in it")
         if len(ids) <= self._max_tokens:

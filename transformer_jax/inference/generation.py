@@ -146,7 +146,8 @@ class _Batch:
 
     def _slide(self) -> None:
         """Moves each full window to its last half."""
-        max_length, lengths = self.model.max_length, self._lengths()
+        max_length = self.model.max_length
+        lengths = self._lengths()
         is_full = lengths - self.begins >= max_length
         self.begins = np.where(is_full, lengths - max_length // 2, self.begins)
 
@@ -173,7 +174,8 @@ class _Batch:
 
     def _window(self, keys: jax.Array) -> tuple["Window", int]:
         """Returns the next windows, and the slots of the cache. Rows of done texts are ended."""
-        size, max_length = len(keys), self.model.max_length
+        size = len(keys)
+        max_length = self.model.max_length
         live = np.flatnonzero(~self.done)
         lengths = np.ones(size, np.int32)
         lengths[live] = (self._lengths() - self.begins)[live]

@@ -135,7 +135,8 @@ def _check(prompts: Prompts, path: str) -> None:
 
 
 def _check_item(prompts: Prompts, item: Item, where: str) -> None:
-    first, choices = prompts.items[0], prompts.choices_of(item)
+    first = prompts.items[0]
+    choices = prompts.choices_of(item)
     if bool(choices) != bool(prompts.choices_of(first)):
         difference = "no choices, but item 1 has" if not choices else "choices, but item 1 has none"
         raise UserError(f"{where}: has {difference}")

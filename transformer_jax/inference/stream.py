@@ -114,8 +114,9 @@ class Stream:
         def spec(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-        source, where = spec(3, *self.packed_shape(length)), spec(self.places, length)
-        shapes = jax.eval_shape(self.begin, params, source, where, spec(self.places)).cache
+        source = spec(3, *self.packed_shape(length))
+        where, limits = spec(self.places, length), spec(self.places)
+        shapes = jax.eval_shape(self.begin, params, source, where, limits).cache
         cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return self.search.empty(self.places, slots, self._sized(cache, length, slots))
 
@@ -201,7 +202,8 @@ class _Queue:
     """The inputs: in the places of a search, in a batch that has been read, or in a queue."""
 
     def __init__(self, stream: Stream, params, inputs: Sequence[Sequence[int]], limits: np.ndarray):
-        self.stream, self.params, self.inputs, self.limits = stream, params, inputs, limits
+        self.stream, self.params = stream, params
+        self.inputs, self.limits = inputs, limits
         self.queue = deque(range(len(inputs)))
         self.waiting = deque()  # (row of the batch, number of the input), read but not admitted
         self.places = np.full(stream.places, -1)  # number of the input in each
@@ -274,7 +276,8 @@ class _Queue:
         length = self._length(self.places[self.places >= 0])
         if self.state is None:
             self.state = self.stream.empty(self.params, length, length + _EXTRA_SLOTS)
-        old_length, old_slots = self.state.cache["segments"].shape[1], self.state.slots
+        old_length = self.state.cache["segments"].shape[1]
+        old_slots = self.state.slots
         slots = length + _EXTRA_SLOTS
         if length == old_length and self.longest > old_slots // 4:
             slots = old_slots

@@ -91,7 +91,8 @@ class CausalLM(BaseTask):
         )
 
     def _evaluation_rows(self, text, split: str, stride: int) -> rows.EvalRows:
-        tokens, mask_documents = self._tokens(text, split), self.config.data.mask_documents
+        tokens = self._tokens(text, split)
+        mask_documents = self.config.data.mask_documents
         return rows.EvalRows(windows.SlidingWindows(tokens, self.length, stride, mask_documents))
 
     def fingerprint(self) -> dict:

@@ -73,7 +73,8 @@ class Classification(FineTuning):
         if self.labels:
             return [str(label) for label in self.labels]
         counts = collections.Counter(record.values[-1] for record in self.read("train"))
-        names, first = sorted(counts), next(iter(counts), None)
+        names = sorted(counts)
+        first = next(iter(counts), None)
         if self.label.isdecimal() and counts[first] == 1 and len(names) > 2:
             say(
                 f"the first row is the only one with the label {first!r}: if it is a header, name "

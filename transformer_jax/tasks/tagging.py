@@ -176,7 +176,8 @@ class Tagging(FineTuning):
             return super().init(rng)
         head_key, encoder_key = jax.random.split(rng)
         states = jnp.zeros((self.model.num_layers + 1, 1, 8, self.model.d_model))
-        chosen, filled = states[_LAYERS[self.features]], jnp.ones((1, 8), bool)
+        chosen = states[_LAYERS[self.features]]
+        filled = jnp.ones((1, 8), bool)
         return {
             **self.encoder.init(encoder_key, False),
             "head": self.head().init(head_key, chosen, filled)["params"],
