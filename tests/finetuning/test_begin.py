@@ -106,18 +106,18 @@ def test_a_head_is_used_for_the_same_task_and_labels_only(runs, tmp_path):
     train(config, tmp_path / "first")
     head = open_run(tmp_path / "first")[1]["head"]["out"]["kernel"]
 
-    def begun(name, kind, **overrides):
+    def run_from_first(name, kind, **overrides):
         config = build(tmp_path / name, kind, tmp_path / "first", **NO_CHANGE, **overrides)
         train(config, tmp_path / name / "run")
         task, params = open_run(tmp_path / name / "run")
         return task, params["head"]["out"]["kernel"]
 
-    task, same_head = begun("b", "classification")
+    task, same_head = run_from_first("b", "classification")
     assert task.names == ["dog", "cat"]
     np.testing.assert_array_equal(same_head, head)
-    _, span_head = begun("c", "span")
+    _, span_head = run_from_first("c", "span")
     assert not np.array_equal(span_head, head)
-    _, other_head = begun("d", "classification", task__labels=("cat", "dog"))
+    _, other_head = run_from_first("d", "classification", task__labels=("cat", "dog"))
     assert not np.array_equal(other_head, head)
 
 

@@ -151,19 +151,19 @@ def test_loss_scores_and_predictions_are_those_of_whole_rows(
     lm_weight = 0.5 if family == "gpt" else 0.0
     cut = uneven_task(tmp_path / "cut", kind, runs[family], task__lm_weight=lm_weight)
     # Rows that the mesh splits are not cut.
-    whole = uneven_task(
-        tmp_path / "whole", kind, runs[family], mesh__sequence=2, task__lm_weight=lm_weight
+    uncut = uneven_task(
+        tmp_path / "uncut", kind, runs[family], mesh__sequence=2, task__lm_weight=lm_weight
     )
-    assert whole.lengths == (32,) and len(cut.lengths) == 8
+    assert uncut.lengths == (32,) and len(cut.lengths) == 8
     params = init_params(cut)
-    batches = [task.rows().train.batch(3, range(8)) for task in (cut, whole)]
+    batches = [task.rows().train.batch(3, range(8)) for task in (cut, uncut)]
     assert batches[0]["tokens"].shape[-1] < batches[1]["tokens"].shape[-1] == 32
     losses, expected_losses = (
-        task.loss(params, batch, None, train=False)[0] for task, batch in zip((cut, whole), batches)
+        task.loss(params, batch, None, train=False)[0] for task, batch in zip((cut, uncut), batches)
     )
     for term, expected in expected_losses.items():
         assert float(losses[term]) == pytest.approx(float(expected), rel=1e-5)
-    scores, expected = (task.evaluate(params, "valid") for task in (cut, whole))
+    scores, expected = (task.evaluate(params, "valid") for task in (cut, uncut))
     for key in scores.keys() & {"f1_by_class", "confusion"}:
         assert scores.pop(key) == expected.pop(key)
     assert scores == pytest.approx(expected, rel=1e-5)
@@ -171,7 +171,7 @@ def test_loss_scores_and_predictions_are_those_of_whole_rows(
     forms = {"span": "who?\t{}", "choice": "{}\tto the cat\tran"}
     lines = [forms.get(kind, "{}").format(text) for text in texts]
     predictions = [prediction.text for prediction in cut.predict(params, lines)]
-    assert predictions == [next(whole.predict(params, [line])).text for line in lines]
+    assert predictions == [next(uncut.predict(params, [line])).text for line in lines]
 
 
 def test_a_group_has_at_least_one_update(runs, tmp_path):

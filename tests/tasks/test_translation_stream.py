@@ -108,13 +108,13 @@ def test_values_that_are_not_finite_stay_with_their_input(endless, monkeypatch):
     begin = stream.Stream.begin
 
     def with_nan(self, params, source, where, limits):
-        begun = begin(self, params, source, where, limits)
+        state = begin(self, params, source, where, limits)
         has_token = (source[0] == 7).any()
 
         def spoil(x):
             return jnp.where(has_token, jnp.nan, x) if x.dtype == jnp.float32 else x
 
-        return begun._replace(cache=jax.tree.map(spoil, begun.cache))
+        return state._replace(cache=jax.tree.map(spoil, state.cache))
 
     expected = dict(task.stream(1)(params, [[4, 5, 6]], [5]))[0]
     monkeypatch.setattr(stream.Stream, "begin", with_nan)

@@ -173,8 +173,8 @@ class BeamSearch:
     def resized(self, search: Search, slots: int, resize_cache: Callable) -> Search:
         """Returns the search with a ring of `slots`, at least the length of any input.
 
-        `resize_cache(cache, shift)` returns the cache with the content of its slots rotated forward
-        by `shift`, then with `slots` slots, the last ones cut off or added.
+        `resize_cache(cache, shift)` rotates the slots of a cache forward by `shift`. Then it cuts
+        off the last slots, or adds slots.
         """
         num_kept = min(slots, search.slots)
         shift = num_kept - search.turn  # puts the newest slot last among those that are kept
