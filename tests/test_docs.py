@@ -5,7 +5,6 @@ import importlib.util
 import itertools
 import os
 import pathlib
-import pkgutil
 import re
 import runpy
 import shlex
@@ -16,7 +15,7 @@ import pytest
 
 from tests.programs import call
 from transformer_jax import config as configs
-from transformer_jax import models, tasks
+from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,13 +102,8 @@ def flags_of(program: str) -> set[str]:
 @functools.cache
 def all_keys() -> list[str]:
     """The keys of every model and task."""
-    names = [
-        [name for _, name, _ in pkgutil.iter_modules(package.__path__) if name != "task"]
-        for package in (models, tasks)
-    ]
-    return sorted(
-        {key for model, task in itertools.product(*names) for key in configs.schema(model, task)}
-    )
+    pairs = itertools.product(classes.names("model"), classes.names("task"))
+    return sorted({key for model, task in pairs for key in configs.schema(model, task)})
 
 
 @of_page
@@ -118,7 +112,7 @@ def test_configs_and_keys_of_the_text_exist(page):
     for name in config_files.findall(text):
         if name.rpartition(":")[2] not in PLACEHOLDERS:
             configs.load(str(ROOT / "configs" / name))
-    assert set(config_keys.findall(text)) <= {key for key in all_keys()}
+    assert set(config_keys.findall(text)) <= set(all_keys())
 
 
 @of_page

@@ -9,6 +9,7 @@ import pytest
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import RunError
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.training import checkpoint
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
@@ -77,3 +78,13 @@ def test_a_score_that_is_not_a_number_is_not_the_best(tiny, tmp_path, scores, be
     for config.checkpoint.best_metric in ("valid/bleu", ""):
         reading = Checkpoints(tmp_path / "checkpoints", config.checkpoint, read_only=True)
         assert reading.pick("best") == 4
+
+
+@pytest.mark.parametrize("notes", ["", " [spec='{\"recheck_cached_data\":true}']"])
+def test_the_reason_of_a_failed_write_is_the_message_of_the_system(notes):
+    error = ValueError(
+        'RESOURCE_EXHAUSTED: Error writing local file "/d/0": Failed to write 295 bytes: '
+        f"No space left on device{notes} [os_error_code='28']"
+    )
+    assert checkpoint._reason(error) == "No space left on device"
+    assert checkpoint._reason(ValueError("first line\nsecond line")) == "first line"

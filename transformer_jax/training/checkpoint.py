@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import pathlib
 import re
 import time
@@ -262,13 +263,15 @@ def _restored_sums(saved: dict, abstract_metrics):
 
 
 def _reason(error) -> str:
-    """The message of an error, in short.
+    """Returns the message of an error, in short.
 
-    TensorStore's messages contain a long path and the message of the system; this is the latter.
+    TensorStore's messages contain long paths and notes. Their error code of the system has a short
+    message.
     """
+    if code := re.search(r"\[os_error_code='?(\d+)", str(error)):
+        return os.strerror(int(code[1]))
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    of_system = re.search(r"([^:]+) \[os_error_code", text)
-    return of_system[1].strip() if of_system else text[:200]
+    return text[:200]
 
 
 def _rest(state) -> dict:
