@@ -69,6 +69,7 @@ __all__ = [
     "read",
     "schema",
     "set_key",
+    "tiny",
     "validate",
 ]
 
@@ -234,6 +235,30 @@ def _line_in(file: str, error: BaseException) -> int:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f.lineno for f in frames if os.path.abspath(f.filename) == os.path.abspath(file)]
     return lines[-1] if lines else 1
+
+
+def tiny(path: str | os.PathLike) -> ConfigDict:
+    """Returns the tiny variant of `file.py` or `file.py:arg`, which trains in seconds on a CPU.
+
+    The file's `TINY` holds the keys to change, as `experiment` takes them. If `TINY` is a function,
+    it is called as `get_config` is. Raises UserError if the file has no `TINY`, or for a wrong key
+    or value.
+    """
+    config = read(path)
+    file, _, arg = os.fspath(path).partition(":")
+    changes = getattr(load_module(file), "TINY", None)
+    if changes is None:
+        raise UserError(
+            f"{file} has no TINY: add TINY = dict(model=dict(...), task=dict(...), "
+            "train=dict(batch=8, num_steps=2)), the keys that make the config small"
+        )
+    if callable(changes):
+        changes = changes(*([arg] if arg else []))
+    for section, values in changes.items():
+        for key, value in values.items():
+            set_key(config, f"{section}.{key}", value)
+    validate(config)
+    return config
 
 
 def load_module(file: str | pathlib.Path) -> types.ModuleType:

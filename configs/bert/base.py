@@ -1,21 +1,31 @@
-"""BERT base (Devlin et al. 2018): 12 layers of 768; 109,482,240 parameters without the heads of
-pre-training.
+"""Pre-trains BERT base (Devlin et al. 2018): 12 layers of width 768.
 
-python -m transformer_jax.train_bert --config=configs/bert/base.py --workdir=DIR \\
-    --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt --config.train.accumulation=8
+    python -m transformer_jax.train_bert --config=configs/bert/base.py --workdir=DIR \\
+        --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt \\
+        --config.train.accumulation=8
 
-Text: a sentence a line, a blank line between documents (running text:
---config.data.sentences=punctuation). Not yet trained here. All values are the paper's; the epsilons
-are those of the published code. With --config.data.tokenizer_files=DIR a published vocab.txt is
-used, otherwise one is trained.
+The text has one sentence per line and a blank line between documents.
+`--config.data.sentences=punctuation` splits running text into sentences. A vocabulary is trained,
+unless `--config.data.tokenizer_files=DIR` reads a published vocab.txt.
+
+All values are the paper's, except the epsilons, which are those of the published code. The model
+has 109,482,240 parameters without the heads of pre-training. Not trained here.
 """
 
 from transformer_jax.config import experiment
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=96, d_model=16, num_layers=2, num_heads=2, max_length=64),
+    task=dict(phases=((0.9, 16, 3), (0.1, 32, 3))),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def get_config():
     return experiment(
         model=dict(name="bert", vocab_size=30_522, d_model=768, num_layers=12, num_heads=12),
+        # share of the updates, tokens of a row, predicted tokens of a row
         task=dict(name="masked_lm", phases=((0.9, 128, 20), (0.1, 512, 76))),
         data=dict(tokenizer="wordpiece"),
         train=dict(num_steps=1_000_000, batch=256, log_every=100, eval_every=10_000),

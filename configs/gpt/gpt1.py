@@ -1,15 +1,24 @@
-"""GPT (Radford et al. 2018): 12 layers of 768, post-LN, 512 positions; 116.5 M parameters with the
-published vocabulary.
+"""Trains GPT (Radford et al. 2018): 12 post-LN layers of width 768, 512 positions.
 
-python -m transformer_jax.train_gpt --config=configs/gpt/gpt1.py --workdir=DIR \\
-    --config.data.train_files='books/*.txt' --config.data.valid_files=held_out.txt
+    python -m transformer_jax.train_gpt --config=configs/gpt/gpt1.py --workdir=DIR \\
+        --config.data.train_files='books/*.txt' --config.data.valid_files=held_out.txt
 
-Not yet trained here. The paper: 100 epochs of BooksCorpus reach a perplexity of 18.4. Assumed, as
-the paper does not say: a billion tokens an epoch. Its own vocabulary (config.data.tokenizer_files,
-its encoder lower-cases) has 40,478 pieces; without it one of that size is trained.
+The model has 116.5 million parameters with the published vocabulary of 40,478 pieces.
+`--config.data.tokenizer_files=DIR` reads that vocabulary, whose encoder lower-cases the text.
+Without it, a vocabulary of that size is trained.
+
+The values are the paper's. One is assumed: an epoch has a billion tokens. The paper trains 100
+epochs of BooksCorpus and reaches a perplexity of 18.4. Not trained here.
 """
 
 from transformer_jax.config import experiment
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=300, d_model=16, num_layers=2, num_heads=2, max_length=32),
+    task=dict(length=16),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def get_config():

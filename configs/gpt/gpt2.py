@@ -1,49 +1,63 @@
-"""GPT-2 (Radford et al. 2019) in its four sizes: pre-LN, 1024 positions, byte-level BPE of 50,257
-pieces.
+"""Trains GPT-2 (Radford et al. 2019) in its four sizes: pre-LN, 1024 positions.
 
-python -m transformer_jax.train_gpt --config=configs/gpt/gpt2.py:124m --workdir=DIR \\
-    --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt --config.train.accumulation=16
+    python -m transformer_jax.train_gpt --config=configs/gpt/gpt2.py:124m --workdir=DIR \\
+        --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt \\
+        --config.train.accumulation=16
 
-124,439,808, 354,823,168, 774,030,080 and 1,557,611,200 parameters. Not yet trained here. From the
-paper: shapes, vocabulary, initialisation and a batch of 512 rows. Assumed, as the paper gives no
-more: the optimizer and learning rates of GPT-3's models of the size, 300 billion tokens, and no
-dropout of attention weights, which the fused kernels of accelerators never write out; the
-vocabulary is filled up to 50,304 for their matrix units, which changes no result.
---config.model.unroll=12 compiles the layers of `124m` in line, as benchmarks/train_step.py does.
-With --config.data.tokenizer_files=DIR the published vocabulary is used (encoder.json and
-vocab.bpe), otherwise one is trained.
+    size      parameters
+    124m     124,439,808
+    355m     354,823,168
+    774m     774,030,080
+    1558m  1,557,611,200
+
+The vocabulary is byte-level BPE of 50,257 pieces. `--config.data.tokenizer_files=DIR` reads the
+published one (encoder.json and vocab.bpe). Without it, a vocabulary is trained.
+`--config.model.unroll=12` compiles the layers of `124m` inline, as benchmarks/train_step.py does.
+
+Shapes, vocabulary, initialisation and the batch of 512 rows are the paper's. It does not give the
+other values. These are assumed:
+- the optimizer and the learning rates of GPT-3's models of the same size;
+- 300 billion tokens;
+- no dropout of attention weights, as fused attention kernels do not write the weights out;
+- a vocabulary padded to 50,304, for the matrix units of accelerators. The results are the same.
+
+Not trained here.
 """
 
 from transformer_jax.config import choice, experiment
 
-SIZES = {  # layers, d_model, heads, learning rate
-    "124m": (12, 768, 12, 6e-4),
-    "355m": (24, 1024, 16, 3e-4),
-    "774m": (36, 1280, 20, 2.5e-4),
-    "1558m": (48, 1600, 25, 2e-4),
+SIZES = {
+    "124m": dict(model=dict(num_layers=12, d_model=768, num_heads=12), learning_rate=6e-4),
+    "355m": dict(model=dict(num_layers=24, d_model=1024, num_heads=16), learning_rate=3e-4),
+    "774m": dict(model=dict(num_layers=36, d_model=1280, num_heads=20), learning_rate=2.5e-4),
+    "1558m": dict(model=dict(num_layers=48, d_model=1600, num_heads=25), learning_rate=2e-4),
 }
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=300, d_model=16, num_layers=2, num_heads=2, max_length=32),
+    task=dict(length=16),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def get_config(size="124m"):
-    num_layers, d_model, num_heads, learning_rate = choice(size, SIZES)
+    values = choice(size, SIZES)
     return experiment(
         model=dict(
             name="gpt",
             vocab_size=50_257,
-            d_model=d_model,
-            num_layers=num_layers,
-            num_heads=num_heads,
             max_length=1024,
             vocab_multiple=64,
             dropout=0.1,
             attention_dropout=0.0,
+            **values["model"],
         ),
         task=dict(name="causal_lm", length=1024),
         data=dict(tokenizer="byte_bpe"),
         train=dict(num_steps=572_000, batch=512, log_every=100, eval_every=2000),
         optimizer=dict(
             name="adamw",
-            learning_rate=learning_rate,
+            learning_rate=values["learning_rate"],
             schedule="cosine",
             warmup_steps=2000,
             final_fraction=0.1,

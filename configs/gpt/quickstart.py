@@ -1,14 +1,26 @@
-"""A small GPT on the sources of the Python standard library: minutes on a laptop, nothing to
-download.
+"""Trains a small GPT on the sources of the Python standard library.
 
-python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=runs/gpt
-python -m transformer_jax.generate --workdir=runs/gpt --prompt="def " --max_tokens=120 --temperature=0.8
+It takes minutes on a laptop and downloads nothing.
 
-Held-out files: 1.93 bits per byte with windows that slide by half, 2.07 with windows that do not
-overlap (560 updates, 3 minutes on two CPU cores).
+    python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=runs/gpt
+    python -m transformer_jax.generate --workdir=runs/gpt --prompt="def " --max_tokens=120 \\
+        --temperature=0.8
+
+Result on held-out files, after 560 updates in 3 minutes on two CPU cores:
+
+    windows                bits per byte
+    that slide by half              1.93
+    that do not overlap             2.07
 """
 
 from transformer_jax.config import experiment
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=300, d_model=16, num_layers=2, num_heads=2, max_length=32),
+    task=dict(length=16, sample_tokens=8),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def get_config():

@@ -1,25 +1,44 @@
-"""A scaling law in minutes on a laptop: six GPTs of 2 layers on the sources of the Python standard
-library, each on three amounts of text; a larger one held out.
+"""Trains 18 small GPTs for a scaling law: six widths on three amounts of text, minutes on a laptop.
 
-python -m transformer_jax.scaling run     --config=configs/scaling/cpu.py --workdir=runs/scaling
-python -m transformer_jax.scaling fit     --workdir=runs/scaling
-python -m transformer_jax.scaling predict --config=configs/scaling/cpu.py --workdir=runs/scaling
-python -m transformer_jax.scaling run     --config=configs/scaling/cpu.py --workdir=runs/scaling --held_out
-python -m transformer_jax.scaling check   --workdir=runs/scaling
-python -m transformer_jax.train_gpt --config=configs/scaling/cpu.py:d32-1.6e6 --workdir=DIR     (one of its runs by itself)
+    python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=runs/scaling
+    python -m transformer_jax.scaling fit --workdir=runs/scaling
+    python -m transformer_jax.scaling predict --config=configs/scaling/cpu.py --workdir=runs/scaling
+    python -m transformer_jax.scaling run --config=configs/scaling/cpu.py --workdir=runs/scaling \\
+        --held_out
+    python -m transformer_jax.scaling check --workdir=runs/scaling
 
-Measured on two busy CPU cores (benchmarks/scaling.py): the 18 runs take 15 minutes, the held-out
-one 2.6; log L(N, D) is explained with R^2 0.987, L(N) at the most data is 16.7 N^-0.155; of the
-held-out model, 1.6 times the largest, 2.693 was predicted and 2.682 measured (0.4 %).
+The last two commands train a larger model and compare its loss with the prediction. One run of the
+family alone:
 
-The amounts are beyond the first million tokens: before, a model goes from counting pairs of tokens
-to using its context, the wider the sooner, which no law of this form describes (4e5 to 1.6e6 tokens
-and widths to 96: R^2 0.94). Nor does a law of the sizes to 64 hold for 96, of which it expected 3.7
-% less loss: there 6.4e6 tokens are too few.
+    python -m transformer_jax.train_gpt --config=configs/scaling/cpu.py:d32-1.6e6 --workdir=DIR
+
+The models have 2 layers. The text is the sources of the Python standard library.
+
+Result on two busy CPU cores (benchmarks/scaling.py):
+
+    18 runs                                               15 minutes
+    held-out run, 1.6 times the largest model             2.6 minutes
+    R^2 of log L(N, D)                                    0.987
+    L(N) with the largest amount of text                  16.7 N^-0.155
+    predicted and measured loss of the held-out run       2.693, 2.682 (0.4 %)
+
+The laws hold in a limited range:
+- All amounts are above a million tokens. Below it, a model changes from counting pairs of tokens
+  to using their context, the wider the sooner. No law of this form describes that: from 4e5 to
+  1.6e6 tokens and with widths up to 96, R^2 is 0.94.
+- A law of widths up to 64 predicts 3.7 % less loss for width 96 than is measured. 6.4e6 tokens are
+  too few for that width.
 """
 
 from transformer_jax.config import experiment
 from transformer_jax.scaling.family import Family
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=300, d_model=16, num_layers=2, num_heads=2, max_length=32),
+    task=dict(length=16),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def base():
@@ -43,8 +62,10 @@ def base():
 
 
 def size(d_model):
-    """Wider models learn at lower rates and from smaller weights: with the usual 0.02 the narrow
-    ones stay at pairs of tokens for most of a run.
+    """Returns the keys of a width.
+
+    A wider model has a lower learning rate and smaller initial weights. With the usual 0.02, narrow
+    models use only pairs of tokens for most of a run.
     """
     return {
         "model.d_model": d_model,

@@ -1,19 +1,30 @@
-"""A scaling law of GPTs of 8 to 151 million parameters on your text, at equal compute: six sizes at
-each of four budgets, a larger one held out. Not yet run here.
+"""Trains GPTs of 8 to 151 million parameters for a scaling law: six sizes at four equal computes.
 
-python -m transformer_jax.scaling run --config=configs/scaling/gpu.py --workdir=DIR \\
-    --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt --config.train.accumulation=4
-sbatch --array=0-23 --gpus-per-node=1 launch/slurm.sbatch .venv/bin/python -m
-transformer_jax.scaling run ...     (the same, a job for each run)
-python -m transformer_jax.scaling fit --workdir=DIR     (then predict, run ... --held_out, and check, as for scaling/cpu.py)
+    python -m transformer_jax.scaling run --config=configs/scaling/gpu.py --workdir=DIR \\
+        --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt \\
+        --config.train.accumulation=4
+    python -m transformer_jax.scaling fit --workdir=DIR
 
-All of it is 1.2e19 FLOPs, 8 hours of one H100 at an MFU of 0.4 (python -m transformer_jax.costs
-gives a run's). The smallest model sees 20 billion tokens at most, the others 9; of a shorter text
-rows are seen again.
+`predict`, `run --held_out` and `check` follow, as for scaling/cpu.py. On a cluster, each run is a
+job of its own:
+
+    sbatch --array=0-23 --gpus-per-node=1 launch/slurm.sbatch .venv/bin/python \\
+        -m transformer_jax.scaling run ...
+
+All runs together need 1.2e19 FLOPs: 8 hours of one H100 at an MFU of 0.4. The program
+`transformer_jax.costs` prints the FLOPs of a run. The smallest model reads at most 20 billion
+tokens, the others at most 9 billion. Rows of a shorter text are read again. Not yet run here.
 """
 
 from transformer_jax.config import experiment
 from transformer_jax.scaling.family import Family
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=300, d_model=16, num_layers=2, num_heads=2, max_length=32),
+    task=dict(length=16),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def base():
@@ -43,7 +54,11 @@ def base():
 
 
 def size(num_layers, d_model):
-    """Heads of 64; the rate falls with the width from GPT-3's for 768."""
+    """Returns the keys of a shape.
+
+    Heads have 64 dimensions. The learning rate is GPT-3's for width 768, and inversely proportional
+    to the width.
+    """
     return {
         "model.num_layers": num_layers,
         "model.d_model": d_model,

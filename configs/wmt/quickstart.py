@@ -1,12 +1,31 @@
-"""English to German from the built-in grammar: nothing to download, minutes on a laptop.
+"""Trains English-German translation on the sentence pairs of the built-in grammar.
 
-python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=runs/quickstart
+It takes minutes on a laptop and downloads nothing.
 
-Test sacreBLEU 92.4, chrF 96.6 (beam 4, 1,000 held-out sentences); 1,200 updates take two and a half
-minutes on 2 CPU cores.
+    python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=runs/quickstart
+
+Result on 1,000 held-out sentences, with beam 4: sacreBLEU 92.4, chrF 96.6. The 1,200 updates take
+two and a half minutes on 2 CPU cores.
 """
 
 from transformer_jax.config import experiment
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(
+        vocab_size=96,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        max_length=128,
+    ),
+    task=dict(source_length=32, target_length=32, bleu_lines=0),
+    # Unigram pieces of a small text differ between releases of SentencePiece.
+    data=dict(tokenizer="bpe"),
+    train=dict(batch=8, num_steps=2),
+)
 
 
 def get_config():

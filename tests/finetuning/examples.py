@@ -122,39 +122,3 @@ def build(folder, kind, workdir, **overrides):
 def task_of(folder, kind, workdir, **overrides):
     """Returns the task of the config of `build`."""
     return make_task(resolve(build(folder, kind, workdir, **overrides), folder / "none").config)
-
-
-def written_for(config, folder):
-    """Writes examples in the form that a fine-tuning config asks for.
-
-    Returns the overrides that name the file as training and validation data.
-    """
-    kind = config.task.name
-    if kind in ("classification", "choice"):
-        content = _table(config.task)
-    else:
-        content = FILES[kind][1](16)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"examples.{'json' if kind == 'span' else 'tsv'}"
-    path.write_text(content)
-    return {"data.train_files": str(path), "data.valid_files": str(path)}
-
-
-def _table(task) -> str:
-    """Returns 16 rows with the columns and labels of a task; a header where columns have names."""
-    if task.name == "classification":
-        columns = [task.text, task.pair] if task.pair else [task.text]
-        labels = task.labels or ("0.5", "3.0")
-    else:
-        columns = [*task.context, task.beginning, *task.choices]
-        labels = ("0", "1")
-    rows = [
-        [*(f"{_sentence(i)} {j}" for j in range(len(columns))), labels[i % len(labels)]]
-        for i in range(16)
-    ]
-    columns = [*columns, task.label]
-    header, order = "\t".join(columns) + "\n", range(len(columns))
-    if columns[0].isdecimal():
-        header, numbers = "", range(1, 1 + max(map(int, columns)))
-        order = [columns.index(str(n)) if str(n) in columns else 0 for n in numbers]
-    return header + "".join("\t".join(row[place] for place in order) + "\n" for row in rows)
