@@ -1,4 +1,4 @@
-"""How fast the data path alone is: from the token store to NumPy batches, on one core.
+"""Measures the data path alone, from the token store to NumPy batches, on one core.
 
 python benchmarks/data_path.py [--json=FILE] [--case=packed|windows|pairs] [--tiny]
 """
@@ -7,10 +7,11 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if hasattr(os, "sched_setaffinity"):
-    # one core, TensorStore's threads included
+    # This limits TensorStore's threads, too.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 from harness import main
@@ -19,42 +20,46 @@ from transformer_jax.config import experiment
 from transformer_jax.runs.resolve import make_task
 
 
-def translation(length: int, pairs: int, batches: int, cache: str) -> dict:
-    """Packed translation rows: source and target tokens (padding not counted) a second, median of
-    several passes.
-    """
-    config = experiment(
-        model=dict(name="encoder_decoder", vocab_size=8000),
-        task=dict(name="translation", source_length=length, target_length=length),
-        data=dict(corpus="grammar", corpus_size=pairs, cache=cache),
-        train=dict(batch=64),
-    )
-    rows, rates = make_task(config).rows().train, []
-    for start in range(0, 5 * batches, batches):
-        began, tokens = time.perf_counter(), 0
-        for step in range(start, start + batches):
-            batch = rows.batch(step, range(64))
-            tokens += int(
-                (batch["source_segment_ids"] > 0).sum() + (batch["target_segment_ids"] > 0).sum()
-            )
-        rates.append(tokens / (time.perf_counter() - began))
-    return {
-        "case": f"translation, packed rows of {length}+{length}",
-        "ours": round(statistics.median(rates)),
-        "unit": "tokens/s",
-    }
+def rate(config, batches: int, count: Callable[[dict], int]) -> int:
+    """Returns how many of `count(batch)` are read in a second, the median of five passes."""
+    rows = make_task(config).rows().train
+    rates = []
+    for first in range(0, 5 * batches, batches):
+        start = time.perf_counter()
+        total = sum(
+            count(rows.batch(step, range(config.train.batch)))
+            for step in range(first, first + batches)
+        )
+        rates.append(total / (time.perf_counter() - start))
+    return round(statistics.median(rates))
 
 
 def packed(tiny: bool):
+    """Packed translation rows: source and target tokens per second, without padding."""
     pairs, batches = (300, 2) if tiny else (30_000, 40)
+
+    def tokens(batch):
+        return int(
+            (batch["source_segment_ids"] > 0).sum() + (batch["target_segment_ids"] > 0).sum()
+        )
+
     with tempfile.TemporaryDirectory() as cache:
-        yield from (translation(length, pairs, batches, cache) for length in (128, 256))
+        for length in (128, 256):
+            config = experiment(
+                model=dict(name="encoder_decoder", vocab_size=8000),
+                task=dict(name="translation", source_length=length, target_length=length),
+                data=dict(corpus="grammar", corpus_size=pairs, cache=cache),
+                train=dict(batch=64),
+            )
+            yield {
+                "case": f"translation, packed rows of {length}+{length}",
+                "ours": rate(config, batches, tokens),
+                "unit": "tokens/s",
+            }
 
 
 def windows(tiny: bool):
-    """Windows of 1,024 tokens of the standard library's sources: tokens a second, median of several
-    passes.
-    """
+    """Windows of 1,024 tokens of the standard library's sources: tokens per second."""
     with tempfile.TemporaryDirectory() as cache:
         config = experiment(
             model=dict(name="gpt", vocab_size=300 if tiny else 8000),
@@ -62,25 +67,15 @@ def windows(tiny: bool):
             data=dict(corpus="python", tokenizer="byte_bpe", cache=cache),
             train=dict(batch=64),
         )
-        rows, batches = make_task(config).rows().train, 2 if tiny else 100
-        rates = []
-        for start in range(0, 5 * batches, batches):
-            began = time.perf_counter()
-            tokens = sum(
-                rows.batch(step, range(64))["tokens"].size for step in range(start, start + batches)
-            )
-            rates.append(tokens / (time.perf_counter() - began))
         yield {
             "case": "language model, windows of 1024",
-            "ours": round(statistics.median(rates)),
+            "ours": rate(config, 2 if tiny else 100, lambda batch: batch["tokens"].size),
             "unit": "tokens/s",
         }
 
 
 def pairs(tiny: bool):
-    """BERT's rows of 128 tokens, two texts each, with fresh masks, of the standard library's
-    documentation strings: rows a second, median of several passes.
-    """
+    """BERT's rows of 128 tokens: two texts of pydoc each, masked anew: rows per second."""
     with tempfile.TemporaryDirectory() as cache:
         config = experiment(
             model=dict(name="bert", vocab_size=300 if tiny else 8000),
@@ -88,18 +83,9 @@ def pairs(tiny: bool):
             data=dict(corpus="pydoc", tokenizer="wordpiece", cache=cache),
             train=dict(batch=256),
         )
-        rows, batches = make_task(config).rows().train, 2 if tiny else 40
-        rates = []
-        for start in range(0, 5 * batches, batches):
-            began = time.perf_counter()
-            count = sum(
-                len(rows.batch(step, range(256))["tokens"])
-                for step in range(start, start + batches)
-            )
-            rates.append(count / (time.perf_counter() - began))
         yield {
             "case": "BERT, pairs of 128 with their masks",
-            "ours": round(statistics.median(rates)),
+            "ours": rate(config, 2 if tiny else 40, lambda batch: len(batch["tokens"])),
             "unit": "rows/s",
         }
 

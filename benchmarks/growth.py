@@ -1,45 +1,74 @@
-"""How the cost of a training step grows: its seconds with each size of a small GPT, beside its
-FLOPs; what each device holds and sends, with their number.
+"""Measures how the cost of a small GPT's training step grows with its sizes and with the devices.
 
-python benchmarks/growth.py [--json=FILE] [--case=length] [--case=depth] [--case=width] [--case=vocabulary] [--case=devices] [--plot=benchmarks/results/growth_cpu.png] [--tiny]
+python benchmarks/growth.py [--json=FILE] [--case=length] [--case=depth] [--case=width] \\
+    [--case=vocabulary] [--case=devices] [--plot=benchmarks/results/growth_cpu.png] [--tiny]
 
-One size grows at a time by doubling, the others stay at the base, the tokens of a step everywhere.
-What the FLOPs predict is the base's time times their growth: a ratio above 1 is a step that costs
-less than that. `devices` compiles the base for 1 to 8 virtual CPU devices, fully sharded
-(config.mesh.fsdp); nothing is trained there.
+One size doubles at a time; the other sizes and the tokens of a step stay those of the base. The
+peer is the prediction from the FLOPs: the base's seconds times the growth of the FLOPs. A ratio
+above 1 means that the step costs less than predicted. `devices` compiles the base for 1 to 8
+virtual CPU devices, fully sharded (config.mesh.fsdp), and trains nothing.
 """
 
+import dataclasses
 import functools
 
 import jax
 from harness import apart, in_turn, main
-from train_step import gpt_rows, stepping
+from steps import gpt_rows, stepping
 
 from transformer_jax import pictures
 from transformer_jax.planning import estimate, hlo
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.training.program import Program
 
-CPU = dict(length=256, depth=4, width=256, vocabulary=8192), 2048  # and the tokens of a step
-GPU = dict(length=1024, depth=12, width=768, vocabulary=32_768), 2**14
-TINY = dict(length=64, depth=2, width=128, vocabulary=512), 256
 FACTORS = (0.25, 0.5, 1, 2, 4)
+AXES = ("length", "depth", "width", "vocabulary")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The sizes of a GPT, and the tokens of a step."""
+
+    length: int
+    depth: int
+    width: int
+    vocabulary: int
+    tokens: int
+
+    def rows(self):
+        """Returns the task and a batch."""
+        task, batch, _ = gpt_rows(
+            rows=self.tokens // self.length,
+            length=self.length,
+            layers=self.depth,
+            width=self.width,
+            vocab_size=self.vocabulary,
+        )
+        return task, batch
+
+
+CPU = Shape(length=256, depth=4, width=256, vocabulary=8192, tokens=2048)
+GPU = Shape(length=1024, depth=12, width=768, vocabulary=32_768, tokens=2**14)
+TINY = Shape(length=64, depth=2, width=128, vocabulary=512, tokens=256)
+
+
+def base_shape(tiny: bool) -> Shape:
+    if tiny:
+        return TINY
+    return GPU if jax.default_backend() == "gpu" else CPU
 
 
 def axis(tiny: bool, name: str):
-    """Seconds of a step as this size grows. The sizes take their turns."""
-    base, tokens = TINY if tiny else GPU if jax.default_backend() == "gpu" else CPU
-    shapes = {
-        int(base[name] * factor): base | {name: int(base[name] * factor)}
-        for factor in (FACTORS[1:4] if tiny else FACTORS)
-    }
-    made = {value: rows_of(shape, tokens) for value, shape in shapes.items()}
+    """Yields the seconds of a step for each value of a size. The values take turns."""
+    base = base_shape(tiny)
+    base_value = getattr(base, name)
+    values = [int(base_value * factor) for factor in (FACTORS[1:4] if tiny else FACTORS)]
+    made = {value: dataclasses.replace(base, **{name: value}).rows() for value in values}
     flops = {value: task.flops() * task.config.train.batch for value, (task, _) in made.items()}
-    spent = in_turn(
-        {value: stepping(task, [batch]) for value, (task, batch) in made.items()}, 2 if tiny else 7
-    )
-    for value in shapes:
-        predicted = spent[base[name]] * flops[value] / flops[base[name]]
+    steps = {value: stepping(task, [batch]) for value, (task, batch) in made.items()}
+    spent = in_turn(steps, 2 if tiny else 7)
+    for value in values:
+        predicted = spent[base_value] * flops[value] / flops[base_value]
         yield {
             "case": f"{name} {value}",
             "ours": spent[value],
@@ -53,80 +82,75 @@ def axis(tiny: bool, name: str):
         }
 
 
-def rows_of(shape: dict[str, int], tokens: int):
-    task, batch, _ = gpt_rows(
-        tokens // shape["length"],
-        shape["length"],
-        shape["depth"],
-        shape["width"],
-        shape["vocabulary"],
-    )
-    return task, batch
-
-
 def devices(tiny: bool):
-    """The state a device holds, against an equal share of it; and the bytes it sends in a step at
-    least, against what full sharding has to: the parameters gathered in both passes, their
-    gradients scattered (Rajbhandari et al. 2020, section 7.2.2).
+    """Yields the bytes of a device's state, and those that it sends in a step.
+
+    The peer of the first is an equal share of the state. The peer of the second is the minimum for
+    full sharding: the parameters are gathered in both passes and their gradients are scattered
+    (Rajbhandari et al. 2020, section 7.2.2).
     """
-    whole, parameters = 0, 0
+    whole_state = None
+    parameters = None
     for count in (1, 2) if tiny else (1, 2, 4, 8):
-        found = apart(sharded, count, *(TINY if tiny else CPU))
-        state = found["parameters"] + found["optimizer state"]
-        whole, parameters = whole or state, parameters or found["parameters"]
+        sizes = apart(sharded, count, TINY if tiny else CPU)
+        state = sizes["parameters"] + sizes["optimizer state"]
+        if count == 1:
+            whole_state = state
+            parameters = sizes["parameters"]
         yield {
             "case": f"{count} devices, state of each",
             "ours": state / 1e6,
             "unit": "MB",
-            "peer": whole / count / 1e6,
+            "peer": whole_state / count / 1e6,
             "peer_name": "an equal share",
-            "ratio": whole / count / state,
+            "ratio": whole_state / count / state,
         }
         if count > 1:
             least = 3 * parameters * (count - 1) / count
             yield {
                 "case": f"{count} devices, sent by each",
-                "ours": found["sent"] / 1e6,
+                "ours": sizes["sent"] / 1e6,
                 "unit": "MB",
                 "peer": least / 1e6,
                 "peer_name": "gather twice, scatter",
-                "ratio": least / found["sent"],
-                "collectives": found["collectives"],
+                "ratio": least / sizes["sent"],
+                "collectives": sizes["collectives"],
             }
 
 
-def sharded(count: int, shape: dict[str, int], tokens: int) -> dict:
-    """Bytes per device of a step's arguments by what they are for, and what its collectives send,
-    on so many virtual CPU devices.
+def sharded(count: int, shape: Shape) -> dict:
+    """Returns the bytes per device of a step's arguments, by kind, and those of its collectives.
+
+    Compiles for `count` virtual CPU devices.
     """
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
-    config = rows_of(shape, tokens)[0].config
+    config = shape.rows()[0].config
     config.mesh.fsdp = count
-    task = CausalLM(config, None, shape["length"])
+    task = CausalLM(config, None, shape.length)
     program = Program.of(config, task)
-    sent = hlo.collectives(
-        program.train_step.lower(program.state, program.batch).compile().as_text(), count
-    )
+    compiled = program.train_step.lower(program.state, program.batch).compile()
+    collectives = hlo.collectives(compiled.as_text(), count)
     return {
         **estimate.arguments(program),
-        "sent": sum(one.count * one.moved for one in sent),
-        "collectives": hlo.summary(sent),
+        "sent": sum(collective.count * collective.moved for collective in collectives),
+        "collectives": hlo.summary(collectives),
     }
 
 
 def drawn(rows: list[dict]):
-    grown = {}
-    for row in (row for row in rows if "axis" in row):
-        grown.setdefault(row["axis"], []).append((row["value"], row["ours"], row["peer"]))
+    points = {}
+    for row in rows:
+        if "axis" in row:
+            points.setdefault(row["axis"], []).append((row["value"], row["ours"], row["peer"]))
     return pictures.growth(
-        grown,
+        points,
         "seconds of a step",
         "A training step as one size of a small GPT grows, beside its FLOPs",
     )
 
 
-CASES = {name: functools.partial(axis, name=name) for name in CPU[0]} | {"devices": devices}
+CASES = {name: functools.partial(axis, name=name) for name in AXES} | {"devices": devices}
 
 if __name__ == "__main__":
     main(__doc__, CASES, ("jax", "flax"), plot=drawn)

@@ -1,6 +1,7 @@
-"""What the benchmarks share: their flags, the table they print and the JSON they write."""
+"""Shared code of the benchmarks: flags, the printed table, the JSON file, timing in turns."""
 
 import argparse
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -22,8 +23,8 @@ from transformer_jax.cli.process import use_huge_pages
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONG = 10  # seconds of a call beside which what it does not find in memory any more is little
-# their versions are recorded where they are installed
+_LONG_CALL = 10  # seconds; beside them, the time to touch reclaimed memory is small
+# Their versions are recorded where they are installed.
 PEERS = ("torch", "transformers", "ctranslate2")
 
 
@@ -32,96 +33,99 @@ def main(
     cases: dict[str, Callable[[bool], Iterable[dict]]],
     libraries: Iterable[str],
     default: Iterable[str] = (),
+    *,
     data: str = "",
     plot: Callable[[list[dict]], "Figure"] | None = None,
 ) -> None:
-    """Runs the cases (tiny -> rows) that --case picks, else those of `default`, else all. With
-    `data`, the help of a flag --data, they are (tiny, its value) -> rows. With `plot` there is a
-    flag --plot.
+    """Runs the cases that --case selects, or those of `default`, or all.
 
-    A row has case, ours, unit, and where there is a peer: peer, peer_name, ratio (above 1: ours is
-    better); and share where the model's operations were held against what products reach there.
+    A case is a function of `tiny` that yields rows. With `data`, the help of a flag --data, it is a
+    function of `tiny` and of the flag's value. With `plot`, there is a flag --plot.
+
+    A row has the keys case, ours and unit. With a peer, it also has peer, peer_name and ratio; a
+    ratio above 1 means that ours is better. An optional `share` is the model's FLOP/s over those of
+    matrix products.
     """
     use_huge_pages()  # for the peers, too
+    arguments = _parser(doc, cases, data, plot is not None).parse_args()
+    case_arguments = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
+    header = {"machine": _machine(), "versions": _versions(libraries), "command": _command()}
+    rows = []
+    for name in arguments.case or default or cases:
+        for row in cases[name](*case_arguments):
+            rows.append(row)
+            print(_line(row), flush=True)
+            # Written after each row, so that nothing measured is lost.
+            if arguments.json:
+                with open(arguments.json, "w") as out:
+                    json.dump(header | {"rows": rows}, out, indent=2)
+    if plot and arguments.plot:
+        pictures.save(plot(rows), arguments.plot)
+
+
+def _parser(doc: str, cases: Iterable[str], data: str, plots: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="write machine, versions, command and rows to this file")
     parser.add_argument(
-        "--case",
-        choices=list(cases),
-        action="append",
-        help="only this case; may be given several times",
+        "--case", choices=list(cases), action="append", help="only this case; may be repeated"
     )
     parser.add_argument("--tiny", action="store_true", help="small and short, to try the script")
     if data:
         parser.add_argument("--data", help=data)
-    if plot:
+    if plots:
         parser.add_argument("--plot", help="draw the rows to this PNG file")
-    arguments = parser.parse_args()
-    given = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
-    record = {
-        "machine": f"{_cpu()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
-        + (gpu() and f", {gpu()}"),
-        "versions": {
-            name: metadata.version(name)
-            for name in [*libraries, *filter(importlib.util.find_spec, PEERS)]
-        },
-        # no machine's folders
-        "command": [
-            argument.partition("=")[0]
-            if argument.startswith(("--data=", "--json=", "--plot="))
-            else argument
-            for argument in sys.argv
-        ],
-    }
-    rows = []
-    for name in arguments.case or default or cases:
-        for row in cases[name](*given):
-            rows.append(row)
-            against = (
-                f"{_shown(row['peer']):>14} {row['peer_name']:24} {row['ratio']:6.2f}"
-                if "peer" in row
-                else ""
-            )
-            against += f"  {row['share']:4.0%} of the products' rate" if "share" in row else ""
-            print(
-                f"{row['case']:44} {_shown(row['ours']):>14} {row['unit']:10} {against}", flush=True
-            )
-            if arguments.json:  # what is measured is kept, whatever comes
-                with open(arguments.json, "w") as out:
-                    json.dump(record | {"rows": rows}, out, indent=2)
-    if plot and arguments.plot:
-        pictures.save(plot(rows), arguments.plot)
+    return parser
+
+
+def _machine() -> str:
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    return ", ".join(filter(None, [_cpu(), cores, gpu()]))
+
+
+def _versions(libraries: Iterable[str]) -> dict[str, str]:
+    installed_peers = filter(importlib.util.find_spec, PEERS)
+    return {name: metadata.version(name) for name in [*libraries, *installed_peers]}
+
+
+def _command() -> list[str]:
+    """Returns the command line without the paths of this machine."""
+    paths = ("--data=", "--json=", "--plot=")
+    return [word.partition("=")[0] if word.startswith(paths) else word for word in sys.argv]
+
+
+def _line(row: dict) -> str:
+    line = f"{row['case']:44} {_shown(row['ours']):>14} {row['unit']:10} "
+    if "peer" in row:
+        line += f"{_shown(row['peer']):>14} {row['peer_name']:24} {row['ratio']:6.2f}"
+    if "share" in row:
+        line += f"  {row['share']:4.0%} of the products' rate"
+    return line
 
 
 def _cpu() -> str:
-    """The processor's name and whether it has AVX-512, which decides how fast libraries multiply."""
+    """Returns the processor's name, and whether it has AVX-512, which decides the speed."""
     try:
         with open("/proc/cpuinfo") as lines:
-            found = dict(
+            fields = dict(
                 [part.strip() for part in line.split(":", 1)] for line in lines if ":" in line
             )
     except OSError:
         return platform.machine()
-    return f"{platform.machine()}, {found.get('model name', 'unnamed')}" + (
-        " with AVX-512" if "avx512f" in found.get("flags", "").split() else ""
-    )
+    avx512 = " with AVX-512" if "avx512f" in fields.get("flags", "").split() else ""
+    return f"{platform.machine()}, {fields.get('model name', 'unnamed')}{avx512}"
 
 
 @functools.cache
 def gpu() -> str:
-    """The name of this machine's GPU and its driver's version; empty without one."""
+    """Returns the name of this machine's GPU and its driver's version; empty without a GPU."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        found = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found.splitlines()[0]
+    return done.stdout.splitlines()[0]
 
 
 def _shown(value: float) -> str:
@@ -129,72 +133,84 @@ def _shown(value: float) -> str:
 
 
 def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of each call, the median of `repeats` rounds in which all have their turn: what else
-    the machine does meets all alike.
+    """Returns the seconds of each call: the median of `repeats` rounds.
 
-    A turn is two calls, of which the second counts: a virtual machine may take back memory that has
-    been idle for the seconds the others took (XLA's step on a CPU: 1.6 -> 2.1 s). Where the first
-    took so long that this is little beside it, it counts.
+    In a round, all calls take turns, so that other load on the machine affects all of them alike.
+    A turn is two calls, of which the second is timed: a virtual machine may reclaim memory that was
+    idle during the other turns (XLA's step on a CPU: 1.6 -> 2.1 s). A long first call counts
+    itself, because the effect is small beside it.
     """
-    return medians(
-        {name: functools.partial(_settled, call) for name, call in calls.items()}, repeats
-    )
+    turns = {name: functools.partial(_seconds_of_turn, call) for name, call in calls.items()}
+    return medians(turns, repeats)
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side of a comparison, whose call is made and run in a process of its library."""
+
+    name: object
+    library: str
+    maker: Callable[[], Callable[[], object]]
+
+    def start(self, process: ProcessPoolExecutor) -> str | None:
+        """Makes the call and tries it. Returns the reason if that fails."""
+        return process.submit(_make, self).result()
+
+    def turn(self, process: ProcessPoolExecutor) -> float:
+        return process.submit(_turn, self.name).result()
 
 
 def sides(
     makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]], repeats: int
 ) -> dict[str, float]:
-    """As `in_turn`, of {side: (library, what makes its call)}; each library's calls are made and
-    run in a process of its own.
+    """Returns the seconds of each side as `in_turn`, for {side: (library, maker of its call)}.
 
-    What a library does to a process (its threads that wait busily, its allocator) the others do not
-    meet. On a GPU, whose memory a process keeps and whose speed does not drift, the sides do not
-    take turns: each has a process of its own, and the GPU to itself. A peer that cannot
-    (RuntimeError: no memory, no such kernel) is named on stderr and left out; the first side has
-    to.
+    Each library has a separate process, whose threads and allocator do not affect the others. On a
+    GPU the sides do not take turns: each has a separate process and the GPU to itself, because a
+    process keeps the GPU's memory, and a GPU's speed does not drift. A peer that fails with
+    RuntimeError (memory, a missing kernel) is reported on stderr and left out. The first side must
+    not fail.
     """
+    all_sides = [Side(name, library, maker) for name, (library, maker) in makers.items()]
     if gpu():
-        return _one_by_one(makers, repeats)
-    for library in {library for library, _ in makers.values()}:
+        return _one_by_one(all_sides, repeats)
+    for library in {side.library for side in all_sides}:
         _process(library).submit(_forget).result()
-    able = {}
-    for name, (library, maker) in makers.items():
-        if _able(name, library, maker, _process(library), first=not able):
-            able[name] = lambda process=_process(library), name=name: process.submit(
-                _turn, name
-            ).result()
-    return medians(able, repeats)
+    turns = {}
+    for side in all_sides:
+        process = _process(side.library)
+        if _starts(side, process, required=not turns):
+            turns[side.name] = functools.partial(side.turn, process)
+    return medians(turns, repeats)
 
 
-def _one_by_one(makers, repeats: int) -> dict[str, float]:
+def _one_by_one(all_sides: list[Side], repeats: int) -> dict[str, float]:
     spent = {}
-    for name, (library, maker) in makers.items():
+    for side in all_sides:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            if _able(name, library, maker, process, first=not spent):
-                spent[name] = statistics.median(
-                    process.submit(_turn, name).result() for _ in range(repeats)
-                )
+            if _starts(side, process, required=not spent):
+                spent[side.name] = statistics.median(side.turn(process) for _ in range(repeats))
     return spent
 
 
-def _able(name, library: str, maker, process: ProcessPoolExecutor, first: bool) -> bool:
-    """Whether the side could be made and tried in this process."""
-    refused = process.submit(_make, name, library, maker).result()
-    if refused and first:
-        raise RuntimeError(refused)
-    if refused:
-        print(f"{name}: {refused}", file=sys.stderr)
-    return not refused
+def _starts(side: Side, process: ProcessPoolExecutor, required: bool) -> bool:
+    """Returns whether the side's call could be made and tried."""
+    reason = side.start(process)
+    if reason and required:
+        raise RuntimeError(reason)
+    if reason:
+        print(f"{side.name}: {reason}", file=sys.stderr)
+    return not reason
 
 
 def medians(timed: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    spent = [{name: call() for name, call in timed.items()} for _ in range(repeats)]
-    return {name: statistics.median(one[name] for one in spent) for name in timed}
+    rounds = [{name: call() for name, call in timed.items()} for _ in range(repeats)]
+    return {name: statistics.median(spent[name] for spent in rounds) for name in timed}
 
 
-def _settled(call: Callable[[], object]) -> float:
+def _seconds_of_turn(call: Callable[[], object]) -> float:
     first = seconds(call)
-    return first if first > _LONG else seconds(call)
+    return first if first > _LONG_CALL else seconds(call)
 
 
 @functools.cache
@@ -202,23 +218,26 @@ def _process(library: str) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-_calls: dict[str, Callable[[], object]] = {}  # of the sides whose process this is
+# The calls of the sides that this process runs.
+_calls: dict[object, Callable[[], object]] = {}
 
 
 def _forget() -> None:
     _calls.clear()
 
 
-def _make(name: str, library: str, maker: Callable[[], Callable[[], object]]) -> str | None:
-    """Makes the side's call and tries it; says why it can't."""
-    if gpu() and not _on_gpu(library):
-        return f"{library}, as it is installed here, does not see this machine's GPU, with which the others compute"
+def _make(side: Side) -> str | None:
+    """Makes the side's call in this process and tries it. Returns the reason if that fails."""
+    if gpu() and not _on_gpu(side.library):
+        return f"the installed {side.library} does not see this machine's GPU"
     try:
-        call = maker()
+        call = side.maker()
         call()
-    except RuntimeError as error:  # both JAX's and torch's
+    # JAX and torch both raise it.
+    except RuntimeError as error:
         return f"{error}".strip().splitlines()[0]
-    _calls[name] = call
+    _calls[side.name] = call
+    return None
 
 
 def _on_gpu(library: str) -> bool:
@@ -231,19 +250,20 @@ def _on_gpu(library: str) -> bool:
     return torch.cuda.is_available()
 
 
-def _turn(name: str) -> float:
-    return _settled(_calls[name])
+def _turn(name: object) -> float:
+    return _seconds_of_turn(_calls[name])
 
 
 def apart(function: Callable, *arguments):
-    """function(*arguments) in a process of its own, which takes with it what it held. Raises
-    BrokenProcessPool where it was killed.
+    """Returns function(*arguments), run in a separate process that ends afterwards.
+
+    Raises BrokenProcessPool if the process was killed.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start

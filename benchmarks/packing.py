@@ -1,84 +1,96 @@
-"""Translation trained on sentences as long as they come: ours packs several pairs into a row, the
-peer pads each to the longest of its batch.
+"""Measures training on translation pairs of all lengths: ours packs them, the peer pads them.
 
-python benchmarks/packing.py --data=DIR [--json=FILE] [--case=transformer_tiny] [--case=transformer_big ...] [--tiny]
+python benchmarks/packing.py --data=DIR [--json=FILE] [--case=transformer_tiny ...] [--tiny]
 
-DIR: a folder with train.en and train.de. Both sides train on the same pairs in as many updates, by
-AdamW, and count the target tokens that are not padding. The peer is Hugging Face's Marian of the
-same size on torch (benchmarks/peers.py says how to get it): its batches as the pairs come, and
-sorted by length, as its trainer does where it is asked to (group_by_length); `transformer_base` and
-`transformer_big` are for a GPU, where both compute in bfloat16.
+DIR holds train.en and train.de. Both sides train on the same pairs, in equally many updates, by
+AdamW. The rate counts the target tokens that are not padding. The peer is Hugging Face's Marian of
+the same size on torch (benchmarks/peers.py says how to install it). Its batches hold the pairs in
+the order of the file, or sorted by length, as with its trainer's group_by_length.
+`transformer_base` and `transformer_big` need a GPU, where both sides compute in bfloat16.
 """
 
+import dataclasses
 import functools
 import os
 import pathlib
 import tempfile
 
-# a GPU's memory is for the peers, too
+# The peers use the GPU's memory, too.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import numpy as np
 from harness import main, sides
-from train_step import quiet, stepping
+from steps import quiet, stepping
 
 from transformer_jax.tasks.translation import Translation
 
 _UPDATES = 8
-_MULTIPLE = 8  # of which the peer's lengths are, so that not each batch has a shape of its own
+# The peer's lengths are multiples of this, so that several batches share a shape.
+_LENGTH_MULTIPLE = 8
 
 
-def packing(
-    name: str,
-    layers: int,
-    width: int,
-    d_ff: int,
-    heads: int,
-    vocab_size: int,
-    rows: int,
-    length: int,
-    tiny: bool,
-    data: str | None,
-):
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """An encoder-decoder and its packed batches."""
+
+    layers: int
+    width: int
+    d_ff: int
+    heads: int
+    vocab_size: int
+    rows: int
+    length: int
+
+    def config(self):
+        model = dict(
+            name="encoder_decoder",
+            vocab_size=self.vocab_size,
+            d_model=self.width,
+            d_ff=self.d_ff,
+            num_heads=self.heads,
+            num_encoder_layers=self.layers,
+            num_decoder_layers=self.layers,
+            max_length=self.length + 64,
+        )
+        lengths = dict(source_length=self.length, target_length=self.length)
+        return quiet(self.rows, model, dict(name="translation", label_smoothing=0.0, **lengths))
+
+    def peer(self):
+        import peers
+
+        return peers.marian(
+            vocab_size=self.vocab_size,
+            d_model=self.width,
+            d_ff=self.d_ff,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            length=self.length + 64,
+        )
+
+
+def packing(tiny: bool, data: str | None, name: str, sizes: Sizes):
     import peers
 
     if data is None:
-        raise SystemExit("--data=DIR is needed: a folder with train.en and train.de")
-    rows, length, layers = (4, 64, 1) if tiny else (rows, length, layers)
-    shape = dict(
-        name="encoder_decoder",
-        vocab_size=vocab_size,
-        d_model=width,
-        d_ff=d_ff,
-        num_heads=heads,
-        num_encoder_layers=layers,
-        num_decoder_layers=layers,
-        max_length=length + 64,
-    )
-    config = quiet(
-        rows,
-        shape,
-        dict(name="translation", source_length=length, target_length=length, label_smoothing=0.0),
-    )
-    batches = batches_of(config, pathlib.Path(data), length)
+        raise SystemExit("--data=DIR is missing: a folder with train.en and train.de")
+    if tiny:
+        sizes = dataclasses.replace(sizes, rows=4, length=64, layers=1)
+    rows, length = sizes.rows, sizes.length
+    config = sizes.config()
+    batches = packed_batches(config, pathlib.Path(data), length)
     pairs = [pair for batch in batches for pair in unpacked(batch)]
     tokens = sum(len(target) - 1 for _, target in pairs)
     by_length = sorted(pairs, key=lambda pair: len(pair[1]))
-    makers = {
-        f"{way}, {order}": (
-            "torch",
-            functools.partial(
-                theirs, given, (vocab_size, width, d_ff, layers, heads, length + 64, 0.0), way
-            ),
-        )
-        for order, given in (("as they come", pairs), ("sorted by length", by_length))
-        for way, options in peers.PADDED.items()
-        if not (tiny and options["compiled"])
-    }
-    spent = sides(
-        {"ours": ("jax", functools.partial(ours, config, batches))} | makers, 2 if tiny else 5
-    )
+    makers = {"ours": ("jax", functools.partial(our_step, config, batches))}
+    for order, ordered in (("as they come", pairs), ("sorted by length", by_length)):
+        for way, options in peers.PADDED.items():
+            if not (tiny and options["compiled"]):
+                makers[f"{way}, {order}"] = (
+                    "torch",
+                    functools.partial(peer_step, ordered, sizes, way),
+                )
+    spent = sides(makers, 2 if tiny else 5)
     filled = tokens / (_UPDATES * rows * length)
     for way in [*spent][1:]:
         yield {
@@ -92,8 +104,8 @@ def packing(
         }
 
 
-def batches_of(config, data: pathlib.Path, length: int) -> list[dict[str, np.ndarray]]:
-    """The first packed batches of the pairs."""
+def packed_batches(config, data: pathlib.Path, length: int) -> list[dict[str, np.ndarray]]:
+    """Returns the first packed batches of the pairs."""
     with tempfile.TemporaryDirectory() as cache:
         config.data.update(
             train_source=str(data / "train.en"), train_target=str(data / "train.de"), cache=cache
@@ -109,74 +121,60 @@ def batches_of(config, data: pathlib.Path, length: int) -> list[dict[str, np.nda
 
 
 def unpacked(batch: dict[str, np.ndarray]) -> list[tuple[np.ndarray, ...]]:
-    """(source, target with its beginning and end) of each pair."""
-    found = []
+    """Returns (source, target with its beginning and end) of each pair."""
+    pairs = []
     for row in range(len(batch["source"])):
         for segment in range(1, batch["target_segment_ids"][row].max() + 1):
-            source, target = (
-                batch[f"{side}_segment_ids"][row] == segment for side in ("source", "target")
-            )
-            found.append(
-                (
-                    batch["source"][row, source],
-                    np.append(batch["target"][row, target], batch["labels"][row, target][-1]),
-                )
-            )
-    return found
+            in_source = batch["source_segment_ids"][row] == segment
+            in_target = batch["target_segment_ids"][row] == segment
+            end = batch["labels"][row, in_target][-1]
+            target = np.append(batch["target"][row, in_target], end)
+            pairs.append((batch["source"][row, in_source], target))
+    return pairs
 
 
-def ours(config, batches: list[dict]):
+def our_step(config, batches: list[dict]):
     length = config.task.target_length
     return stepping(Translation(config, None, length, length, 0.0), batches)
 
 
-def theirs(pairs: list[tuple], shape: tuple, way: str):
+def peer_step(pairs: list[tuple], sizes: Sizes, way: str):
     import peers
 
-    each = -(-len(pairs) // _UPDATES)
-    return peers.train_step(
-        peers.marian(*shape),
-        [padded(pairs[start : start + each]) for start in range(0, len(pairs), each)],
-        **peers.PADDED[way],
-    )
+    count = -(-len(pairs) // _UPDATES)  # pairs of a batch
+    batches = [padded(pairs[start : start + count]) for start in range(0, len(pairs), count)]
+    return peers.train_step(sizes.peer(), batches, **peers.PADDED[way])
 
 
 def padded(pairs: list[tuple]) -> dict[str, np.ndarray]:
-    longest = lambda side, less: (
-        -(-max(len(pair[side]) - less for pair in pairs) // _MULTIPLE) * _MULTIPLE
-    )
+    """Returns the peer's batch, padded to the longest source and the longest target."""
+    source_length = _rounded_up(max(len(source) for source, _ in pairs))
+    target_length = _rounded_up(max(len(target) - 1 for _, target in pairs))
     batch = {
-        "input_ids": np.zeros((len(pairs), longest(0, 0))),
-        "decoder_input_ids": np.zeros((len(pairs), longest(1, 1))),
-    }
-    batch |= {
-        "attention_mask": np.zeros_like(batch["input_ids"]),
-        "labels": np.full_like(batch["decoder_input_ids"], -100),
+        "input_ids": np.zeros((len(pairs), source_length)),
+        "decoder_input_ids": np.zeros((len(pairs), target_length)),
+        "attention_mask": np.zeros((len(pairs), source_length)),
+        "labels": np.full((len(pairs), target_length), -100.0),
     }
     for row, (source, target) in enumerate(pairs):
-        batch["input_ids"][row, : len(source)], batch["attention_mask"][row, : len(source)] = (
-            source,
-            1,
-        )
-        (
-            batch["decoder_input_ids"][row, : len(target) - 1],
-            batch["labels"][row, : len(target) - 1],
-        ) = target[:-1], target[1:]
+        batch["input_ids"][row, : len(source)] = source
+        batch["attention_mask"][row, : len(source)] = 1
+        batch["decoder_input_ids"][row, : len(target) - 1] = target[:-1]
+        batch["labels"][row, : len(target) - 1] = target[1:]
     return batch
 
 
-CPU = {
-    "transformer_tiny": functools.partial(
-        packing, "Transformer-tiny", 4, 128, 256, 4, 4000, 16, 128
-    )
-}
+def _rounded_up(length: int) -> int:
+    return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+
+
+TINY = Sizes(layers=4, width=128, d_ff=256, heads=4, vocab_size=4000, rows=16, length=128)
+BASE = Sizes(layers=6, width=512, d_ff=2048, heads=8, vocab_size=37_000, rows=64, length=256)
+BIG = Sizes(layers=6, width=1024, d_ff=4096, heads=16, vocab_size=37_000, rows=64, length=256)
+CPU = {"transformer_tiny": functools.partial(packing, name="Transformer-tiny", sizes=TINY)}
 GPU = {
-    "transformer_base": functools.partial(
-        packing, "Transformer base", 6, 512, 2048, 8, 37_000, 64, 256
-    ),
-    "transformer_big": functools.partial(
-        packing, "Transformer big", 6, 1024, 4096, 16, 37_000, 64, 256
-    ),
+    "transformer_base": functools.partial(packing, name="Transformer base", sizes=BASE),
+    "transformer_big": functools.partial(packing, name="Transformer big", sizes=BIG),
 }
 
 if __name__ == "__main__":

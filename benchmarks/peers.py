@@ -1,13 +1,12 @@
-"""The peers: models of Hugging Face on torch and their engines, in the shapes of ours, with random
-weights.
+"""The peers: Hugging Face's models on torch, with random weights, in our shapes.
 
-Everything of the benchmarks that needs torch stands here. An environment that holds both: pip
-install 'torch==2.13.0' first, then pip install -e '.[bench]', on a GPU '.[gpu,bench]'.
+Only this module and engines.py need torch. To install both: `pip install 'torch==2.13.0'`, then
+`pip install -e '.[bench]'`, or on a GPU `pip install -e '.[gpu,bench]'`.
 """
 
+import dataclasses
 import functools
 import os
-import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(len(os.sched_getaffinity(0)))
 
-# beyond it torch.compile would go on uncompiled, without a word
+# Beyond this number of shapes, torch.compile silently runs uncompiled code.
 torch._dynamo.config.recompile_limit = 64
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,10 +28,11 @@ KERNELS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# the ways torch has to train; which kernel takes the mask it knows best
+# Options of `train_step` for batches with padding: torch chooses the kernel for the mask.
 PADDED = {"torch eager": dict(compiled=False), "torch.compile": dict(compiled=True)}
-TRAINING = PADDED  # ... where nothing is padded
-# without and with a mask in memory: its kernels to choose from
+# Options of `train_step` for batches without padding.
+TRAINING = PADDED
+# {whether the mask is an array: {name: kernel}} for `attention`.
 ATTENTION = {False: {"torch SDPA": None}, True: {"torch SDPA": None}}
 if DEVICE == "cuda":
     TRAINING = {
@@ -51,16 +51,16 @@ def _attend(kernel: str, *arguments, **more):
         return sdpa_attention_forward(*arguments, **more)
 
 
-# a name with "flash" in it means another library to transformers
-_named = {kernel: f"sdpa_{number}" for number, kernel in enumerate(KERNELS)}
-# an attention of one's own gets no mask where nothing is padded: torch.compile would make one,
-# which flash attention refuses
-for _kernel, _name in _named.items():
+# In transformers, a name that contains "flash" selects another library.
+_names = {kernel: f"sdpa_{number}" for number, kernel in enumerate(KERNELS)}
+# Registered functions get no mask when nothing is padded. transformers' own "sdpa" gets one under
+# torch.compile, which flash attention refuses.
+for _kernel, _name in _names.items():
     transformers.AttentionInterface.register(_name, functools.partial(_attend, _kernel))
 
 
 def gpt(
-    vocab_size: int, d_model: int, num_layers: int, num_heads: int, length: int, dropout: float
+    *, vocab_size: int, d_model: int, num_layers: int, num_heads: int, length: int
 ) -> torch.nn.Module:
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -69,20 +69,21 @@ def gpt(
             n_layer=num_layers,
             n_head=num_heads,
             n_positions=length,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
             bos_token_id=0,
             eos_token_id=0,
             attn_implementation="sdpa",
         )
     )
-    model.loss_type = "ForCausalLM"  # what it finds out by itself torch.compile would stop at
+    # transformers would find the type by itself, in code that torch.compile cannot trace.
+    model.loss_type = "ForCausalLM"
     return model
 
 
 def bert(
-    vocab_size: int, d_model: int, num_layers: int, num_heads: int, length: int, dropout: float
+    *, vocab_size: int, d_model: int, num_layers: int, num_heads: int, length: int
 ) -> torch.nn.Module:
     return transformers.BertForPreTraining(
         transformers.BertConfig(
@@ -92,23 +93,17 @@ def bert(
             num_attention_heads=num_heads,
             intermediate_size=4 * d_model,
             max_position_embeddings=length,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
             attn_implementation="sdpa",
         )
     )
 
 
 def marian(
-    vocab_size: int,
-    d_model: int,
-    d_ff: int,
-    num_layers: int,
-    num_heads: int,
-    length: int,
-    dropout: float,
+    *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, num_heads: int, length: int
 ) -> torch.nn.Module:
-    """Its tokens as Marian has them: 0 the end, the last one padding and the beginning."""
+    """Returns a Marian model. Token 0 is the end; the last token is padding and beginning."""
     return transformers.MarianMTModel(
         transformers.MarianConfig(
             vocab_size=vocab_size,
@@ -120,7 +115,7 @@ def marian(
             encoder_attention_heads=num_heads,
             decoder_attention_heads=num_heads,
             max_position_embeddings=length,
-            dropout=dropout,
+            dropout=0.0,
             attention_dropout=0.0,
             activation_dropout=0.0,
             activation_function="relu",
@@ -143,23 +138,23 @@ def train_step(
     compiled: bool,
     kernel: str | None = None,
 ) -> Callable[[], None]:
-    """An update by fused AdamW of the loss the model itself gives for each of the batches; on a GPU
-    under bfloat16 autocast, the weights float32. Waits for the end.
+    """Returns a function that makes an update with each of the batches and waits for the end.
 
-    `kernel`: of attention; None: what torch chooses.
+    The loss is the model's own, the optimizer is fused AdamW. The weights are float32; a GPU
+    computes under bfloat16 autocast. `kernel` is a key of KERNELS; None lets torch choose.
     """
     model = model.to(DEVICE).train()
-    model.config.use_cache = False  # as Hugging Face's trainer has it
+    model.config.use_cache = False  # as in Hugging Face's Trainer
     if kernel:
-        model.set_attn_implementation(_named[kernel])
+        model.set_attn_implementation(_names[kernel])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     batches = [
         {name: torch.tensor(array, device=DEVICE).long() for name, array in batch.items()}
         for batch in batches
     ]
-    forward = (
-        torch.compile(model, dynamic=False if len(batches) == 1 else None) if compiled else model
-    )
+    forward = model
+    if compiled:
+        forward = torch.compile(model, dynamic=False if len(batches) == 1 else None)
 
     def step():
         for batch in batches:
@@ -173,172 +168,70 @@ def train_step(
     return step
 
 
-def attention(
-    arrays: np.ndarray,
-    seen: np.ndarray | None,
-    segments: np.ndarray | None,
-    causal: bool,
-    kernel: str | None,
-) -> Callable[[int], None]:
-    """(times) -> None: forward and backward, so often, of q, k, v and the gradient by the output,
-    (4, B, L, H, D); bfloat16 on a GPU.
+@dataclasses.dataclass(frozen=True)
+class AttentionMask:
+    """The mask of attention from L queries to L keys, in the forms that torch's kernels take.
 
-    `seen`: a mask (B or 1, 1, Q or 1, K), which holds what is causal, too; `segments` (B, L), from
-    which the kernel "flex" makes its own. `kernel` None: what torch chooses.
+    Without an array, `causal` is the whole mask.
+    """
+
+    causal: bool
+    array: np.ndarray | None = (
+        None  # (B or 1, 1, L or 1, L), True where visible; causality included
+    )
+    segments: np.ndarray | None = None  # (B, L), for the kernel "flex"
+
+
+def attention(arrays: np.ndarray, mask: AttentionMask, kernel: str | None) -> Callable[[int], None]:
+    """Returns a function of n that runs attention n times, forward and backward.
+
+    `arrays` (4, B, L, H, D) are q, k, v and the gradient by the output; on a GPU they are converted
+    to bfloat16. `kernel` is a key of KERNELS or "flex"; None lets torch choose.
     """
     *inputs, d_out = torch.tensor(arrays, device=DEVICE, dtype=DTYPE)
-    for one in inputs:
-        one.requires_grad_()
-    attend = (
-        _flexible(torch.tensor(segments, device=DEVICE), causal)
-        if kernel == "flex"
-        else _dot_product(seen, causal, arrays.shape[2], kernel)
-    )
+    for array in inputs:
+        array.requires_grad_()
+    if kernel == "flex":
+        attend = _flexible(torch.tensor(mask.segments, device=DEVICE), mask.causal)
+    else:
+        attend = _dot_product(mask, arrays.shape[2], kernel)
 
     def passes(times: int):
         for _ in range(times):
-            out = attend(*(one.transpose(1, 2) for one in inputs))
+            out = attend(*(array.transpose(1, 2) for array in inputs))
             torch.autograd.grad(out, inputs, d_out.transpose(1, 2))
         synchronise()
 
     return passes
 
 
-def _dot_product(
-    seen: np.ndarray | None, causal: bool, length: int, kernel: str | None
-) -> Callable:
-    mask = None if seen is None else torch.tensor(seen, device=DEVICE).expand(-1, -1, length, -1)
+def _dot_product(mask: AttentionMask, length: int, kernel: str | None) -> Callable:
+    array = None
+    if mask.array is not None:
+        array = torch.tensor(mask.array, device=DEVICE).expand(-1, -1, length, -1)
+    backends = [KERNELS[kernel]] if kernel else [*KERNELS.values(), SDPBackend.MATH]
 
     def attend(q, k, v):
-        with sdpa_kernel(
-            [KERNELS[kernel]] if kernel else list(KERNELS.values()) + [SDPBackend.MATH]
-        ):
+        with sdpa_kernel(backends):
             return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal and mask is None
+                q, k, v, attn_mask=array, is_causal=mask.causal and array is None
             )
 
     return attend
 
 
 def _flexible(segments: torch.Tensor, causal: bool) -> Callable:
-    """torch's flex_attention, which skips the tiles that a mask hides."""
+    """Returns torch's flex_attention, which skips tiles that are hidden completely."""
     rows, length = segments.shape
-    seen = lambda row, head, query, key: (
-        (segments[row, query] == segments[row, key]) & ((query >= key) if causal else True)
-    )
-    mask = flex_attention.create_block_mask(seen, rows, None, length, length, device=DEVICE)
+
+    def visible(row, head, query, key):
+        same_segment = segments[row, query] == segments[row, key]
+        return same_segment & ((query >= key) if causal else True)
+
+    mask = flex_attention.create_block_mask(visible, rows, None, length, length, device=DEVICE)
     return functools.partial(
         torch.compile(flex_attention.flex_attention, dynamic=False), block_mask=mask
     )
-
-
-class Beams:
-    """Beam search with a Marian model by `generate`, on a GPU in bfloat16, and by CTranslate2 with
-    the same weights, on CPU in float32; sentences of set lengths.
-    """
-
-    def __init__(self, model: torch.nn.Module, beam: int):
-        self.model, self.beam = model.eval(), beam
-        # the padding, which is last, is not CTranslate2's
-        self.pieces = ["</s>", *(f"piece{i}" for i in range(1, model.config.vocab_size - 1))]
-
-    @functools.cached_property
-    def translator(self):
-        import ctranslate2
-        from ctranslate2.converters.transformers import MarianMTLoader
-
-        spec = MarianMTLoader().get_model_spec(self.model)
-        spec.register_source_vocabulary(self.pieces)
-        spec.register_target_vocabulary(self.pieces)
-        (
-            spec.config.eos_token,
-            spec.config.unk_token,
-            spec.config.decoder_start_token,
-            spec.config.add_source_eos,
-        ) = "</s>", "piece1", "</s>", False
-        spec.validate()
-        spec.optimize(quantization=None)
-        with tempfile.TemporaryDirectory() as folder:
-            spec.save(folder)
-            return ctranslate2.Translator(
-                folder,
-                device="cpu",
-                compute_type="float32",
-                intra_threads=torch.get_num_threads(),
-                inter_threads=1,
-            )
-
-    @torch.inference_mode()
-    def generate(self, sentences: list[np.ndarray], lengths: np.ndarray) -> None:
-        """Hypotheses of `lengths` tokens, the end among them, which is forced there and forbidden
-        before.
-        """
-        tokens = torch.full(
-            (len(sentences), max(map(len, sentences))), self.model.config.pad_token_id
-        )
-        for row, sentence in enumerate(sentences):
-            tokens[row, : len(sentence)] = torch.tensor(sentence)
-        tokens, ends = (
-            tokens.to(DEVICE),
-            torch.tensor(lengths, device=DEVICE).repeat_interleave(self.beam),
-        )
-
-        def force(ids, scores):
-            due = ends <= ids.shape[1]  # ids hold the beginning, too
-            end = scores[:, 0].clone()
-            scores = scores.masked_fill(due[:, None], float("-inf"))
-            scores[:, 0] = torch.where(due, end, float("-inf"))
-            return scores
-
-        self.model.to(DEVICE, DTYPE).generate(
-            input_ids=tokens,
-            attention_mask=(tokens != self.model.config.pad_token_id).long(),
-            num_beams=self.beam,
-            do_sample=False,
-            early_stopping=True,
-            max_new_tokens=int(lengths.max()),
-            logits_processor=transformers.LogitsProcessorList([force]),
-        )
-        synchronise()
-
-    def ctranslate2(self, sentences: list[np.ndarray], lengths: np.ndarray) -> None:
-        """Hypotheses all as long as the longest of `lengths`."""
-        most = int(lengths.max())
-        self.translator.translate_batch(
-            [[self.pieces[i] for i in sentence] for sentence in sentences],
-            beam_size=self.beam,
-            max_batch_size=len(sentences),
-            min_decoding_length=most,
-            max_decoding_length=most,
-        )
-
-
-class Sampler:
-    """`generate` of a GPT-2 with a static cache: draws `count` tokens behind each prompt (B, L); on
-    a GPU in bfloat16.
-    """
-
-    def __init__(self, model: torch.nn.Module, prompts: np.ndarray, count: int):
-        # else what it compiled for another number of prompts makes this one's a variable
-        torch._dynamo.reset()
-        self.model, self.prompts, self.count = (
-            model.to(DEVICE, DTYPE).eval(),
-            torch.tensor(prompts, device=DEVICE),
-            count,
-        )
-
-    @torch.no_grad()
-    def __call__(self) -> None:
-        self.model.generate(
-            self.prompts,
-            attention_mask=torch.ones_like(self.prompts),
-            do_sample=True,
-            top_k=0,
-            min_new_tokens=self.count,
-            max_new_tokens=self.count,
-            cache_implementation="static",
-        )
-        synchronise()
 
 
 def synchronise() -> None:

@@ -1,9 +1,9 @@
-"""The CPU sweep of configs/scaling/cpu.py as a user runs it: how long its six sizes take, how well
-the law fits, how near the prediction of the seventh, larger one comes.
+"""Measures the scaling law of configs/scaling/cpu.py: its time, its fit, its prediction.
 
-python benchmarks/scaling.py [--json=benchmarks/results/scaling_cpu.json] [--tiny]      (SWEEP=DIR: a folder to work in; what is finished there is not trained, nor timed, again)
+python benchmarks/scaling.py [--json=benchmarks/results/scaling_cpu.json] [--tiny]
 
-The pictures are left in benchmarks/results.
+The environment variable SWEEP names a folder for the runs. Runs that are complete there are neither
+trained nor timed again. The pictures are written to benchmarks/results.
 """
 
 import json
@@ -22,26 +22,26 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def sweep(tiny: bool):
-    """The five commands in turn. Nothing here has a peer."""
+    """Runs the five commands. There is no peer."""
     folder = pathlib.Path(os.environ.get("SWEEP") or tempfile.mkdtemp())
-    there = [f"--workdir={folder}"]
-    family = [
-        *there,
-        "--config=configs/scaling/cpu.py",
-        *(["--config.train.batch=1"] if tiny else []),
-    ]
-    timed, held_out_timed = not any(folder.glob("d*")), not (folder / "held_out").exists()
+    workdir = f"--workdir={folder}"
+    family = [workdir, "--config=configs/scaling/cpu.py"]
+    if tiny:
+        family.append("--config.train.batch=1")
+    runs_are_new = not any(folder.glob("d*"))
+    held_out_is_new = not (folder / "held_out").exists()
     spent = seconds(lambda: call("run", *family))
-    if timed:
+    if runs_are_new:
         yield {"case": "18 runs of six sizes", "ours": spent, "unit": "s"}
-    if held_out_timed:
+    if held_out_is_new:
         call("predict", *family)
         yield {
             "case": "the held-out run",
             "ours": seconds(lambda: call("run", *family, "--held_out")),
             "unit": "s",
         }
-    fit, check = call("fit", *there), call("check", *there)
+    fit = call("fit", workdir)
+    check = call("check", workdir)
     yield {"case": "R^2 of log L(N, D)", "ours": fit["L(N, D)"]["r2"], "unit": "", "fit": fit}
     yield {
         "case": "predicted beside measured loss, off by",
@@ -55,12 +55,8 @@ def sweep(tiny: bool):
 
 
 def call(command: str, *flags: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "transformer_jax.scaling", command, *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    words = [sys.executable, "-m", "transformer_jax.scaling", command, *flags]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
 
 

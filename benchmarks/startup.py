@@ -1,12 +1,13 @@
-"""From the command to the first update, the time to compile deep models, and what a run waits for.
+"""Measures the time to the first update, to compile deep models, and to wait for data.
 
 python benchmarks/startup.py [--json=FILE] [--case=train] [--case=depth] [--case=waiting] [--tiny]
 
-`train`: each trainer's quickstart, its data prepared; cold, that is with an empty compilation
-cache, and warm, the second time. `depth`: compiling GPT-3's shape with 96 layers beside 12, by
-dry_run, with an empty cache each time: a ratio near 1 means that the depth costs nothing.
-`waiting`: the share of a run's time in which an update waits for its rows: on a GPU models of full
-size, else the quickstarts; built-in text.
+- `train`: seconds from the command to the first update of each quickstart, with prepared data. Cold
+  is with an empty compilation cache, warm is the second run.
+- `depth`: seconds to compile GPT-3's shape with 96 layers, by dry_run with an empty cache. The peer
+  has 12 layers; a ratio near 1 means that depth costs nothing.
+- `waiting`: the share of time in which a run waits for its rows, with built-in text. On a GPU the
+  models have full size, else they are the quickstarts.
 """
 
 import json
@@ -28,25 +29,22 @@ TRAINERS = {
 }
 
 
-def started(program: str, *flags: str, cache: str) -> subprocess.CompletedProcess:
+def call(program: str, *flags: str, cache: str) -> subprocess.CompletedProcess:
+    """Runs a program of the package with the compilation cache in `cache`."""
+    command = [sys.executable, "-m", f"transformer_jax.{program}", *flags]
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
-    done = subprocess.run(
-        [sys.executable, "-m", f"transformer_jax.{program}", *flags],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(
-            f"{shlex.join(done.args)} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            f"{shlex.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}"
         )
     return done
 
 
 def first_update(program: str, config: str, cache: str) -> float:
-    """Seconds, by what the run itself says."""
+    """Returns the seconds to the first update, as the run reports them."""
     with tempfile.TemporaryDirectory() as folder:
-        done = started(
+        done = call(
             program,
             f"--config={config}",
             f"--workdir={folder}/run",
@@ -60,7 +58,7 @@ def first_update(program: str, config: str, cache: str) -> float:
 
 def train(tiny: bool):
     for program, config in list(TRAINERS.items())[: 1 if tiny else None]:
-        started("prepare", f"--config={config}", cache=tempfile.mkdtemp())
+        call("prepare", f"--config={config}", cache=tempfile.mkdtemp())
         with tempfile.TemporaryDirectory() as cache:
             yield {
                 "case": f"{program}, cold",
@@ -81,7 +79,7 @@ def depth(tiny: bool):
 
     def compiled(layers: int) -> float:
         with tempfile.TemporaryDirectory() as cache:
-            done = started(
+            done = call(
                 "dry_run",
                 f"--config=configs/gpt/gpt3.py:{size}",
                 "--devices=8",
@@ -91,20 +89,20 @@ def depth(tiny: bool):
             )
         return json.loads(done.stdout.splitlines()[-1])["compile_seconds"]
 
-    few, many = (
-        statistics.median(compiled(layers) for _ in range(1 if tiny else 3)) for layers in (12, 96)
-    )
+    shallow = statistics.median(compiled(12) for _ in range(1 if tiny else 3))
+    deep = statistics.median(compiled(96) for _ in range(1 if tiny else 3))
     yield {
         "case": f"compiling 96 layers, GPT-3 {size}",
-        "ours": many,
+        "ours": deep,
         "unit": "s",
-        "peer": few,
+        "peer": shallow,
         "peer_name": "12 layers",
-        "ratio": few / many,
+        "ratio": shallow / deep,
     }
 
 
-FULL = {  # on a GPU, where attention's fused kernel has no dropout
+# Runs of full size for a GPU: {program: (config, keys)}. The fused kernel has no dropout.
+FULL_SIZE = {
     "train_gpt": ("configs/gpt/gpt2.py:124m", {"data.corpus": "python", "train.batch": 32}),
     "train_bert": (
         "configs/bert/base.py",
@@ -123,37 +121,29 @@ FULL = {  # on a GPU, where attention's fused kernel has no dropout
 
 
 def waiting(tiny: bool):
-    """Of the updates after the first `each`, which are compiled and warm up."""
-    each = 2 if tiny else 50
-    for program, (config, keys) in (
-        FULL if harness.gpu() else {name: (config, {}) for name, config in TRAINERS.items()}
-    ).items():
+    """The first third of the updates is not counted: it compiles and warms up."""
+    interval = 2 if tiny else 50
+    quickstarts = {program: (config, {}) for program, config in TRAINERS.items()}
+    for program, (config, keys) in (FULL_SIZE if harness.gpu() else quickstarts).items():
         keys = keys | {
-            "train.num_steps": 3 * each,
-            "train.log_every": each,
+            "train.num_steps": 3 * interval,
+            "train.log_every": interval,
             "train.eval_every": 1000,
             "checkpoint.every": 1000,
         }
         with tempfile.TemporaryDirectory() as folder:
-            started(
+            call(
                 program,
                 f"--config={config}",
                 f"--workdir={folder}/run",
                 *(f"--config.{key}={value}" for key, value in keys.items()),
                 cache=f"{folder}/compiled",
             )
-            lines = [
-                json.loads(line)
-                for line in pathlib.Path(folder, "run/metrics.jsonl").read_text().splitlines()
-            ]
-        data, step = (
-            sum(
-                line[f"seconds/{what}"]
-                for line in lines
-                if line.get("seconds/step") and line["step"] > each
-            )
-            for what in ("data", "step")
-        )
+            text = pathlib.Path(folder, "run/metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        timed = [line for line in lines if line.get("seconds/step") and line["step"] > interval]
+        data = sum(line["seconds/data"] for line in timed)
+        step = sum(line["seconds/step"] for line in timed)
         yield {
             "case": f"{config.removeprefix('configs/')}, waiting for data",
             "ours": 100 * data / (data + step),

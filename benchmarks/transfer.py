@@ -1,40 +1,57 @@
-"""What pre-training is worth: the same tasks fine-tuned from a run and from nothing, several seeds
-each.
+"""Measures the gain of pre-training: tasks fine-tuned from a run and from scratch, several seeds.
 
-python benchmarks/transfer.py --init_from=DIR --data=DIR --workdir=DIR [--gpt=DIR] [--seeds=3] [--json=FILE] [--case=sst2] [--case=features] [--tiny]
+python benchmarks/transfer.py --init_from=DIR --data=DIR --workdir=DIR [--gpt=DIR] [--seeds=3] \\
+    [--json=FILE] [--case=sst2] [--case=features] [--tiny]
 
 `--data` holds imdb/{train,test}.tsv, sst2/{train,dev}.tsv, cola/in_domain_{train,dev}.tsv,
-mrpc/{train,test}.txt, olid/ (as published), wikiann_ner/{train,dev}.txt and xquad/xquad.en.json, of
-whose articles every fourth is held out. `imdb-gpt`: from the run --gpt, with and without the
-language model's objective beside (Radford et al. 2018, table 5). `features`: the six choices of
-layers on WikiANN (Devlin et al. 2018, table 7), of a run with more than four layers. Runs that are
-done are not repeated.
+mrpc/{train,test}.txt, olid/ (as published), wikiann_ner/{train,dev}.txt and xquad/xquad.en.json.
+Every fourth article of the latter is held out. `imdb-gpt` fine-tunes the run --gpt with and without
+the language model's loss (Radford et al. 2018, table 5). `features` takes the six choices of layers
+on WikiANN (Devlin et al. 2018, table 7) and needs a run with more than four layers. Complete runs
+are not repeated.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
-CASES = {  # config, held-out measure, files, keys
-    "imdb": ("sentiment.py:imdb-cpu", "accuracy", ("imdb/train.tsv", "imdb/test.tsv"), {}),
-    "sst2": (
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A fine-tuning task."""
+
+    config: str  # file in configs/finetune, and its argument
+    measure: str  # of the held-out set
+    train: str  # file in --data, or one that `prepare` writes
+    valid: str
+    keys: dict = dataclasses.field(default_factory=dict)  # overrides of the config
+
+
+CASES = {
+    "imdb": Case("sentiment.py:imdb-cpu", "accuracy", "imdb/train.tsv", "imdb/test.tsv"),
+    "sst2": Case(
         "sentiment.py:olid-cpu",
         "accuracy",
-        ("sst2/train.tsv", "sst2/dev.tsv"),
+        "sst2/train.tsv",
+        "sst2/dev.tsv",
         {"task.text": "1", "task.label": "2", "task.labels": "('0','1')", "train.num_steps": 651},
     ),
-    "cola": (
+    "cola": Case(
         "sentiment.py:olid-cpu",
         "matthews",
-        ("cola/in_domain_train.tsv", "cola/in_domain_dev.tsv"),
+        "cola/in_domain_train.tsv",
+        "cola/in_domain_dev.tsv",
         {"task.text": "4", "task.label": "2", "task.labels": "('0','1')", "train.num_steps": 804},
     ),
-    "mrpc": (
+    "mrpc": Case(
         "sentiment.py:olid-cpu",
         "f1",
-        ("mrpc/train.txt", "mrpc/test.txt"),
+        "mrpc/train.txt",
+        "mrpc/test.txt",
         {
             "task.text": "#1 String",
             "task.pair": "#2 String",
@@ -44,12 +61,13 @@ CASES = {  # config, held-out measure, files, keys
             "train.num_steps": 384,
         },
     ),
-    "olid": ("sentiment.py:olid-cpu", "macro_f1", ("olid/olid-training-v1.0.tsv", "olid.tsv"), {}),
-    "wikiann": ("ner.py:wikiann-cpu", "f1", ("wikiann_ner/train.txt", "wikiann_ner/dev.txt"), {}),
-    "xquad": (
+    "olid": Case("sentiment.py:olid-cpu", "macro_f1", "olid/olid-training-v1.0.tsv", "olid.tsv"),
+    "wikiann": Case("ner.py:wikiann-cpu", "f1", "wikiann_ner/train.txt", "wikiann_ner/dev.txt"),
+    "xquad": Case(
         "squad.py:1.1",
         "f1",
-        ("xquad_train.json", "xquad_valid.json"),
+        "xquad_train.json",
+        "xquad_valid.json",
         {
             "task.length": 256,
             "task.stride": 64,
@@ -76,63 +94,57 @@ def main() -> None:
         "--case",
         choices=[*CASES, "features", "imdb-gpt"],
         action="append",
-        help="only this one; may be given several times",
+        help="only this case; may be repeated",
     )
     parser.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
     arguments = parser.parse_args()
     prepared = prepare(arguments.data, arguments.workdir / "data")
+    default = [*CASES, "features", *(["imdb-gpt"] if arguments.gpt else [])]
     rows = []
-    for name in arguments.case or [*CASES, "features", *(["imdb-gpt"] if arguments.gpt else [])]:
-        for label, case, keys in variants(name, arguments.gpt):
-            row = {"case": label, **finetuned(arguments, prepared, label, *case, keys)}
+    for name in arguments.case or default:
+        for label, case in variants(name, arguments.gpt):
+            row = {"case": label, **fine_tuned(arguments, prepared, label, case)}
             rows.append(row)
-            print(
-                f"{label:32} {row['measure']:10} {row['mean']:.4f} +- {row['deviation']:.4f}  {row['values']}",
-                flush=True,
-            )
+            score = f"{row['mean']:.4f} +- {row['deviation']:.4f}"
+            print(f"{label:32} {row['measure']:10} {score}  {row['values']}", flush=True)
     if arguments.json:
-        pathlib.Path(arguments.json).write_text(
-            json.dumps({"command": sys.argv, "rows": rows}, indent=2)
-        )
+        record = {"command": sys.argv, "rows": rows}
+        pathlib.Path(arguments.json).write_text(json.dumps(record, indent=2))
 
 
-def variants(name: str, gpt: pathlib.Path | None):
-    """(label, case, keys) of the runs a case compares."""
+def variants(name: str, gpt: pathlib.Path | None) -> Iterator[tuple[str, Case]]:
+    """Yields (label, case) of the runs that a case compares."""
+
+    def with_keys(case: Case, **changes) -> Case:
+        keys = {key.replace("__", "."): value for key, value in changes.items()}
+        return dataclasses.replace(case, keys=case.keys | keys)
+
     if name == "features":
+        wikiann = CASES["wikiann"]
         for features in FEATURES:
-            config, *rest = CASES["wikiann"]
-            # more than most sentences have; the others are read in parts
-            yield (
-                f"wikiann {features}",
-                (f"{config},features={features}", *rest),
-                {"task.length": 32},
-            )
+            # Few sentences are longer than 32 tokens; those are read in parts.
+            case = with_keys(wikiann, task__length=32)
+            config = f"{wikiann.config},features={features}"
+            yield f"wikiann {features}", dataclasses.replace(case, config=config)
     elif name == "imdb-gpt":
-        for label, keys in (
-            ("both objectives", {"task.lm_weight": 0.5}),
-            ("its own alone", {}),
-            ("from scratch", {"train.pretrained": "false"}),
-        ):
-            yield f"imdb GPT, {label}", CASES["imdb"], keys | {"init_from": gpt}
+        case = with_keys(CASES["imdb"], init_from=gpt)
+        yield "imdb GPT, both objectives", with_keys(case, task__lm_weight=0.5)
+        yield "imdb GPT, its own alone", case
+        yield "imdb GPT, from scratch", with_keys(case, train__pretrained="false")
     else:
-        yield f"{name} pre-trained", CASES[name], {}
-        yield f"{name} from scratch", CASES[name], {"train.pretrained": "false"}
+        yield f"{name} pre-trained", CASES[name]
+        yield f"{name} from scratch", with_keys(CASES[name], train__pretrained="false")
 
 
-def finetuned(arguments, prepared, label, config, measure, files, keys, more) -> dict:
-    """Mean, deviation and values of the held-out measure over the seeds."""
-    train, valid = (
-        file if (file := prepared / name).exists() else arguments.data / name for name in files
-    )
-    steps = keys.get("train.num_steps")
-    keys = (
-        {"init_from": arguments.init_from}
-        | keys
-        | more
-        | {"data.train_files": train, "data.valid_files": valid}
-    )
+def fine_tuned(arguments, prepared: pathlib.Path, label: str, case: Case) -> dict:
+    """Returns the mean, deviation and values of the held-out measure over the seeds."""
+    keys = {"init_from": arguments.init_from} | case.keys
+    for key, name in (("data.train_files", case.train), ("data.valid_files", case.valid)):
+        folder = prepared if (prepared / name).exists() else arguments.data
+        keys[key] = folder / name
     if arguments.tiny:
-        steps = keys["train.num_steps"] = 2
+        keys["train.num_steps"] = 2
+    steps = keys.get("train.num_steps")
     if steps:
         keys |= {
             "train.eval_every": steps,
@@ -143,42 +155,34 @@ def finetuned(arguments, prepared, label, config, measure, files, keys, more) ->
         sys.executable,
         "-m",
         "transformer_jax.finetune",
-        f"--config=configs/finetune/{config}",
+        f"--config=configs/finetune/{case.config}",
         f"--workdir={arguments.workdir / label.replace(',', '').replace(' ', '_')}",
         f"--seeds={arguments.seeds}",
         *(f"--config.{key}={value}" for key, value in keys.items()),
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    return {"measure": measure, **json.loads(done.stdout)[f"valid/{measure}"]}
+    return {"measure": case.measure, **json.loads(done.stdout)[f"valid/{case.measure}"]}
 
 
 def prepare(data: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """What has to be brought into shape first: OLID's test labels stand in a file of their own,
-    XQuAD is not split.
+    """Writes the files that need conversion into `folder`, and returns it.
+
+    OLID's test labels are in a separate file, and XQuAD has no split.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    labels = dict(
-        line.split(",")
-        for line in (data / "olid/labels-levela.csv").read_text("utf-8").splitlines()
-        if line
-    )
+    lines = (data / "olid/labels-levela.csv").read_text("utf-8").splitlines()
+    labels = dict(line.split(",") for line in lines if line)
     header, *tweets = (data / "olid/testset-levela.tsv").read_text("utf-8").splitlines()
-    (folder / "olid.tsv").write_text(
-        "\n".join(
-            [
-                f"{header}\tsubtask_a",
-                *(f"{tweet}\t{labels[tweet.split(chr(9))[0]]}" for tweet in tweets),
-            ]
-        )
-        + "\n",
-        "utf-8",
-    )
+    rows = [f"{tweet}\t{labels[tweet.split(chr(9))[0]]}" for tweet in tweets]
+    text = "\n".join([f"{header}\tsubtask_a", *rows]) + "\n"
+    (folder / "olid.tsv").write_text(text, "utf-8")
     articles = json.loads((data / "xquad/xquad.en.json").read_text("utf-8"))["data"]
-    for name, kept in (("train", lambda i: i % 4), ("valid", lambda i: not i % 4)):
-        (folder / f"xquad_{name}.json").write_text(
-            json.dumps({"data": [article for i, article in enumerate(articles) if kept(i)]}),
-            "utf-8",
-        )
+    parts = {
+        "train": [article for i, article in enumerate(articles) if i % 4],
+        "valid": articles[::4],
+    }
+    for name, part in parts.items():
+        (folder / f"xquad_{name}.json").write_text(json.dumps({"data": part}), "utf-8")
     return folder
 
 

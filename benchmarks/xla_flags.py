@@ -1,10 +1,10 @@
-"""Training steps on a CPU under releases of jaxlib and the flags of transformer_jax/xla_guard.py.
+"""Measures training steps on a CPU under releases of jaxlib and values of an XLA flag.
 
 python benchmarks/xla_flags.py --data=PYTHON,PYTHON,... [--json=FILE] [--case=gpt_cpu ...] [--tiny]
 
-Each PYTHON is the interpreter of an environment that holds the package's libraries and one release
-of jaxlib. Each release, flag and interpreter has a process of its own; they take turns. All are
-measured against the first interpreter without a flag.
+The flag is that of transformer_jax/configuration/xla_guard.py. Each PYTHON is the interpreter of an
+environment with the package's libraries and one release of jaxlib. Each interpreter and flag runs
+in a separate process; they take turns. The peer is the first interpreter without the flag.
 """
 
 import os
@@ -18,16 +18,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 WITHOUT = "without a flag"
-CASES = {  # rows and length of a step, and what else train_step.py's functions take
-    "gpt_cpu": ("gpt_rows", (8, 256), (4, 512, 8192)),
-    "bert_small": ("bert_rows", (16, 128), (20, 20, 4, 512)),
-    "transformer_tiny": ("translation_rows", (32, 64), (4, 128, 256, 4, 4000)),
+# {case: (function of steps.py, its arguments)}
+CASES = {
+    "gpt_cpu": ("gpt_rows", dict(rows=8, length=256, layers=4, width=512, vocab_size=8192)),
+    "bert_small": (
+        "bert_rows",
+        dict(rows=16, length=128, masked=20, predicted=20, layers=4, width=512),
+    ),
+    "transformer_tiny": (
+        "translation_rows",
+        dict(rows=32, length=64, layers=4, width=128, d_ff=256, heads=4, vocab_size=4000),
+    ),
 }
 ROUNDS = 9
 
 
 class Side:
-    """A process that makes one release's training step and takes a turn whenever it is asked."""
+    """A process that compiles the training step with one release and flag, and times it."""
 
     def __init__(self, python: str, value: str, case: str, tiny: bool):
         flags = "" if value == WITHOUT else f"{FLAG}={value}"
@@ -42,7 +49,7 @@ class Side:
         self.jaxlib = self._read()
 
     def turn(self) -> float:
-        """Seconds of a step."""
+        """Returns the seconds of one step."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return float(self._read())
@@ -61,7 +68,8 @@ class Side:
 def compare(case: str, tiny: bool, pythons: str) -> Iterator[dict]:
     from harness import medians
 
-    _, (rows, length), _ = CASES[case]
+    sizes = CASES[case][1]
+    tokens = sizes["rows"] * sizes["length"]
     with ExitStack() as stack:
         sides = {}
         for python in (pythons or sys.executable).split(","):
@@ -72,31 +80,33 @@ def compare(case: str, tiny: bool, pythons: str) -> Iterator[dict]:
         spent = medians({name: side.turn for name, side in sides.items()}, 2 if tiny else ROUNDS)
     first = next(iter(sides))
     for name, seconds in spent.items():
-        rate = rows * length / seconds
         yield {
             "case": f"{case}, {name}",
-            "ours": rate,
+            "ours": tokens / seconds,
             "unit": "tokens/s",
-            "peer": rows * length / spent[first],
+            "peer": tokens / spent[first],
             "peer_name": first,
             "ratio": spent[first] / seconds,
         }
 
 
 def work(case: str, flags: str, tiny: bool) -> None:
-    """Prints jaxlib's version, then a step's seconds for each line it reads."""
-    import transformer_jax  # noqa: F401  # adds the flag to XLA_FLAGS, which this replaces
+    """Prints jaxlib's version, then the seconds of a step for each line of stdin."""
+    import transformer_jax  # noqa: F401  # importing it changes XLA_FLAGS, which is replaced below
 
     os.environ["XLA_FLAGS"] = flags
     import jaxlib
-    import train_step
+    import steps
 
-    function, shape, others = CASES[case]
-    step = train_step.our_step(getattr(train_step, function), ((2, 64) if tiny else shape) + others)
+    function, sizes = CASES[case]
+    if tiny:
+        sizes = sizes | {"rows": 2, "length": 64}
+    step = steps.our_step(getattr(steps, function), sizes)
     step()
     print(jaxlib.__version__, flush=True)
     for _ in sys.stdin:
-        step()  # brings back the memory that the other processes' turns took
+        # A virtual machine may have taken back the memory while the other processes ran.
+        step()
         began = time.perf_counter()
         step()
         print(time.perf_counter() - began, flush=True)
@@ -108,7 +118,7 @@ def run() -> None:
     from harness import main
 
     cases = {name: partial(compare, name) for name in CASES}
-    main(__doc__, cases, ("jax", "flax"), data="interpreters, divided by commas")
+    main(__doc__, cases, ("jax", "flax"), data="interpreters, separated by commas")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""The case `beam` of decode.py: translation by beam search."""
+
+import dataclasses
+import functools
+import pathlib
+import types
+from collections.abc import Callable
+
+import numpy as np
+from harness import gpu, sides
+from steps import random_params
+
+from transformer_jax.config import experiment
+from transformer_jax.data import tokenizers
+from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.layers.linear import compute_dtype
+from transformer_jax.tasks.translation import Translation
+
+
+@dataclasses.dataclass(frozen=True)
+class Beams:
+    """A translation model, the lengths of its sentences, and the sentences decoded together."""
+
+    layers: int
+    width: int
+    vocab_size: int
+    lengths: np.ndarray  # (sentences, 2), of source and target
+    size: int
+
+    def sentences(self) -> list[np.ndarray]:
+        random = np.random.default_rng(0)
+        return [random.integers(1, self.vocab_size - 1, source) for source, _ in self.lengths]
+
+    def batches(self, sort_by: int | None) -> list[np.ndarray]:
+        """Returns the indices of each batch.
+
+        Sentences are sorted by the lengths of sources (0) or targets (1), or not sorted (None).
+        """
+        order = np.arange(len(self.lengths))
+        if sort_by is not None:
+            order = np.argsort(-self.lengths[:, sort_by], kind="stable")
+        return [order[start : start + self.size] for start in range(0, len(order), self.size)]
+
+
+def beam(tiny: bool, data: str | None):
+    """The base Transformer with beam 4, 32 and 64 sentences at a time.
+
+    The lengths are those of Multi30k's test set, source and reference, in word pieces. Ours sorts
+    the sentences by length, as `translate` does. Hugging Face's are measured both sorted and in the
+    order of the file. CTranslate2 has one length for a batch and gets the batches that waste least.
+    Padding is not counted.
+    """
+    layers, width, vocab_size = (1, 64, 96) if tiny else (6, 512, 8000)
+    lengths = _lengths(data, vocab_size, 16 if tiny else 1000)
+    sizes = (4, 8) if tiny else (32, 64)
+    cases = [Beams(layers, width, vocab_size, lengths, size) for size in sizes]
+    # {name: (library, method of engines.Beams, sort_by)}
+    peers = {
+        "HF generate, file order": ("torch", "generate", None),
+        "HF generate, sorted": ("torch", "generate", 0),
+        "CTranslate2, sorted": ("ctranslate2", "ctranslate2", 1),
+    }
+    if gpu():
+        del peers["CTranslate2, sorted"]
+    makers = {("ours", case.size): ("jax", functools.partial(our_beams, case)) for case in cases}
+    for case in cases:
+        for name, (library, engine, sort_by) in peers.items():
+            maker = functools.partial(peer_beams, case, engine, sort_by)
+            makers[name, case.size] = (library, maker)
+    spent = sides(makers, 1 if tiny else 3)
+    tokens = int(lengths[:, 1].sum())
+    source = "Multi30k's lengths" if data else "drawn lengths"
+    for name, size in [*spent][len(cases) :]:
+        ours = spent["ours", size]
+        peer = spent[name, size]
+        yield {
+            "case": f"beam 4, {size} at a time, {layers} layers of {width}, {source}",
+            "ours": tokens / ours,
+            "unit": "tokens/s",
+            "peer": tokens / peer,
+            "peer_name": name,
+            "ratio": peer / ours,
+        }
+
+
+def our_beams(case: Beams) -> Callable[[], None]:
+    config = experiment(
+        model=dict(
+            name="encoder_decoder",
+            vocab_size=case.vocab_size,
+            d_model=case.width,
+            d_ff=4 * case.width,
+            num_heads=case.width // 64,
+            num_encoder_layers=case.layers,
+            num_decoder_layers=case.layers,
+            max_length=512,
+        ),
+        task=dict(name="translation"),
+        decode=dict(beam=4, batch=case.size),
+    )
+    task = Translation(config, None)
+    # Without an end, each hypothesis is written to its limit.
+    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=0, eos_id=-1))
+    params = for_decoding(random_params(task), compute_dtype(task.model.dtype))
+    sentences = case.sentences()
+    order = np.concatenate(case.batches(sort_by=0))
+    limits = case.lengths[order, 1]
+    return lambda: list(task.stream(1)(params, [sentences[i] for i in order], limits))
+
+
+def peer_beams(case: Beams, engine: str, sort_by: int | None) -> Callable[[], None]:
+    import engines
+    import peers
+
+    model = peers.marian(
+        vocab_size=case.vocab_size,
+        d_model=case.width,
+        d_ff=4 * case.width,
+        num_layers=case.layers,
+        num_heads=case.width // 64,
+        length=512,
+    )
+    write = getattr(engines.Beams(model, 4), engine)
+    sentences = case.sentences()
+    return lambda: [
+        write([sentences[i] for i in batch], case.lengths[batch, 1])
+        for batch in case.batches(sort_by)
+    ]
+
+
+def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:
+    """Returns the lengths (count, 2) of source and reference in tokens, ends included.
+
+    They are those of the first sentences of Multi30k's test set, which has 1,000. Without `data`,
+    they are drawn from a gamma distribution with mean 14.
+    """
+    if data is None:
+        return 3 + np.random.default_rng(0).gamma(5, 2.2, (count, 2)).astype(np.int64)
+
+    def lines(name: str) -> list[str]:
+        return (pathlib.Path(data) / name).read_text("utf-8").splitlines()
+
+    lengths = []
+    for language in ("en", "de"):
+        pieces = tokenizers.train(lines(f"train.{language}"), "bpe", max(vocab_size, 1000))
+        sentences = lines(f"test_2016_flickr.{language}")[:count]
+        lengths.append([len(ids) + 1 for ids in pieces.encode(sentences)])
+    return np.array(lengths).T
