@@ -1,18 +1,37 @@
 #!/usr/bin/env bash
-# Sets up .venv where needed and runs the tests, on the CPU; arguments go to pytest, paths from the repository's root.
-# Where they name none, all tests run, on all cores:
+# Sets up .venv where needed and runs the tests on the CPU:
 #
-#   launch/test.sh
-#   launch/test.sh --durations=20
-#   launch/test.sh tests/layers -k mask
+#   launch/test.sh                        all tests but the slow ones, on all cores
+#   launch/test.sh --quick                the tests of a change: about 3 minutes on 2 cores
+#   launch/test.sh --slow                 all tests
+#   launch/test.sh --durations=20         other arguments go to pytest
+#   launch/test.sh tests/layers -k mask   paths are relative to the repository's root
+#
+# --quick selects tests by the files changed since the branch left origin/main, or since HEAD~1, and
+# by those not committed (tests/select_quick.py). Tests that would start after 150 seconds are
+# skipped and named at the end.
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+  exit
+fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/launch/setup_venv.sh" test)
 cd "$root"
-all=1
-for argument in "$@"; do [[ $argument != tests* ]] || all=; done
-# A file's tests share what is dear to make. A worker that dies fails the suite: where it is replaced, xdist 3.8 may wait for ever
-[[ -z $all ]] || set -- tests -n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0 "$@"
+
+# The tests of a file share programs that take long to compile, so one worker gets the whole file.
+# A worker that dies fails the suite: xdist 3.8 may wait forever when it replaces one.
+parallel=(-n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0)
+if [[ ${1:-} == --quick ]]; then
+  shift
+  selected=$("$python" tests/select_quick.py)
+  mapfile -t tests <<< "$selected"
+  set -- "${tests[@]}" "${parallel[@]}" --no-loadscope-reorder --seconds=150 "$@"
+else
+  all=1
+  for argument in "$@"; do [[ $argument != tests* ]] || all=; done
+  [[ -z $all ]] || set -- tests "${parallel[@]}" "$@"
+fi
 echo "test.sh: $python -m pytest $*" >&2
 JAX_PLATFORMS=cpu exec "$python" -m pytest "$@"

@@ -1,9 +1,10 @@
-"""Shared by all tests: 8 virtual CPU devices, the compilation cache, and a tiny translation run."""
+"""Shared by all tests: 8 virtual CPU devices, the compilation cache, and tiny configs."""
 
 import gc
 import itertools
 import os
 import signal
+import time
 from importlib import metadata
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
@@ -11,17 +12,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/transformer_jax/compiled")
 )
-# 8 devices on 2 cores that others use, too, may be apart for more than the 40 s there are
+# On busy cores, a collective of 8 devices may take longer than the default limit of 40 s.
 flags = ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
-# Flags that change the code XLA makes. Compiling a training step on 8 devices: 3.7 -> 2.0 s.
-# Later jaxlibs do not know this one.
+# Flags that change the compiled code. They reduce the compilation of a training step on 8 devices
+# from 3.7 to 2.0 s. Later releases of jaxlib do not know this flag.
 UNOPTIMIZED = (
     ["--xla_cpu_use_fusion_emitters=false"]
     if metadata.version("jaxlib").startswith("0.10.")
     else []
 )
-# The programs are small, and most of the suite's time is compiling them. With TEST_OPTIMIZED=1 they
-# are compiled as users compile them: python -m tests.faults and tests/as_users_run.py do so.
+# Most of the suite's time is compilation, so most optimisations are off. With TEST_OPTIMIZED=1,
+# programs are compiled as users compile them (tests/faults, tests/as_users_run.py).
 if os.environ.get("TEST_OPTIMIZED") != "1":
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     flags += UNOPTIMIZED
@@ -31,7 +32,7 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-# a shell's background job ignores SIGINT, and so would all programs that the tests start
+# A background job of a shell ignores SIGINT, and so would the programs that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
@@ -39,6 +40,8 @@ from tests import fake_gcs
 from transformer_jax import config as configs
 from transformer_jax.training import report
 
+STARTED = time.monotonic()
+OUT_OF_TIME = "--seconds have passed"
 DRAW_CURVES = report.draw_curves
 TINY = {
     "model.vocab_size": 96,
@@ -59,8 +62,8 @@ TINY = {
     "decode.max_extra": 8,
     "decode.beam": 1,
     "task.bleu_lines": 0,
-    # unigram pieces of so small a text depend on SentencePiece's release
     "optimizer.warmup_steps": 2,
+    # Unigram pieces of a small text differ between releases of SentencePiece.
     "data.tokenizer": "bpe",
 }
 
@@ -75,8 +78,9 @@ SENTENCES = [
 
 
 def write_pairs(folder, count=60):
-    """Parallel text files train/valid.{en,de} of short made-up sentences; returns the overrides
-    that name them.
+    """Writes parallel files train/valid.{en,de} of short sentences.
+
+    Returns the overrides that name them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split, first, size in (("train", 0, count), ("valid", count, count // 4)):
@@ -95,15 +99,11 @@ def write_pairs(folder, count=60):
 
 
 def build_config(folder, **overrides):
-    """A tiny translation config over `write_pairs`' files; overrides like model__dropout=0.1."""
+    """Returns a tiny translation config; overrides are written model__dropout=0.1."""
     config = configs.experiment(model={"name": "encoder_decoder"}, task={"name": "translation"})
-    given = {key.replace("__", "."): value for key, value in overrides.items()}
-    for key, value in {
-        **TINY,
-        **write_pairs(folder / "text"),
-        "data.cache": str(folder / "cache"),
-        **given,
-    }.items():
+    files = write_pairs(folder / "text") | {"data.cache": str(folder / "cache")}
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    for key, value in (TINY | files | changes).items():
         configs.set_key(config, key, value)
     configs.validate(config)
     return config
@@ -118,7 +118,7 @@ TEXT = [
 
 
 def build_gpt(folder, **overrides):
-    """A tiny GPT's config over a small text of its own; overrides like model__dropout=0.1."""
+    """Returns a tiny GPT's config; overrides are written model__dropout=0.1."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 60), ("valid", 9)):
         (folder / f"{name}.txt").write_text(
@@ -159,7 +159,7 @@ SPLIT = list(itertools.chain.from_iterable(text.rstrip(".").split(". ") for text
 
 
 def build_bert(folder, **overrides):
-    """A tiny BERT's config over documents of short sentences."""
+    """Returns a tiny BERT's config; overrides are written model__dropout=0.1."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 40), ("valid", 12)):
         documents = [
@@ -197,8 +197,9 @@ def build_bert(folder, **overrides):
 
 
 def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run the tests marked as slow")
     parser.addoption(
-        "--slow", action="store_true", help="also what the suite leaves out for its time"
+        "--seconds", type=float, help="skip the tests that would start later than this"
     )
 
 
@@ -208,25 +209,41 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs --slow"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    seconds = item.config.getoption("--seconds")
+    if seconds and time.monotonic() - STARTED > seconds:
+        pytest.skip(OUT_OF_TIME)
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    late = [report.nodeid for report in skipped if OUT_OF_TIME in str(report.longrepr)]
+    if late:
+        files = sorted({nodeid.partition("::")[0] for nodeid in late})
+        terminalreporter.write_line(f"no time for {len(late)} tests of {', '.join(files)}")
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: run with --slow")
 
 
-# tracing makes many objects and little garbage: looking for it took a quarter of the time
+# Tracing makes many objects and little garbage. Garbage collection took a quarter of the time.
 gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forgotten():
-    """No test meets the programs of another file: kept, they would take gigabytes."""
+    """Forgets the compiled programs of each test file, which would take gigabytes."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _undrawn():
-    """A run's curves take longer to draw than its few updates: no run in this process draws them,
-    but where a test asks for `drawn`.
+    """Turns off the drawing of curves, which takes longer than a run's few updates.
+
+    The fixture `drawn` turns it on.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw_curves", lambda folder, run: None)
@@ -240,14 +257,15 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """tiny(**overrides) -> config, all its files below tmp_path."""
+    """Returns `build_config` with all files below tmp_path."""
     return lambda **overrides: build_config(tmp_path, **overrides)
 
 
 @pytest.fixture(scope="session")
 def server():
-    """A stand-in for Google Cloud Storage; one for all tests, as TensorStore looks for its address
-    only once.
+    """Returns a fake of Google Cloud Storage.
+
+    It is the same for all tests, because TensorStore reads its address only once.
     """
     with fake_gcs.serving() as running, pytest.MonkeyPatch.context() as patch:
         for name, value in running.environment.items():
@@ -257,7 +275,5 @@ def server():
 
 @pytest.fixture
 def gcs(server):
-    server.objects.clear(), server.generations.clear(), server.uploads.clear()
-    server.writes, server.forbidden = float("inf"), False
-    server.busy = server.lossy = lambda number: False
+    server.reset()
     return server
