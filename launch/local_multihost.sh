@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Runs a training as N processes of this machine, as if each were a host of its own:
+# Runs a training as N processes on this machine, as if each were a separate host:
 #
-#   launch/local_multihost.sh 2 python -m transformer_jax.train_gpt --config=configs/gpt/quickstart.py --workdir=DIR
+#   launch/local_multihost.sh 2 python -m transformer_jax.train_gpt \
+#       --config=configs/gpt/quickstart.py --workdir=DIR
 #
-# DEVICES (default 1) virtual CPU devices each, joined by gloo; PORT (default a free one) is process 0's. Each line of output begins with the
-# number of its process. SIGTERM and Ctrl-C go to all. Exits as the first process that failed, or 75 if they were preempted.
+# Each process has DEVICES virtual CPU devices (default 1), joined by gloo. PORT is the port of
+# process 0 (default: a free one). Each line of output begins with the number of its process.
+# SIGTERM and Ctrl-C go to all processes. The exit code is that of the first process that failed,
+# or 75 if the run was preempted.
 set -euo pipefail
-# Each process is a group of its own, so that a terminal's Ctrl-C comes to it from here alone.
+# Each process has its own process group, so that Ctrl-C reaches it through this script only.
 set -m
 
 if [[ $# -lt 2 || ! $1 =~ ^[1-9][0-9]*$ ]]; then
@@ -19,7 +22,7 @@ port=${PORT:-$(python3 -c 'import socket; s = socket.create_server(("", 0)); pri
 export JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=${DEVICES:-1}
 
 pids=()
-# outlives the process, whatever signals come
+# It ignores the signals, so that it prints all that the process writes.
 label() { trap '' INT TERM && exec sed -u "s/^/[$1] /"; }
 # shellcheck disable=SC2317  # called by the trap
 forward() { kill -s "$1" "${pids[@]}" 2>/dev/null || true; }
@@ -33,7 +36,7 @@ done
 
 code=0
 for pid in "${pids[@]}"; do
-  while :; do # a trapped signal ends `wait` before the process has ended
+  while :; do # a trapped signal ends `wait` early
     wait "$pid" && one=0 || one=$?
     kill -0 "$pid" 2>/dev/null || break
   done

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prepares a TFDS translation set once, on one machine, so that training reads it anywhere without TensorFlow:
+# Prepares a TFDS translation set once, so that training reads it without TensorFlow:
 #
 #   launch/prepare_tfds.sh wmt14_translate/de-en ~/tfds
 #
-# Needs the `tfds` extra (pip install -e '.[tfds]') and the network. A set that is there already is left as it is.
-# On stdout: the flags for the trainer. PYTHON names the interpreter, default python.
+# Needs the `tfds` extra (pip install -e '.[tfds]') and the network. A set that exists is not
+# prepared again. Prints the flags for the trainer. PYTHON names the interpreter (default: python).
 set -euo pipefail
 
 if [[ $# -ne 2 || $1 == -* || -z $1 || -z $2 ]]; then
@@ -21,7 +21,7 @@ fi
 mkdir -p "$2"
 dir=$(cd "$2" && pwd)
 
-# As `tfds build NAME --data_dir=DIR --file_format=array_record`, which would also need Apache Beam.
+# The same as `tfds build NAME --data_dir=DIR --file_format=array_record`, but without Apache Beam.
 "$python" - "$name" "$dir" >&2 <<'END'
 import sys
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Sets up .venv where needed, trains a small model on data that is already there, and shows what it has learned:
+# Sets up .venv if needed, trains a small model on built-in data, and shows its results:
 #
 #   launch/quickstart.sh            # translation, on the built-in English-German grammar
-#   launch/quickstart.sh gpt        # a language model of Python, on the standard library's sources
-#   launch/quickstart.sh bert       # an encoder of English, on the standard library's documentation strings
+#   launch/quickstart.sh gpt        # a language model, on the sources of Python's standard library
+#   launch/quickstart.sh bert       # an encoder, on the documentation strings of the same
 #
-# Minutes on a laptop's CPU; nothing is downloaded but the packages. The run is left in runs/quickstart, runs/quickstart_gpt or runs/quickstart_bert (or in $2).
+# It takes minutes on a laptop's CPU and downloads packages only. The run is in runs/quickstart,
+# runs/quickstart_gpt or runs/quickstart_bert, or in the folder $2.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,8 +27,8 @@ show_wmt() {
   echo "evaluating on 1,000 held-out sentences" >&2
   scores=$(tool evaluate --set=test | "$python" -c '
 import json, sys
-found = json.load(sys.stdin)
-print("sacreBLEU {bleu:.1f} ({bleu_signature}), chrF {chrf:.1f}".format(**found))')
+scores = json.load(sys.stdin)
+print("sacreBLEU {bleu:.1f} ({bleu_signature}), chrF {chrf:.1f}".format(**scores))')
 
   "$python" - "$run" <<'PY'
 import pathlib
@@ -71,8 +72,9 @@ show_gpt() {
   echo "evaluating on held-out files" >&2
   scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
 import json, sys
-found = json.load(sys.stdin)
-print("{bits_per_byte:.2f} bits per byte, perplexity {perplexity:.1f} a token ({bytes:,} bytes, windows of {length} that slide by {stride})".format(**found))')
+scores = json.load(sys.stdin)
+print("{bits_per_byte:.2f} bits per byte, perplexity {perplexity:.1f} per token "
+      "({bytes:,} bytes, windows of {length} that slide by {stride})".format(**scores))')
 
   for prompt in "def " "class " "import "; do
     echo
@@ -98,9 +100,11 @@ show_bert() {
   echo "evaluating on held-out documents" >&2
   scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
 import json, sys
-found = json.load(sys.stdin)
-print("{accuracy:.1%} of {masked:,} masked tokens are found (always the most frequent one: {most_frequent:.1%});\n"
-      "                        of {rows:,} pairs, {nsp_accuracy:.1%} are rightly said to follow one another or not".format(**found))')
+scores = json.load(sys.stdin)
+print("{accuracy:.1%} of {masked:,} masked tokens are found "
+      "(always predicting the most frequent one: {most_frequent:.1%});\n"
+      "                        {nsp_accuracy:.1%} of {rows:,} pairs are classified correctly"
+      .format(**scores))')
 
   texts=("Return the [MASK] of the list." "The [MASK] argument is optional and [MASK] to None." "See the [MASK] for more [MASK].")
   printf '%s\n' "${texts[@]}" | tool fill_mask 2> /dev/null > "$run/filled.txt"

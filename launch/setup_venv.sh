@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment .venv of this repository, for the other scripts, and prints its interpreter:
+# Sets up the virtual environment .venv of this repository and prints the path of its interpreter:
 #
 #   python=$(launch/setup_venv.sh)          the package
-#   python=$(launch/setup_venv.sh test)     and its extra `test`
+#   python=$(launch/setup_venv.sh test)     the package and its extra `test`
 #
-# Creates it where it is missing and installs where setup.py has changed. PYTHON names the interpreter to create it
-# from, default the first of 3.11 or newer on the path.
+# Creates .venv if it is missing, and installs if setup.py has changed. PYTHON names the interpreter
+# to create it with (default: the first one on the path that is 3.11 or newer).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -35,7 +35,7 @@ if ! { recent "$python" && "$python" -m pip --version >/dev/null 2>&1; }; then
   fi
 fi
 
-# what is installed: from where, by which setup.py and which interpreter
+# Describes the installation: folder, setup.py and interpreter.
 stamp="$root $(cksum <"$root/setup.py") $("$python" --version)"
 if [[ $(cat "$venv/.installed-${extra:-base}" 2>/dev/null) != "$stamp" ]]; then
   say "installing transformer_jax${extra:+[$extra]} into $venv, a few minutes the first time"

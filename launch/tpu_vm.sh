@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# A training on a Cloud TPU slice, with gcloud (https://cloud.google.com/tpu/docs/queued-resources):
+# Runs a training on a Cloud TPU slice, with gcloud
+# (https://cloud.google.com/tpu/docs/queued-resources):
 #
 #   export ZONE=us-west4-a TYPE=v5litepod-16 SPOT=1
-#   launch/tpu_vm.sh keep NAME python -m transformer_jax.train_gpt --config=configs/gpt/gpt2.py:124m --workdir=gs://BUCKET/DIR
+#   launch/tpu_vm.sh keep NAME python -m transformer_jax.train_gpt \
+#       --config=configs/gpt/gpt2.py:124m --workdir=gs://BUCKET/DIR
 #
-# `keep` does it all: it creates the slice, installs the package, starts the command on all workers, and does so again when the slice was taken away,
-# until the command has ended. The steps by themselves:
+# `keep` creates the slice, installs the package and starts the command on all workers. If the slice
+# is taken away, it repeats all that until the command ends. The single steps:
 #
-#   create NAME            asks for the slice and waits until it is there
+#   create NAME            requests the slice and waits until it is active
 #   install NAME           copies this checkout to all workers and installs it
-#   run NAME COMMAND...    starts the command on all workers; it goes on when this machine is switched off
-#   logs NAME              follows what worker 0 says
-#   status NAME            the slice's state, and the command's exit code once it has one
-#   fetch NAME FROM TO     copies a folder from worker 0 (a workdir in a bucket is fetched with gcloud storage cp)
-#   delete NAME            gives the slice back
+#   run NAME COMMAND...    starts the command on all workers, independent of this machine
+#   logs NAME              follows the output of worker 0
+#   status NAME            prints the slice's state, and the command's exit code when it has ended
+#   fetch NAME FROM TO     copies a folder from worker 0; for a bucket, use gcloud storage cp
+#   delete NAME            deletes the slice
 #
-# --print, before the step, shows the commands without running them. ZONE and TYPE are needed; PROJECT, RUNTIME (the VM's software, default by TYPE),
-# SPOT=1, EVERY (seconds between looks at the slice, default 60).
+# --print, before the step, prints the commands without running them. ZONE and TYPE are required.
+# Optional: PROJECT, SPOT=1, RUNTIME (the VM's software, default by TYPE), EVERY (seconds between
+# two checks of the slice, default 60).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -47,7 +50,7 @@ do_() {
 on() { # on WORKER COMMAND
   do_ gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker="$1" --command="$2"
 }
-state() { # ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, ...; nothing where there is no such slice
+state() { # prints ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, ..., or nothing without such a slice
   gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format='value(state.state)' 2>/dev/null || true
 }
 
@@ -74,7 +77,7 @@ run() {
   [[ $# -gt 0 ]] || fail "run: which command?"
   local quoted
   quoted=$(printf '%q ' "$@")
-  # python is the one that was installed; the exit code stays behind for `status`
+  # The installed python comes first in PATH. `status` reads the exit code from the file.
   on all "cd transformer_jax && rm -f ~/exit_code && PATH=\$PWD/.venv/bin:\$PATH nohup setsid bash -c 'launch/until_done.sh ${quoted//\'/\'\\\'\'}; echo \$? > ~/exit_code' > ~/log 2>&1 < /dev/null & sleep 1"
 }
 delete() {
@@ -103,7 +106,7 @@ keep() {
     fi
     while read -r now code < <(status); [[ $now == ACTIVE && -z $code ]]; do sleep "${EVERY:-60}"; done
     if [[ -n ${code:-} ]]; then
-      echo "${0##*/}: the command ended with $code; $name is still there (delete $name)" >&2
+      echo "${0##*/}: the command ended with $code; $name still exists (delete $name)" >&2
       exit "$code"
     fi
     echo "${0##*/}: $name was taken away ($now); asking for another" >&2

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs a training again each time it was preempted (exit code 75), until it is done or fails.
-# SIGTERM and Ctrl-C are passed on to it; it then ends with 75 or 130, and is not run again:
+# Repeats a training whenever it is preempted (exit code 75), until it is complete or fails:
 #
 #   launch/until_done.sh python -m transformer_jax.train_gpt --config=FILE --workdir=DIR
+#
+# SIGTERM and Ctrl-C are passed on to it. It then exits with 75 or 130 and is not repeated.
 set -uo pipefail
-# The run is a process group of its own, so that a terminal's Ctrl-C comes to it from here alone.
+# The run has its own process group, so a terminal's Ctrl-C reaches it through this script only.
 set -m
 
 [[ $# -gt 0 ]] || { echo "usage: ${0##*/} COMMAND..." >&2; exit 2; }
@@ -19,12 +20,12 @@ trap 'stop INT' INT
 while :; do
   "$@" &
   run=$!
-  [[ -z $stopped ]] || kill -s "$stopped" "$run" # told as it began
-  while :; do # a trapped signal ends `wait` before the command has ended
+  [[ -z $stopped ]] || kill -s "$stopped" "$run" # the signal came before the run started
+  while :; do # a trapped signal ends `wait` early
     wait "$run"
     kill -0 "$run" 2>/dev/null || break
   done
-  wait "$run" # once more, for its own code: the last may have been cut short
+  wait "$run" # once more for the exit code of the run, because a signal may have ended the last one
   code=$?
   [[ $code -eq 75 && -z $stopped ]] || exit "$code"
   echo "${0##*/}: preempted, going on" >&2
