@@ -1,6 +1,6 @@
-"""Tests of programs as users run them, with all of XLA's optimisations.
+"""Tests of programs with all of XLA's optimisations, as users run them.
 
-The suite compiles with few of them. `test_as_users_run.py` runs this file in a process of its own:
+The suite compiles with few of them. `test_as_users_run.py` runs this file in a separate process:
 TEST_OPTIMIZED=1 python -m pytest tests/as_users_run.py
 """
 
@@ -33,7 +33,7 @@ SHORT = dict(
 
 
 def build_finetuning(folder, **overrides):
-    """A BERT that classifies, begun from a run of its own."""
+    """Returns the config of a BERT that classifies, with a pre-trained run to begin from."""
     origin = examples.pretrained(folder, "bert")
     config = examples.build(folder / "examples", "classification", origin, **overrides)
     return resolve(config, folder / "none").config
@@ -58,7 +58,7 @@ def test_the_optimisations_are_on():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_resumed_run_is_bit_equal(family, tmp_path):
-    """What is resumed is compiled anew, or read from the cache, as by another process."""
+    """The resumed run compiles again or reads the cache, as in another process."""
     config = FAMILIES[family](tmp_path, **SHORT)
     task = make_task(config)
 
@@ -86,13 +86,13 @@ def test_a_resumed_run_is_bit_equal(family, tmp_path):
 def decoding_equals_teacher_forcing(task, params):
     """Greedy tokens from the cache are those of a forward pass over each prefix."""
     prompts = ["the ", "a dog sat. the cat"]
-    generated = [each.text for each in task.generate(params, prompts, max_tokens=8, how=GREEDY)]
+    generated = [output.text for output in task.generate(params, prompts, max_tokens=8, how=GREEDY)]
     assert generated == [by_whole_prefixes(task, params, prompt, 8) for prompt in prompts]
     assert any(generated)
 
 
 def test_losses_are_equal_on_a_mesh(tmp_path):
-    """And those of the suite's programs, with dropout, accumulation and masked documents."""
+    """They also equal those of the suite, with dropout, accumulation and masked documents."""
     common = dict(train__accumulation=2, **SHARDED)
     one = losses(build_gpt(tmp_path, **common))[0]
     mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)

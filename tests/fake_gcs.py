@@ -1,6 +1,4 @@
-"""A stand-in for Google Cloud Storage: as much of its JSON API as TensorStore's driver uses,
-objects in memory.
-"""
+"""A fake of Google Cloud Storage in memory: the part of its JSON API that TensorStore uses."""
 
 import contextlib
 import http.server
@@ -12,35 +10,56 @@ import urllib.parse
 
 
 class FakeGcs(http.server.ThreadingHTTPServer):
-    """`objects`: name -> content, of any bucket. `uploads`: their names in order. `writes`: uploads
-    and deletions let through yet, then 403.
+    """A server on which all buckets have the same objects, and the bucket `nowhere` does not exist.
 
-    `busy`: whether the request of a number gets a 503; `lossy`: the same, once it has been done.
-    The bucket `nowhere` does not exist.
+    objects: {name: content}.
+    generations: {name: number of the write}.
+    uploads: the names of uploads, in order.
+    writes: uploads and deletions that are still allowed; later ones get a 403.
+    forbidden: whether every request gets a 403.
+    busy: a function of a request's number; where it is true, the request gets a 503.
+    lossy: the same, but the request is carried out before.
     """
 
     daemon_threads = True
-    page = 3  # objects a page of a listing
+    page = 3  # objects in a page of a listing
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.objects, self.generations, self.uploads, self.writes, self.forbidden = (
-            {},
-            {},
-            [],
-            float("inf"),
-            False,
-        )
-        self.count, self.lock = itertools.count(1), threading.Lock()
-        self.requests, self.busy, self.lossy = 0, lambda number: False, lambda number: False
+        self.objects = {}
+        self.generations = {}
+        self.uploads = []
+        self.requests = 0
+        self.write_numbers = itertools.count(1)
+        self.lock = threading.Lock()
+        self.reset()
+
+    def reset(self):
+        """Empties the bucket and removes all faults."""
+        self.objects.clear()
+        self.generations.clear()
+        self.uploads.clear()
+        self.writes = float("inf")
+        self.forbidden = False
+        self.busy = self.lossy = lambda number: False
 
     def handle_error(self, *_):
-        """A client that is killed breaks its connections: no matter."""
+        """Ignores the broken connections of clients that are killed."""
 
-    def put(self, name: str, content: bytes | None) -> None:  # None: deletes it
-        self.objects.pop(name, None), self.generations.pop(name, None)
+    def put(self, name: str, content: bytes | None) -> None:
+        """Sets the content of an object; None deletes it."""
+        self.objects.pop(name, None)
+        self.generations.pop(name, None)
         if content is not None:
-            self.objects[name], self.generations[name] = content, next(self.count)
+            self.objects[name] = content
+            self.generations[name] = next(self.write_numbers)
+
+    def description(self, name: str) -> dict[str, str]:
+        return {
+            "name": name,
+            "generation": str(self.generations[name]),
+            "size": str(len(self.objects[name])),
+        }
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -52,57 +71,44 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if self.server.forbidden:
             return self.reply(403, {"error": {"code": 403, "message": "no access"}})
-        if not self.name:  # a listing
-            first, last = (
-                self.query.get("pageToken", self.query.get("startOffset", "")),
-                self.query.get("endOffset"),
-            )
-            names = sorted(
-                n
-                for n in self.server.objects
-                if n >= first
-                and (not last or n < last)
-                and n.startswith(self.query.get("prefix", ""))
-            )
-            names, more = names[: self.server.page], names[self.server.page :]
-            items = [
-                {
-                    "name": n,
-                    "generation": str(self.server.generations[n]),
-                    "size": str(len(self.server.objects[n])),
-                }
-                for n in names
-            ]
-            return self.reply(200, {"items": items, **({"nextPageToken": more[0]} if more else {})})
+        if not self.name:
+            return self.reply(200, self.listing())
         if self.name not in self.server.objects:
             return self.reply(404)
         if self.query.get("ifGenerationNotMatch") == str(self.server.generations[self.name]):
             return self.reply(304)
         content = self.server.objects[self.name]
         if self.query.get("alt") != "media":
-            return self.reply(
-                200,
-                {
-                    "name": self.name,
-                    "generation": str(self.server.generations[self.name]),
-                    "size": str(len(content)),
-                },
-            )
-        ranged = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if not ranged:
+            return self.reply(200, self.server.description(self.name))
+        byte_range = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if not byte_range:
             return self.reply(200, content)
-        start, stop = ranged.groups()
-        start, stop = (
-            (int(start), int(stop or len(content) - 1) + 1)
-            if start
-            else (max(len(content) - int(stop), 0), len(content))
-        )
+        first, last = byte_range.groups()
+        if first:
+            start = int(first)
+            stop = int(last or len(content) - 1) + 1
+        else:  # the last bytes
+            start = max(len(content) - int(last), 0)
+            stop = len(content)
         if start >= len(content):
             return self.reply(416)
         part = content[start:stop]
-        self.reply(
-            206, part, {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"}
+        content_range = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
+        self.reply(206, part, {"Content-Range": content_range})
+
+    def listing(self):
+        first = self.query.get("pageToken", self.query.get("startOffset", ""))
+        end = self.query.get("endOffset")
+        prefix = self.query.get("prefix", "")
+        names = sorted(
+            name
+            for name in self.server.objects
+            if name >= first and (not end or name < end) and name.startswith(prefix)
         )
+        page = {"items": [self.server.description(name) for name in names[: self.server.page]]}
+        if len(names) > self.server.page:
+            page["nextPageToken"] = names[self.server.page]
+        return page
 
     def do_POST(self):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -116,35 +122,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def change(self, name, content):
         with self.server.lock:
             self.server.writes -= 1
-            there = self.server.generations.get(name, 0)
+            generation = self.server.generations.get(name, 0)
             if self.server.forbidden or self.server.writes < 0:
                 return self.reply(403, {"error": {"code": 403, "message": "no access"}})
-            if int(self.query.get("ifGenerationMatch", there)) != there:
+            if int(self.query.get("ifGenerationMatch", generation)) != generation:
                 return self.reply(412)
             self.server.put(name, content)
             if content is None:
-                return self.reply(204 if there else 404)
+                return self.reply(204 if generation else 404)
             self.server.uploads.append(name)
-            self.reply(
-                200,
-                {
-                    "name": name,
-                    "generation": str(self.server.generations[name]),
-                    "size": str(len(content)),
-                },
-            )
+            self.reply(200, self.server.description(name))
 
     def split(self):
-        """Whether the request has been answered already, with an error."""
+        """Parses the request. Returns whether it has been answered with an error."""
         url = urllib.parse.urlsplit(self.path)
         bucket, name = re.fullmatch(r"(?:/upload)?/storage/v1/b/([^/]+)/o/?(.*)", url.path).groups()
-        self.name, self.query = urllib.parse.unquote(name), dict(urllib.parse.parse_qsl(url.query))
+        self.name = urllib.parse.unquote(name)
+        self.query = dict(urllib.parse.parse_qsl(url.query))
         self.server.requests += 1
         self.number = self.server.requests
         if bucket == "nowhere":
-            self.reply(
-                404, {"error": {"code": 404, "message": "The specified bucket does not exist."}}
-            )
+            message = "The specified bucket does not exist."
+            self.reply(404, {"error": {"code": 404, "message": message}})
         elif self.server.busy(self.number):
             self.reply(503)
         else:
@@ -172,8 +171,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving():
-    """A running FakeGcs; `environment` is what TensorStore needs to use it, set before its first
-    request to a bucket.
+    """Yields a running FakeGcs.
+
+    Its `environment` must be set before TensorStore's first request to a bucket.
     """
     server = FakeGcs()
     server.environment = {

@@ -1,4 +1,4 @@
-"""The programs, as a user starts them: `command`, and `call`, which is quicker and as good."""
+"""Runs the programs as a user does: `command` for a new process, `call` for a faster fork."""
 
 import multiprocessing
 import os
@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 
-from tests.conftest import UNOPTIMIZED
+from tests.conftest import TINY, UNOPTIMIZED, write_pairs
 
 ENV = {**os.environ}
-# to import; nothing of ours, which must import what it needs
-_DEAR = [
+# Libraries that take long to import. Modules of the package are not imported in advance, because
+# each must import all that it needs.
+_SLOW_LIBRARIES = [
     "jax",
     "flax.linen",
     "optax",
@@ -21,15 +22,19 @@ _DEAR = [
     "matplotlib.figure",
     "sacremoses",
 ]
-_BEFORE_JAX = {"dry_run"}  # sets what jax reads when it is imported
+# Programs that set what jax reads when it is imported.
+_BEFORE_JAX = {"dry_run"}
 
 
 def optimized() -> dict[str, str]:
-    """The environment in which tests compile as users do (TEST_OPTIMIZED in conftest.py)."""
+    """Returns the environment in which programs are compiled as users compile them.
+
+    conftest.py explains TEST_OPTIMIZED.
+    """
     env = {**ENV, "TEST_OPTIMIZED": "1"}
     env.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
-    given = env.get("XLA_FLAGS", "").split()
-    return env | {"XLA_FLAGS": " ".join(flag for flag in given if flag not in UNOPTIMIZED)}
+    flags = [flag for flag in env.get("XLA_FLAGS", "").split() if flag not in UNOPTIMIZED]
+    return env | {"XLA_FLAGS": " ".join(flags)}
 
 
 def command(program, *arguments):
@@ -37,8 +42,10 @@ def command(program, *arguments):
 
 
 def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
-    """The ended program. It is forked from a process that has imported what takes long: a refusal
-    in 0.1 instead of 1.7 s.
+    """Runs a program to its end, with `text` as stdin.
+
+    It is forked from a process that has imported the slow libraries: a refusal takes 0.1 instead of
+    1.7 s.
     """
     if program in _BEFORE_JAX:
         return subprocess.run(
@@ -50,13 +57,13 @@ def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
             timeout=300,
         )
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(_DEAR)
+    forks.set_forkserver_preload(_SLOW_LIBRARIES)
     with tempfile.TemporaryDirectory() as folder:
         streams = [os.path.join(folder, name) for name in ("stdin", "stdout", "stderr")]
         for name in streams:
             with open(name, "w", encoding="utf-8") as file:
                 file.write(text or "" if name == streams[0] else "")
-        # set: it does not start itself again
+        # GLIBC_TUNABLES is set, so that the program does not start itself again to set it.
         running = forks.Process(
             target=_become,
             args=(program, [*map(str, arguments)], {**ENV, "GLIBC_TUNABLES": "", **env}, streams),
@@ -82,9 +89,19 @@ def _become(program, arguments, env, streams):
 
 
 def refused(done, *words):
-    """Exit code 2 and one clear line."""
+    """Asserts exit code 2, and that the last line of stderr is an error with these words."""
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: ") and "Traceback" not in done.stderr
     for word in words:
         assert word in last
+
+
+def translation_flags(folder) -> list[str]:
+    """Writes small files, and returns the flags of a tiny run of `train_wmt` on them."""
+    files = write_pairs(folder / "text")
+    keys = TINY | files | {"data.cache": folder / "cache", "decode.beam": 4}
+    return [
+        "--config=configs/wmt/multi30k.py",
+        *(f"--config.{key}={value}" for key, value in keys.items()),
+    ]

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Under the Slurm of this machine: launch/slurm.sbatch trains with two processes, its job is signalled as before a time limit, queued again, and finishes.
+# Tests launch/slurm.sbatch under the Slurm of this machine:
 #
 #   tests/slurm.sh [PYTHON]
 #
-# Takes some minutes: Slurm lets a job that is queued again wait. Ends with a summary, and with 0 where all went as it should.
+# A job trains with two processes. It gets the signal that precedes a time limit, is queued again,
+# and finishes. This takes minutes, because Slurm delays a job that is queued again. The script
+# prints a summary and exits with 0 if the job did all that.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,7 +13,7 @@ python=${1:-$(bash "$root/launch/setup_venv.sh" test)}
 folder=$(mktemp -d)
 log=$folder/log
 export JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=2 SRUN_OPTIONS=--overcommit
-wait_for() { # a line in the log, for half an hour
+wait_for() { # waits for a line in the log, at most half an hour
   for _ in $(seq 1800); do
     grep -q "$1" "$log" 2> /dev/null && return
     sleep 1

@@ -1,4 +1,4 @@
-"""The suite compiles with few of XLA's optimisations; here a part of it runs with all of them."""
+"""A part of the suite with all of XLA's optimisations, of which the suite uses few."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from tests.programs import optimized
 
 
 def test_what_users_run():
-    """Resuming, for each family; a mesh; decoding: see tests/as_users_run.py."""
+    """Runs tests/as_users_run.py: a resumed run of each family, a mesh, decoding."""
     command = [sys.executable, "-m", "pytest", "tests/as_users_run.py", "-q"]
     done = subprocess.run(command, capture_output=True, text=True, env=optimized(), timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,4 @@
-"""BERT's path through the command line: train, evaluate, fill masks, take features; and the
-mistakes on the way.
-"""
+"""BERT on the command line: training, evaluation, filled masks, features, and mistakes."""
 
 import json
 
@@ -44,8 +42,8 @@ def test_the_whole_path(tmp_path):
         "fill_mask", run, "--text=the [MASK] sat on the [MASK]", "--top_k=3"
     ).stdout.splitlines()
     assert len(one.split()) == len(other.split()) == 6
-    found = json.loads(call("fill_mask", run, "--json", text="a [MASK] ran\n").stdout)
-    assert len(found) == 1 and len(found[0]) == 5 and 0 < found[0][0]["probability"] <= 1
+    masks = json.loads(call("fill_mask", run, "--json", text="a [MASK] ran\n").stdout)
+    assert len(masks) == 1 and len(masks[0]) == 5 and 0 < masks[0][0]["probability"] <= 1
 
     pieces = call(
         "features",
@@ -70,6 +68,6 @@ def test_the_whole_path(tmp_path):
         ("features", [f"--output={tmp_path}/x.npz", "--layers=7"], "layer 7"),
     ):
         wrong = call(program, run, *arguments, text="the cat\n")
-        assert (
-            wrong.returncode == 2 and words in wrong.stderr and "Traceback" not in wrong.stderr
-        ), wrong.stderr
+        assert wrong.returncode == 2, wrong.stderr
+        assert words in wrong.stderr, wrong.stderr
+        assert "Traceback" not in wrong.stderr, wrong.stderr

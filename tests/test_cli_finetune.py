@@ -1,21 +1,45 @@
-"""Fine-tuning through the command line: several seeds, evaluate, predict; and the mistakes on the
-way.
-"""
+"""Fine-tuning on the command line: several seeds, evaluation, prediction, and mistakes."""
 
+import dataclasses
 import json
+import pathlib
 
 import pytest
 
 from tests.finetuning.examples import build, pretrained
-from tests.programs import call
+from tests.programs import call, refused
+
+CONFIG = "--config=configs/finetune/sentiment.py:imdb-cpu"
+TEXT = "the cat sat\na dog ran\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Two runs of different seeds in `folder`, and the flags of their training."""
+
+    folder: pathlib.Path
+    flags: list[str]
+    summary: dict  # the output of `finetune`
+
+    @property
+    def run(self) -> str:
+        return f"--workdir={self.folder}/runs/seed-0"
+
+    def train_again(self):
+        return train(self.folder, self.flags)
+
+
+def train(folder, flags):
+    seeds = (f"--workdir={folder}/runs", "--seeds=2", "--config.model.dropout=0.2")
+    return call("finetune", CONFIG, *flags, *seeds)
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finetune")
     bert = pretrained(folder, "bert")
     config = build(folder / "data", "classification", bert)
-    sizes = {
+    keys = {
         "task.length": 32,
         "task.labels": "('cat','dog')",
         "train.num_steps": 6,
@@ -25,115 +49,91 @@ def given(tmp_path_factory):
         "data.train_files": config.data.train_files,
         "data.valid_files": config.data.valid_files,
     }
-    return folder, [
+    flags = [
         f"--config.init_from={bert}",
-        *(f"--config.{key}={value}" for key, value in sizes.items()),
+        *(f"--config.{key}={value}" for key, value in keys.items()),
     ]
+    done = train(folder, flags)
+    assert done.returncode == 0, done.stderr
+    assert "tensors restored" in done.stderr, done.stderr
+    assert "head/out/kernel" in done.stderr, done.stderr
+    return Trained(folder, flags, json.loads(done.stdout))
 
 
-def test_the_whole_path(given):
-    folder, flags = given
-    config = "--config=configs/finetune/sentiment.py:imdb-cpu"
-    done = call(
-        "finetune",
-        config,
-        *flags,
-        f"--workdir={folder}/runs",
-        "--seeds=2",
-        "--config.model.dropout=0.2",
-    )
-    assert (
-        done.returncode == 0
-        and "tensors restored" in done.stderr
-        and "head/out/kernel" in done.stderr
-    ), done.stderr
-    found = json.loads(done.stdout)
-    assert found["seeds"] == 2 and len(found["valid/accuracy"]["values"]) == 2
-    assert found["valid/accuracy"]["mean"] == pytest.approx(
-        sum(found["valid/accuracy"]["values"]) / 2
-    )
-    again = call(
-        "finetune",
-        config,
-        *flags,
-        f"--workdir={folder}/runs",
-        "--seeds=2",
-        "--config.model.dropout=0.2",
-    )
-    assert json.loads(again.stdout) == found and "nothing to do" in again.stderr
-    run = f"--workdir={folder}/runs/seed-0"
-    assert (
-        json.loads((folder / "runs/seed-0/config.json").read_text())["config"]["model"]["dropout"]
-        == 0.2
-    )
+def test_the_summary_of_two_seeds(trained):
+    accuracy = trained.summary["valid/accuracy"]
+    assert trained.summary["seeds"] == 2 and len(accuracy["values"]) == 2
+    assert accuracy["mean"] == pytest.approx(sum(accuracy["values"]) / 2)
 
-    scores = json.loads(call("evaluate", run).stdout)
-    assert scores["examples"] == 12 and scores["accuracy"] == pytest.approx(
-        found["valid/accuracy"]["values"][0]
-    )
+
+def test_the_same_command_has_nothing_to_do(trained):
+    again = trained.train_again()
+    assert json.loads(again.stdout) == trained.summary and "nothing to do" in again.stderr
+
+
+def test_an_override_of_the_model_is_recorded(trained):
+    record = json.loads((trained.folder / "runs/seed-0/config.json").read_text())
+    assert record["config"]["model"]["dropout"] == 0.2
+
+
+def test_evaluate_and_inspect(trained):
+    scores = json.loads(call("evaluate", trained.run).stdout)
+    assert scores["examples"] == 12
+    assert scores["accuracy"] == pytest.approx(trained.summary["valid/accuracy"]["values"][0])
     assert scores["confusion"]["labels"] == list(scores["f1_by_class"]) == ["cat", "dog"]
-    matrix = call("inspect", "confusion", run, f"--output={folder}/confusion.png")
+    picture = trained.folder / "confusion.png"
+    matrix = call("inspect", "confusion", trained.run, f"--output={picture}")
     assert matrix.returncode == 0, matrix.stderr
-    assert (folder / "confusion.png").stat().st_size > 3000
-    plain = call("predict", run, text="the cat sat\na dog ran\n").stdout.split()
-    objects = [
-        json.loads(line)
-        for line in call(
-            "predict", run, "--json", text="the cat sat\na dog ran\n"
-        ).stdout.splitlines()
-    ]
-    assert [each["label"] for each in objects] == plain and all(
-        sum(each["probabilities"].values()) == pytest.approx(1) for each in objects
-    )
+    assert picture.stat().st_size > 3000
 
-    lines = "the cat sat\n\na dog ran" + " to the cat" * 30 + "\n"
-    done = call("predict", run, "--json", text=lines)
-    kept, empty, _ = map(json.loads, done.stdout.splitlines())
-    assert kept == objects[0] and empty == {"text": "", "label": None, "probabilities": None}
+
+def test_predict(trained):
+    labels = call("predict", trained.run, text=TEXT).stdout.split()
+    lines = call("predict", trained.run, "--json", text=TEXT).stdout.splitlines()
+    predictions = [json.loads(line) for line in lines]
+    assert [prediction["label"] for prediction in predictions] == labels
+    for prediction in predictions:
+        assert sum(prediction["probabilities"].values()) == pytest.approx(1)
+
+    text = "the cat sat\n\na dog ran" + " to the cat" * 30 + "\n"
+    done = call("predict", trained.run, "--json", text=text)
+    first, empty, _ = map(json.loads, done.stdout.splitlines())
+    assert first == predictions[0]
+    assert empty == {"text": "", "label": None, "probabilities": None}
     assert done.stderr.count("warning") == 1 and "line 3 is longer than" in done.stderr
-    assert call("predict", run, "--long=skip", text=lines).stdout == f"{plain[0]}\n\n\n"
+    assert call("predict", trained.run, "--long=skip", text=text).stdout == f"{labels[0]}\n\n\n"
 
+
+def test_mistakes_in_training_are_refused(trained):
+    folder, flags = trained.folder, trained.flags
     wrong = folder / "wrong.tsv"
     wrong.write_text("cow\tthe cat\n")
-    for program, arguments, words in (
-        (
-            "finetune",
-            [config, *flags, f"--workdir={folder}/new", f"--config.data.valid_files={wrong}"],
-            "wrong.tsv:1: unknown label 'cow'",
-        ),
-        (
-            "finetune",
-            [config, *flags[1:], f"--workdir={folder}/new"],
-            "config.init_from is missing",
-        ),
-        (
-            "finetune",
-            ["--config=configs/bert/base.py", f"--workdir={folder}/new"],
-            "no task of fine-tuning",
-        ),
-        (
-            "finetune",
-            [config, *flags, f"--workdir={folder}/new", "--seeds=2", "--profile=1:2"],
-            "--profile is for one run",
-        ),
-        ("finetune", [config, *flags, run, "--seeds=2"], "runs/seed-0: holds a single run"),
-        ("finetune", [config, *flags, f"--workdir={folder}/runs"], "holds the runs of --seeds"),
-        (
-            "finetune",
-            [config, *flags, run, "--config.model.dropout=0.5"],
-            "holds a run with another config: model.dropout",
-        ),
-        ("predict", [run, "--text=a\tb"], "line 1: must hold 1 text, not 2"),
-        ("predict", [run, "--long=split", "--text=x"], "long='split': must be"),
-        ("predict", [f"--workdir={folder}/bert_run", "--text=x"], "not one that was fine-tuned"),
-        ("evaluate", [run, "--set=test"], "give --config.data.test_files"),
-        ("generate", [run, "--prompt=x"], "not one that continues"),
+    new = f"--workdir={folder}/new"
+    dropout = "--config.model.dropout=0.5"
+    for arguments, words in (
+        ([CONFIG, *flags, new, f"--config.data.valid_files={wrong}"], "wrong.tsv:1: unknown label"),
+        ([CONFIG, *flags[1:], new], "config.init_from is missing"),
+        (["--config=configs/bert/base.py", new], "no task of fine-tuning"),
+        ([CONFIG, *flags, new, "--seeds=2", "--profile=1:2"], "--profile is for one run"),
+        ([CONFIG, *flags, trained.run, "--seeds=2"], "runs/seed-0: holds a single run"),
+        ([CONFIG, *flags, f"--workdir={folder}/runs"], "holds the runs of --seeds"),
+        ([CONFIG, *flags, trained.run, dropout], "holds a run with another config: model.dropout"),
     ):
-        refused = call(program, *arguments)
-        assert (
-            refused.returncode == 2
-            and words in refused.stderr
-            and "Traceback" not in refused.stderr
-        ), refused.stderr
+        refused(call("finetune", *arguments), words)
     assert not (folder / "new").exists()
     assert not any((folder / path).exists() for path in ("runs/config.json", "runs/seed-0/seed-0"))
+
+
+@pytest.mark.parametrize(
+    "program, arguments, words",
+    [
+        ("predict", ["@/runs/seed-0", "--text=a\tb"], "line 1: must hold 1 text, not 2"),
+        ("predict", ["@/runs/seed-0", "--long=split", "--text=x"], "long='split': must be"),
+        ("predict", ["@/bert_run", "--text=x"], "not one that was fine-tuned"),
+        ("evaluate", ["@/runs/seed-0", "--set=test"], "give --config.data.test_files"),
+        ("generate", ["@/runs/seed-0", "--prompt=x"], "not one that continues"),
+    ],
+)
+def test_mistakes_in_the_use_of_a_run_are_refused(trained, program, arguments, words):
+    workdir, *others = arguments
+    refused(call(program, workdir.replace("@", f"--workdir={trained.folder}"), *others), words)

@@ -1,6 +1,4 @@
-"""The language model's path through the command line, as a user walks it: prepare, train, write,
-evaluate, convert; and the mistakes on the way.
-"""
+"""A language model on the command line: preparation, training, generation, evaluation, mistakes."""
 
 import json
 
@@ -45,28 +43,24 @@ def trained(flags, tmp_path_factory):
     assert prepared.returncode == 0 and "built token store" in prepared.stderr, prepared.stderr
     workdir = tmp_path_factory.mktemp("trained_gpt") / "run"
     done = call("train_gpt", *flags, "--config.task.sample_tokens=5", f"--workdir={workdir}")
-    assert (
-        done.returncode == 0
-        and "built token store" not in done.stderr
-        and "a sample:" in done.stderr
-    ), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "built token store" not in done.stderr, done.stderr
+    assert "a sample:" in done.stderr, done.stderr
     return workdir
 
 
-def test_generate_streams_what_it_gives_as_json(trained, tmp_path):
-    how = ["--max_tokens=80", "--temperature=0.5", "--seed=7"]  # more than the window of 64
+def test_generate_streams_the_text_that_it_returns_as_json(trained, tmp_path):
+    # 80 tokens are more than the window of 64.
+    how = ["--max_tokens=80", "--temperature=0.5", "--seed=7"]
     streamed = call("generate", f"--workdir={trained}", "--prompt=the dog", *how)
-    assert (
-        streamed.returncode == 0
-        and streamed.stdout.startswith("the dog")
-        and streamed.stdout.endswith("\n")
-    ), streamed.stderr
+    assert streamed.returncode == 0, streamed.stderr
+    assert streamed.stdout.startswith("the dog"), streamed.stderr
+    assert streamed.stdout.endswith("\n"), streamed.stderr
     (tmp_path / "prompts.jsonl").write_text('"the dog"\n"a\\ncat"\n')
     listed = call("generate", f"--workdir={trained}", f"--prompts={tmp_path}/prompts.jsonl", *how)
     first, second = map(json.loads, listed.stdout.splitlines())
-    assert (
-        first["prompt"] == "the dog" and first["prompt"] + first["text"] + "\n" == streamed.stdout
-    )
+    assert first["prompt"] == "the dog"
+    assert first["prompt"] + first["text"] + "\n" == streamed.stdout
     assert second["prompt"] == "a\ncat" and second["tokens"] <= 80
     piped = call(
         "generate", f"--workdir={trained}", "--prompts=-", "--num_samples=2", *how, text="the dog\n"
@@ -75,18 +69,18 @@ def test_generate_streams_what_it_gives_as_json(trained, tmp_path):
     assert one == first and other["prompt"] == "the dog" and other["text"] != one["text"]
 
 
-def test_without_a_number_a_text_fits_the_window_it_must_not_exceed(trained):
+def test_without_max_tokens_a_text_ends_with_the_window(trained):
     flags = [f"--workdir={trained}", "--prompts=-", "--window=refuse", "--stop=never"]
     done = call("generate", *flags, text="the dog\n")
     assert done.returncode == 0 and 0 < json.loads(done.stdout)["tokens"] < 64, done.stderr
 
 
-def test_a_stop_string_is_not_shown(trained):
-    whole = call(
+def test_a_stop_string_is_not_printed(trained):
+    text = call(
         "generate", f"--workdir={trained}", "--prompt=the", "--temperature=0", "--max_tokens=20"
     ).stdout
-    stop = whole[8:10]
-    cut = call(
+    stop = text[8:10]
+    stopped_text = call(
         "generate",
         f"--workdir={trained}",
         "--prompt=the",
@@ -94,15 +88,15 @@ def test_a_stop_string_is_not_shown(trained):
         "--max_tokens=20",
         f"--stop={stop}",
     ).stdout
-    assert cut == whole[: whole.index(stop, 3)] + "\n"
+    assert stopped_text == text[: text.index(stop, 3)] + "\n"
 
 
 def test_evaluate_prints_one_object(trained):
     done = call("evaluate", f"--workdir={trained}", "--config.decode.stride=8")
-    found = json.loads(done.stdout)
-    assert found["stride"] == 8 and found["bits_per_byte"] > 0 and found["perplexity"] > 1, (
-        done.stderr
-    )
+    scores = json.loads(done.stdout)
+    assert scores["stride"] == 8, done.stderr
+    assert scores["bits_per_byte"] > 0, done.stderr
+    assert scores["perplexity"] > 1, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -116,11 +110,11 @@ def test_evaluate_prints_one_object(trained):
         ("evaluate", ["--set=test"], "config.data.test_files"),
     ],
 )
-def test_a_mistake_costs_one_line(trained, program, arguments, words):
+def test_a_mistake_prints_one_line(trained, program, arguments, words):
     done = call(program, f"--workdir={trained}", *arguments, text="")
-    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, (
-        done.stderr
-    )
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""The documentation builds, its commands name flags and keys that exist, its drawings are fresh."""
+"""The documentation builds; its commands, keys, configs and drawings are up to date."""
 
 import functools
 import importlib.util
@@ -19,9 +19,9 @@ from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MOST_WORDS = 25  # of a sentence
-MOST_LINES = 150  # of the README
-PLACEHOLDERS = {"FILE", "TASK"}  # they stand for a name in commands
+MAX_WORDS = 25  # of a sentence
+MAX_LINES = 150  # of the README
+PLACEHOLDERS = {"FILE", "TASK"}  # names in commands that a user replaces
 
 bash_blocks = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 blocks = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -34,14 +34,8 @@ of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
     importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed"
 )
 def test_the_pages_build(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        f"--site-dir={tmp_path / 'site'}",
-    ]
+    site = f"--site-dir={tmp_path / 'site'}"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", site]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     output = {"capture_output": True, "text": True}
     done = subprocess.run(command, check=False, cwd=ROOT, env=env, timeout=300, **output)
@@ -51,7 +45,7 @@ def test_the_pages_build(tmp_path):
     assert not list((tmp_path / "site").rglob("*.py"))
 
 
-def test_the_drawings_are_fresh(tmp_path, monkeypatch):
+def test_the_drawings_are_up_to_date(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["drawings.py", str(tmp_path)])
     runpy.run_path(str(ROOT / "docs" / "drawings.py"), run_name="__main__")
     drawn = sorted(tmp_path.iterdir())
@@ -61,12 +55,12 @@ def test_the_drawings_are_fresh(tmp_path, monkeypatch):
 
 
 def words_of(svg: pathlib.Path) -> list[str]:
-    """The texts of a drawing. Lines and colours depend on matplotlib's version."""
+    """Returns the texts of a drawing. Lines and colours depend on matplotlib's version."""
     return re.findall(r"<text[^>]*>(.*?)</text>", svg.read_text())
 
 
 @of_page
-def test_commands_name_what_exists(page):
+def test_commands_have_flags_and_keys_that_exist(page):
     for block in bash_blocks.findall(page.read_text()):
         for command in block.replace("\\\n", " ").splitlines():
             words = shlex.split(command, comments=True)
@@ -78,7 +72,7 @@ def test_commands_name_what_exists(page):
 
 
 def check(program: str, words: list[str]) -> None:
-    """Refuses flags that the program does not have, and keys that its config does not have."""
+    """Asserts that the program has the flags and its config the keys."""
     flags = [word[2:].partition("=") for word in words if word.startswith("--")]
     values = {name: value for name, _, value in flags}
     for name in values:
@@ -101,7 +95,7 @@ def flags_of(program: str) -> set[str]:
 
 @functools.cache
 def all_keys() -> list[str]:
-    """The keys of every model and task."""
+    """Returns the keys of every model and task."""
     pairs = itertools.product(classes.names("model"), classes.names("task"))
     return sorted({key for model, task in pairs for key in configs.schema(model, task)})
 
@@ -117,21 +111,20 @@ def test_configs_and_keys_of_the_text_exist(page):
 
 @of_page
 def test_sentences_are_short(page):
-    long = [
-        sentence for sentence in sentences(page.read_text()) if len(sentence.split()) > MOST_WORDS
-    ]
+    text = page.read_text()
+    long = [sentence for sentence in sentences(text) if len(sentence.split()) > MAX_WORDS]
     assert not long, "\n".join(long)
 
 
 def test_the_readme_is_one_page():
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     links = re.findall(r"\]\(([\w/.]+)\)", "\n".join(lines))
     assert links and all((ROOT / link).is_file() for link in links)
 
 
 def sentences(text: str):
-    """The sentences of a page's prose, a code span counted as one word, without tables."""
+    """Yields the sentences of a page without tables. A code span counts as one word."""
     for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", blocks.sub("", text)):
         if not paragraph.lstrip().startswith(("#", "|", "!", "<")):
             plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))

@@ -1,4 +1,4 @@
-"""Imports point down the ranks only, and Flax and Orbax stay where they belong (DESIGN: the house)."""
+"""Imports point down the ranks only, and Flax and Orbax are imported in few places."""
 
 import ast
 import pathlib
@@ -7,8 +7,8 @@ import transformer_jax
 
 ROOT = pathlib.Path(transformer_jax.__file__).parent
 
-# From the bottom up: a part imports itself and the parts of lower ranks. Whatever is not listed is
-# a program, or an old name of a module, and may import all.
+# From the lowest rank up: a part imports itself and parts of lower ranks. Programs and old names of
+# modules are not listed and may import everything.
 RANKS = [
     {"configuration"},
     {"config", "hardware"},

@@ -1,4 +1,4 @@
-"""Importing the package changes nothing outside of it: no flag, logger, setting or library."""
+"""Importing the package changes nothing outside it: no flag, logger, setting or library."""
 
 import json
 import pathlib
@@ -68,9 +68,9 @@ from transformer_jax.training.checkpoint import Checkpoints
 with Checkpoints(pathlib.Path(sys.argv[2]), config.Checkpoint()) as checkpoints:
     checkpoints.save_params({"a": np.ones(3)})
 used = snapshot()
-named = {"import": after, "use": {key: used[key] for key in ("orbax", "epath", "flags")}}
-print(json.dumps([[what, key, str(before[key]), str(value)] for what, found in named.items()
-                  for key, value in found.items() if value != before[key]]))
+snapshots = {"import": after, "use": {key: used[key] for key in ("orbax", "epath", "flags")}}
+print(json.dumps([[name, key, str(before[key]), str(value)] for name, values in snapshots.items()
+                  for key, value in values.items() if value != before[key]]))
 """
 )
 PROGRAMS = """

@@ -1,6 +1,4 @@
-"""The scripts that start runs elsewhere: against a stand-in for gcloud, and with commands that are
-preempted.
-"""
+"""The launch scripts, with a fake gcloud and with commands that are preempted."""
 
 import os
 import pathlib
@@ -14,7 +12,7 @@ import pytest
 LAUNCH = pathlib.Path(__file__).parent.parent / "launch"
 
 GCLOUD = """#!/usr/bin/env bash
-# slices in a folder: `state` is there while the slice is; it is taken away at the first look at the exit code
+# A slice exists while the file `state` exists. It is suspended when its exit code is first read.
 echo "$*" >> calls
 case "$*" in
   *queued-resources\\ create*) echo ACTIVE > state ;;
@@ -27,7 +25,7 @@ esac
 
 @pytest.fixture
 def slices(tmp_path):
-    """(call(*arguments) -> completed process, the commands gcloud was given)."""
+    """Returns a function that calls tpu_vm.sh, and one that returns gcloud's commands so far."""
     (tmp_path / "gcloud").write_text(GCLOUD)
     (tmp_path / "gcloud").chmod(0o755)
     env = {
@@ -39,62 +37,56 @@ def slices(tmp_path):
         "EVERY": "0",
     }
 
-    def call(*arguments, **more):
+    def call(*arguments, **changes):
         return subprocess.run(
             [LAUNCH / "tpu_vm.sh", *arguments],
-            env={k: v for k, v in (env | more).items() if v},
+            env={key: value for key, value in (env | changes).items() if value},
             cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=60,
         )
 
-    return (
-        call,
-        lambda: (
-            (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
-        ),
-    )
+    def calls():
+        path = tmp_path / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    return call, calls
 
 
-def test_a_slice_taken_away_is_asked_for_again_until_the_command_has_ended(slices):
+def test_a_suspended_slice_is_created_again_until_the_command_ends(slices):
     call, calls = slices
     done = call(
         "keep", "mine", "python", "-m", "transformer_jax.train_gpt", "--workdir=gs://b/it's here"
     )
     assert done.returncode == 3 and "mine was taken away (SUSPENDED)" in done.stderr, done.stderr
-    count = lambda part: sum(part in line for line in calls())
-    assert (
-        count("queued-resources create mine --node-id=mine") == 2
-        and count("--spot") == 2
-        and count("queued-resources delete") == 1
-    )
+
+    def count(part):
+        return sum(part in line for line in calls())
+
+    assert count("queued-resources create mine --node-id=mine") == 2
+    assert count("--spot") == 2
+    assert count("queued-resources delete") == 1
     assert count("--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite") == 2
-    assert (
-        count("scp") == 2 and count("until_done.sh python") == 2 and count("setup_venv.sh tpu") == 2
-    )
+    assert count("scp") == 2
+    assert count("until_done.sh python") == 2
+    assert count("setup_venv.sh tpu") == 2
 
 
-def test_what_runs_on_the_workers_is_what_was_asked_for(slices, tmp_path):
+def test_the_workers_run_the_command_with_its_arguments(slices, tmp_path):
     call, calls = slices
     assert call("run", "mine", "printf", "<%s>", "it's", "$HOME", "a  b").returncode == 0
     [line] = calls()
     command = line.partition("--command=")[2]
-    (tmp_path / "home/transformer_jax/launch").mkdir(parents=True)
-    shutil.copy(LAUNCH / "until_done.sh", tmp_path / "home/transformer_jax/launch")
-    subprocess.run(
-        ["bash", "-c", command],
-        cwd=tmp_path / "home",
-        env={**os.environ, "HOME": f"{tmp_path}/home"},
-        check=True,
-    )
-    while (
-        not (tmp_path / "home/exit_code").exists() or not (tmp_path / "home/exit_code").read_text()
-    ):
+    home = tmp_path / "home"
+    (home / "transformer_jax/launch").mkdir(parents=True)
+    shutil.copy(LAUNCH / "until_done.sh", home / "transformer_jax/launch")
+    env = {**os.environ, "HOME": str(home)}
+    subprocess.run(["bash", "-c", command], cwd=home, env=env, check=True)
+    while not (home / "exit_code").exists() or not (home / "exit_code").read_text():
         time.sleep(0.05)
-    assert (tmp_path / "home/log").read_text() == "<it's><$HOME><a  b>" and (
-        tmp_path / "home/exit_code"
-    ).read_text() == "0\n"
+    assert (home / "log").read_text() == "<it's><$HOME><a  b>"
+    assert (home / "exit_code").read_text() == "0\n"
 
 
 def test_print_runs_nothing(slices):
@@ -113,15 +105,16 @@ def test_print_runs_nothing(slices):
 
 
 @pytest.mark.parametrize(
-    "arguments, more, message",
+    "arguments, changes, message",
     [
         (["create"], {}, "usage"),
         (["create", "mine"], {"ZONE": ""}, "ZONE is missing"),
         (["make", "mine"], {}, "no step make"),
     ],
 )
-def test_mistakes(slices, arguments, more, message):
-    done = slices[0](*arguments, **more)
+def test_mistakes(slices, arguments, changes, message):
+    call, _ = slices
+    done = call(*arguments, **changes)
     assert done.returncode and message in done.stderr
 
 
@@ -129,24 +122,18 @@ def test_preempted_runs_go_on_until_done(tmp_path):
     script = (
         "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; [[ $n -ge 2 ]] && exit 4; exit 75"
     )
-    done = subprocess.run(
-        [LAUNCH / "until_done.sh", "bash", "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert (
-        done.returncode == 4
-        and (tmp_path / "n").read_text() == "3\n"
-        and done.stderr.count("going on") == 2
-    )
+    command = [LAUNCH / "until_done.sh", "bash", "-c", script]
+    output = {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=tmp_path, timeout=30, **output)
+    assert done.returncode == 4
+    assert (tmp_path / "n").read_text() == "3\n"
+    assert done.stderr.count("going on") == 2
 
 
 @pytest.mark.parametrize(
     "name, number, code", [("TERM", signal.SIGTERM, 75), ("INT", signal.SIGINT, 130)]
 )
-def test_a_signal_is_passed_on_and_ends_it(name, number, code, tmp_path):
+def test_a_signal_is_passed_on_and_ends_the_script(name, number, code, tmp_path):
     script = f"trap 'exit {code}' {name}; touch up; while :; do sleep 0.05; done"
     running = subprocess.Popen([LAUNCH / "until_done.sh", "bash", "-c", script], cwd=tmp_path)
     while not (tmp_path / "up").exists():
@@ -155,9 +142,11 @@ def test_a_signal_is_passed_on_and_ends_it(name, number, code, tmp_path):
     assert running.wait(timeout=20) == code
 
 
-def test_a_terminals_ctrl_c_comes_once_to_each_process(tmp_path):
-    """The terminal sends it to the script and to all that is in its process group."""
-    script = "trap 'echo INT >> come' INT; touch up-$$; while [[ ! -e end ]]; do sleep 0.05; done"
+def test_ctrl_c_reaches_each_process_once(tmp_path):
+    """A terminal sends it to the process group of the script."""
+    script = (
+        "trap 'echo INT >> received' INT; touch up-$$; while [[ ! -e end ]]; do sleep 0.05; done"
+    )
     running = subprocess.Popen(
         [LAUNCH / "local_multihost.sh", "2", "bash", "-c", script],
         cwd=tmp_path,
@@ -166,13 +155,13 @@ def test_a_terminals_ctrl_c_comes_once_to_each_process(tmp_path):
     while len(list(tmp_path.glob("up-*"))) < 2:
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)
-    come = tmp_path / "come"
-    while not come.exists() or come.read_text().count("INT") < 2:
+    received = tmp_path / "received"
+    while not received.exists() or received.read_text().count("INT") < 2:
         assert running.poll() is None
         time.sleep(0.05)
     (tmp_path / "end").touch()
     assert running.wait(timeout=20) == 0
-    assert come.read_text() == "INT\nINT\n"
+    assert received.read_text() == "INT\nINT\n"
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
@@ -180,3 +169,8 @@ def test_shellcheck_finds_nothing():
     scripts = [path for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch")]
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_test_script_explains_itself():
+    done = subprocess.run([LAUNCH / "test.sh", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "launch/test.sh --quick" in done.stdout

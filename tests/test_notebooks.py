@@ -1,5 +1,6 @@
-"""Every notebook runs at its tiny setting from a clean kernel, in a folder of its own; what is
-committed was executed, in order, without an error.
+"""Every notebook runs in its tiny setting, in a clean kernel and a new folder.
+
+The committed outputs come from an execution in order and without an error.
 """
 
 import ast
@@ -37,54 +38,55 @@ def test_it_runs(path, tmp_path):
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     )
-    client.execute(env=env)  # raises what a cell raises
+    client.execute(env=env)  # raises if a cell raises
     pictures = [
         output
         for cell in notebook.cells
         for output in cell.get("outputs", [])
         if "image/png" in output.get("data", {})
     ]
-    assert pictures and all(
-        cell.execution_count for cell in notebook.cells if cell.cell_type == "code"
-    )
+    assert pictures
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 
 @pytest.fixture(scope="module")
 def shell():
-    """IPython, in which `%pip` records its arguments and does no more."""
-    found = InteractiveShell.instance()
-    found.pip = []
-    found.register_magic_function(found.pip.append, magic_name="pip")
-    yield found
+    """Yields an IPython shell whose `%pip` only records its arguments."""
+    shell = InteractiveShell.instance()
+    shell.pip = []
+    shell.register_magic_function(shell.pip.append, magic_name="pip")
+    yield shell
     InteractiveShell.clear_instance()
 
 
 @pytest.mark.parametrize(
-    "given, asked, source",
+    "repository, answers, source",
     [
         ("", ["https://host/us.git "], "git+https://host/us.git"),
         ("https://host/us.git", [], "git+https://host/us.git"),
-        (None, [], f"file://{ROOT}"),  # beside its checkout
+        (None, [], f"file://{ROOT}"),  # inside a checkout
     ],
 )
-def test_the_first_cell_installs_the_package(given, asked, source, shell, tmp_path, monkeypatch):
-    """Where it is missing: from the address given, asked for, or from the checkout."""
+def test_the_first_cell_installs_a_missing_package(
+    repository, answers, source, shell, tmp_path, monkeypatch
+):
+    """It installs from the given address, or an address that it asks for, or the checkout."""
     first, *others = [nbformat.read(path, as_version=4).cells[1].source for path in NOTEBOOKS]
     assert all(other == first for other in others)
-    monkeypatch.chdir(ROOT / "notebooks" if given is None else tmp_path)
+    monkeypatch.chdir(ROOT / "notebooks" if repository is None else tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    answers = iter(asked)
+    answers = iter(answers)
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     shell.pip.clear()
-    cell = first.replace('REPOSITORY = ""', f'REPOSITORY = "{given or ""}"')
+    cell = first.replace('REPOSITORY = ""', f'REPOSITORY = "{repository or ""}"')
     shell.run_cell(cell).raise_error()
     assert shell.pip == [f'install --quiet "transformer_jax[] @ {source}"']
     assert not [*answers]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_committed(path):
+def test_the_committed_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -93,9 +95,11 @@ def test_what_is_committed(path):
     assert outputs and not any(output.output_type == "error" for output in outputs)
     assert path.stat().st_size < 450_000
     assert "%pip install" in code[0].source
-    local = ("/work/", "/tmp/", "/root/", "/home/")  # paths of the machine that executed it
-    assert not any(place in json.dumps(output) for place in local for output in outputs)
-    for cell in code[1:]:  # what is worth a definition belongs in the package
+    # No path of the machine that executed it.
+    for folder in ("/work/", "/tmp/", "/root/", "/home/"):
+        assert not any(folder in json.dumps(output) for output in outputs)
+    # Functions and classes belong in the package.
+    for cell in code[1:]:
         plain = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
         assert not any(
             isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in ast.walk(ast.parse(plain))

@@ -43,28 +43,24 @@ def translates(task, params):
 
 def generates(task, params):
     one, other = task.generate(params, ["the cat", "a dog"], max_tokens=3)
-    assert (
-        isinstance(one.text, str) and 1 <= one.tokens <= 3 and other.finished in ("end", "length")
-    )
+    assert isinstance(one.text, str)
+    assert 1 <= one.tokens <= 3
+    assert other.finished in ("end", "length")
 
 
 def fills(task, params):
     (mask,), masks = task.fill(params, ["the [MASK] sat", "a [MASK] [MASK]"], top_k=2)
-    assert (
-        len(mask) == 2
-        and len(masks) == 2
-        and mask[0].probability >= mask[1].probability > 0
-        and isinstance(mask[0].word, str)
-    )
+    assert len(mask) == 2
+    assert len(masks) == 2
+    assert mask[0].probability >= mask[1].probability > 0
+    assert isinstance(mask[0].word, str)
 
 
 def predicts(task, params):
     one, other = task.predict(params, ["the cat sat", "the dog ran"])
-    assert (
-        one.text in ("cat", "dog")
-        and other.details["label"] == other.text
-        and sum(one.details["probabilities"].values()) == pytest.approx(1)
-    )
+    assert one.text in ("cat", "dog")
+    assert other.details["label"] == other.text
+    assert sum(one.details["probabilities"].values()) == pytest.approx(1)
 
 
 USES = {
@@ -91,8 +87,8 @@ def test_the_same_lines(family, tmp_path, caplog):
     use(task, params)
     with pytest.raises(TypeError, match="list of texts"):  # not as many texts as it has characters
         list(getattr(task, name)(params, "the cat [MASK]"))
-    found = task.evaluate(params, "valid").values()
-    assert all(np.isfinite(value) for value in found if not isinstance(value, (str, dict)))
+    scores = task.evaluate(params, "valid").values()
+    assert all(np.isfinite(value) for value in scores if not isinstance(value, (str, dict)))
     with pytest.raises(configs.UserError, match="split 'train': only 'valid' and 'test'"):
         task.evaluate(params, "train")
     assert task.attention(params, "the cat sat").weights.ndim == 4
@@ -101,10 +97,8 @@ def test_the_same_lines(family, tmp_path, caplog):
     tokens = jnp.array([[5, 6, 7]])
     vocabulary = config.model.vocab_size
     if family == "encoder_decoder":
-        assert (
-            model.apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary)
-            and tokenizer.target.eos_id == 3
-        )
+        assert model.apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary)
+        assert tokenizer.target.eos_id == 3
     elif family == "gpt":
         assert model.apply({"params": params}, tokens).shape == (1, 3, vocabulary)
     elif family == "bert":
@@ -114,16 +108,14 @@ def test_the_same_lines(family, tmp_path, caplog):
             (1, 2),
         ]
     else:
-        assert (
-            model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32)
-            and tokenizer.cls_id >= 0
-        )
+        assert model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32)
+        assert tokenizer.cls_id >= 0
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [record for record in warnings if record.name == "absl"], "Orbax's own"
 
 
 @pytest.mark.parametrize(
-    "wrong, named",
+    "wrong, type_name",
     [
         ({"model": {"name": "gpt"}}, "dict"),
         (None, "NoneType"),
@@ -132,8 +124,8 @@ def test_the_same_lines(family, tmp_path, caplog):
         (ConfigDict({"model": {}}), "ConfigDict"),
     ],
 )
-def test_what_is_no_config_is_refused(wrong, named, tmp_path):
-    with pytest.raises(configs.UserError, match=f"path of a config file.* not this {named}"):
+def test_train_refuses_other_types(wrong, type_name, tmp_path):
+    with pytest.raises(configs.UserError, match=f"path of a config file.* not this {type_name}"):
         transformer_jax.train(wrong, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -156,8 +148,8 @@ def test_a_config_file_and_its_overrides_are_checked(tmp_path):
 
 def test_overrides_are_a_mapping_or_pairs():
     loaded = [
-        configs.load("configs/gpt/quickstart.py", given)
-        for given in (
+        configs.load("configs/gpt/quickstart.py", overrides)
+        for overrides in (
             {"train.num_steps": 7, "train.batch": "4"},
             [("train.num_steps", "7"), ("train.batch", "4")],
         )

@@ -1,4 +1,4 @@
-"""The format of the code, as pyproject.toml says."""
+"""ruff, with the settings of pyproject.toml, finds nothing."""
 
 import importlib.util
 import pathlib

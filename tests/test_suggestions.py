@@ -23,19 +23,19 @@ def test_synonyms_lead_to_keys_and_flags_that_exist():
     assert set(configs.all_keys()) >= keys
     programs = " ".join(path.read_text() for path in (ROOT / "transformer_jax").glob("**/*.py"))
     for name, alternatives in synonyms.TABLE.items():
-        for ours in (ours for option in alternatives for ours in option):
-            if ours.startswith("--"):
-                assert f'"{ours[2:]}"' in programs, ours
+        for target in (target for option in alternatives for target in option):
+            if target.startswith("--"):
+                assert f'"{target[2:]}"' in programs, target
             else:
-                assert ours in keys, name
+                assert target in keys, name
 
 
 @pytest.mark.parametrize(
-    "family, word, ours",
+    "family, word, suggestion",
     [
         *(
-            ("gpt", word, ours)
-            for word, ours in {
+            ("gpt", word, suggestion)
+            for word, suggestion in {
                 "optimizer.lr": "optimizer.learning_rate (the peak of the schedule)",
                 "model.n_layers": "model.num_layers",
                 "train.batch_size": "train.batch",
@@ -82,12 +82,12 @@ def test_synonyms_lead_to_keys_and_flags_that_exist():
         ("bert", "decode.num_beams", "decode.beam"),
     ],
 )
-def test_names_of_other_codebases_lead_to_ours(family, word, ours):
+def test_names_of_other_codebases_lead_to_ours(family, word, suggestion):
     config = configs.experiment(model={"name": family}, task={"name": FAMILIES[family]})
     with pytest.raises(UserError, match=r"^[^\n]*$") as error:
         configs.set_key(config, word, "1")
     assert f"unknown key config.{word}; did you mean " in str(error.value)
-    assert ours in str(error.value).partition("did you mean ")[2]
+    assert suggestion in str(error.value).partition("did you mean ")[2]
 
 
 def test_a_section_that_is_a_key(tmp_path):
@@ -101,7 +101,7 @@ GPT, WMT = ("--config=configs/gpt/quickstart.py",), ("--config=configs/wmt/quick
 
 
 @pytest.mark.parametrize(
-    "program, arguments, flag, ours",
+    "program, arguments, flag, suggestion",
     [
         ("train_gpt", GPT, "--lr=3e-4", "--config.optimizer.learning_rate?"),
         ("train_gpt", GPT, "--batch_size=8", "--config.train.batch?"),
@@ -123,9 +123,9 @@ GPT, WMT = ("--config=configs/gpt/quickstart.py",), ("--config=configs/wmt/quick
         ("generate", ("--workdir=x",), "--max_new_tokens=2", "--max_tokens?"),
     ],
 )
-def test_a_key_given_as_a_flag_leads_to_its_flag(program, arguments, flag, ours):
+def test_a_key_given_as_a_flag_leads_to_its_flag(program, arguments, flag, suggestion):
     name = flag.partition("=")[0]
-    refused(call(program, *arguments, flag), f"unknown flag {name}; did you mean {ours}")
+    refused(call(program, *arguments, flag), f"unknown flag {name}; did you mean {suggestion}")
 
 
 def test_a_flag_like_nothing_here_is_refused_without_a_guess():

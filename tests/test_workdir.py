@@ -1,4 +1,4 @@
-"""Workdirs: every released checkpoint format is still read, and is gone on with."""
+"""Workdirs of every released checkpoint format can be read and continued."""
 
 import json
 import pathlib
@@ -26,14 +26,13 @@ def test_a_released_format_still_restores(path):
     logits = model.apply(
         {"params": params}, jax.numpy.array([[5, 6, 3]]), jax.numpy.array([[2, 7]])
     )
-    np.testing.assert_allclose(
-        logits, json.loads((path / "expected.json").read_text())["logits"], rtol=1e-4, atol=1e-5
-    )
+    expected = json.loads((path / "expected.json").read_text())["logits"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert tokenizer.source.decode(tokenizer.source.encode(["a dog runs"])) == ["a dog runs"]
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.name)
-def test_a_released_format_is_gone_on_with(path, tmp_path, monkeypatch):
+def test_a_run_of_a_released_format_continues(path, tmp_path, monkeypatch):
     shutil.copytree(path, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     write_pairs(pathlib.Path("text"))
@@ -43,9 +42,7 @@ def test_a_released_format_is_gone_on_with(path, tmp_path, monkeypatch):
     program = Program.of(config, task, jax.devices()[:1])
     record.begin(config, task, tmp_path / "run")
     assert run(config, task, tmp_path / "run", program)["valid/loss"] > 0
-    assert (
-        json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
-    )
+    assert record.metrics(tmp_path / "run")[-1]["step"] == 6
 
 
 def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Numbers on a CPU are right under what the package sets, which is no more than they need."""
+"""The package's XLA flag makes results on a CPU right, and is set for no other jaxlib."""
 
 import json
 import os
@@ -25,7 +25,7 @@ FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 
 def run_python(code, *arguments, **environment):
-    """Runs code as a user would: with no variable of this suite in the environment."""
+    """Runs the code without this suite's environment variables."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -47,7 +47,7 @@ def test_programs_that_a_jaxlib_compiles_wrongly_are_right():
 
 @pytest.fixture
 def guard(monkeypatch):
-    """guard(jaxlib, flags, added) -> XLA_FLAGS as that jaxlib gets it before its first use."""
+    """Returns a function of (jaxlib, flags, added) that returns XLA_FLAGS for that jaxlib."""
     monkeypatch.setattr(xla_guard, "_backend_is_open", lambda: False)
 
     def run(jaxlib, flags=None, added=None):

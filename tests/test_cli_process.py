@@ -1,0 +1,104 @@
+"""Programs without a run: help, signals, streams, config files, dry runs."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.programs import ENV, call, command, refused
+
+
+def test_help_lists_the_flags():
+    done = call("translate", "--help")
+    assert done.returncode == 0
+    assert "--n_best" in done.stdout
+    assert "--workdir" in done.stdout
+    assert "stdin to stdout" in done.stdout
+
+
+def test_a_missing_config_file_is_refused(tmp_path):
+    refused(
+        call("train_wmt", "--config=configs/wmt/none.py", f"--workdir={tmp_path}"),
+        "configs/wmt/none.py",
+        "no such file",
+    )
+
+
+WAITING = """
+import sys
+from transformer_jax.cli import flags as cli
+from transformer_jax.cli import process
+
+def main():
+    print("ready", file=sys.stderr, flush=True)
+    sys.stdin.read()
+
+process.run(main, lambda: None)
+"""
+
+
+def test_ctrl_c_costs_one_line():
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING],
+        stdin=subprocess.PIPE,
+        env=ENV,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == "interrupted\n" and process.wait() == 130
+
+
+def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
+    done = call(
+        "dry_run",
+        "--config=configs/wmt/base.py",
+        "--devices=8",
+        "--config.mesh.fsdp=2",
+        "--config.mesh.tensor=2",
+        "--config.train.batch=16",
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout.splitlines()[-1])
+    assert plan["params"] == 63_082_496
+    assert plan["mesh"] == {
+        "data": 2,
+        "fsdp": 2,
+        "tensor": 2,
+        "sequence": 1,
+    }
+    assert plan["tokens_per_step"] == 16 * 256 and plan["flops_per_step"] > 6 * 44e6 * 16 * 256
+    # parameters and two moments
+    assert plan["bytes_per_device"]["arguments"] == pytest.approx(3 * 4 * 63_082_496 / 4, rel=0.02)
+    assert "target_embed/embedding" in done.stderr and "tensor, fsdp" in done.stderr
+    refused(
+        call("dry_run", "--config=configs/wmt/base.py", "--devices=8", "--config.mesh.tensor=3"),
+        "config.mesh.tensor=3",
+    )
+
+
+def test_closed_streams_are_empty_ones():
+    """As a daemon's are."""
+    done = subprocess.run(
+        ["bash", "-c", '"$@" <&- >&-', "_", *command("costs")],
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=ENV,
+        timeout=300,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+def test_a_config_is_a_python_file(tmp_path):
+    for name, content, message in (
+        ("a.json", "{}", "a config is a Python file"),
+        ("b.py", "raise ValueError('one\\ntwo')", "b.py:1: ValueError: one two"),
+        ("c.py", "import sys; sys.exit(3)", "c.py:1: SystemExit: 3"),
+    ):
+        (tmp_path / name).write_text(content)
+        refused(
+            call("train_gpt", f"--config={tmp_path}/{name}", f"--workdir={tmp_path}/run"), message
+        )
