@@ -134,7 +134,7 @@ def draw_clause(
 ) -> Clause:
     """Draws a clause without a complement.
 
-    What is given is not drawn. For `trailing`, see `draw_adverbials`. A `plain` clause has no modal
+    Arguments that are given are not drawn. For `trailing`, see `draw_adverbials`. A `plain` clause has no modal
     verb, no negation and no adverbials. A `positive` clause has no negation.
     """
     verb = verb or draw_verb(rng, frames)
