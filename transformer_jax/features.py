@@ -36,7 +36,7 @@ def define_flags() -> None:
 def main() -> None:
     import numpy as np
 
-    from transformer_jax.data.sources.pairs import text_lines
+    from transformer_jax.data.sources.text_files import text_lines
 
     options = cli.FLAGS
     path = pathlib.Path(options.output or "")

@@ -121,7 +121,7 @@ def _held_back(text: str) -> int:
 
 
 def _lines(path: str):
-    from transformer_jax.data.sources.pairs import from_json, text_lines
+    from transformer_jax.data.sources.text_files import from_json, text_lines
     from transformer_jax.storage import buckets
 
     if path != "-" and not buckets.path(path).is_file():

@@ -39,7 +39,7 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.data.sources.pairs import text_lines
+    from transformer_jax.data.sources.text_files import text_lines
 
     options = cli.FLAGS
     task, params = cli.open_run("predict", "was fine-tuned", ALLOWED)

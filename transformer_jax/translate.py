@@ -70,7 +70,7 @@ def _lines(first_line: list[str]):
 
     Appends the first line to `first_line`.
     """
-    from transformer_jax.data.sources.pairs import text_lines
+    from transformer_jax.data.sources.text_files import text_lines
     from transformer_jax.pictures.progress import Bar
 
     status = os.fstat(sys.stdin.fileno())

@@ -112,14 +112,14 @@ def growing_phase(batch, tokens):
         return Phase([], batch, first_batch=FIRST_BATCH, ramp_steps=ramp_steps)
 
     def rows_of_ramp(ramp_steps):
-        return phase(max(ramp_steps, 1)).before(ramp_steps)
+        return phase(max(ramp_steps, 1)).rows_before(ramp_steps)
 
     return phase(bisect.bisect_left(range(10**6), tokens / LENGTH, key=rows_of_ramp))
 
 
 def updates(phase, tokens):
     """Returns the number of updates in which `phase` reads at least `tokens` tokens."""
-    return bisect.bisect_left(range(10**7), tokens / LENGTH, key=phase.before)
+    return bisect.bisect_left(range(10**7), tokens / LENGTH, key=phase.rows_before)
 
 
 def get_config(size="125m"):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data.sources import documents
+from transformer_jax.data.sources import documents, python_library
 
 
 def data(**keys):
@@ -27,7 +27,7 @@ def test_what_ends_a_document(tmp_path, split_on, expected):
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     assert (
         list(
-            documents.documents(
+            documents.of_split(
                 data(train_files=str(tmp_path / "a.txt"), split_on=split_on), "train"
             )
         )
@@ -49,14 +49,14 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
     named = data(
         train_files=f"{tmp_path}/b*.txt,{tmp_path}/a.txt, {tmp_path}/c.jsonl", text_field="body"
     )
-    assert list(documents.documents(named, "train")) == [
+    assert list(documents.of_split(named, "train")) == [
         "b1.txt",
         "b2.txt",
         "a.txt",
         "six\n\nseven",
         "eight",
     ]
-    assert documents.documents(named, "valid") is None
+    assert documents.of_split(named, "valid") is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
 def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(UserError, match=rf"c.jsonl:2: .*{message}"):
-        list(documents.documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
+        list(documents.of_split(data(train_files=str(tmp_path / "c.jsonl")), "train"))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
     [
         (dict(), "name one source of text"),
         (dict(corpus="python", train_files="x"), "now: corpus, train_files"),
-        (dict(corpus="grammar"), "no running text; there is: python, pydoc"),
+        (dict(corpus="grammar"), "holds no running text; must be one of python, pydoc"),
         (
             dict(train_files="a.txt", train_source="a", train_target="b"),
             "config.data.train_source names sentence pairs",
@@ -92,20 +92,20 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
 )
 def test_bad_sources_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
-        documents.documents(data(**keys), "train")
+        documents.of_split(data(**keys), "train")
 
 
 def test_an_empty_file_and_a_broken_encoding_are_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UserError, match="empty.txt: the file is empty"):
-        documents.documents(data(train_files=str(tmp_path / "empty.txt")), "train")
+        documents.of_split(data(train_files=str(tmp_path / "empty.txt")), "train")
     (tmp_path / "latin.txt").write_bytes("fine\nd\xe9j\xe0\n".encode("latin-1"))
     with pytest.raises(UserError, match="latin.txt:2: not UTF-8"):
-        list(documents.documents(data(train_files=str(tmp_path / "latin.txt")), "train"))
+        list(documents.of_split(data(train_files=str(tmp_path / "latin.txt")), "train"))
 
 
 def test_the_standard_library_is_split_by_file():
-    splits = {split: documents.PythonSources(split) for split in ("train", "valid", "test")}
+    splits = {split: python_library.PythonSources(split) for split in ("train", "valid", "test")}
     texts = {split: list(source) for split, source in splits.items()}
     sizes = {split: sum(map(len, found)) for split, found in texts.items()}
     assert sizes["train"] > 3_000_000 and sizes["valid"] > 50_000 and sizes["test"] > 50_000
@@ -117,7 +117,7 @@ def test_the_standard_library_is_split_by_file():
 
 def test_the_documentation_of_the_standard_library_is_split_by_file():
     splits = {
-        split: documents.documents(data(corpus="pydoc"), split)
+        split: documents.of_split(data(corpus="pydoc"), split)
         for split in ("train", "valid", "test")
     }
     texts = {split: list(source) for split, source in splits.items()}
@@ -137,7 +137,7 @@ def test_the_documentation_of_the_standard_library_is_split_by_file():
     assert (
         len(
             {json.dumps(source.fingerprint()) for source in splits.values()}
-            | {json.dumps(documents.PythonSources("valid").fingerprint())}
+            | {json.dumps(python_library.PythonSources("valid").fingerprint())}
         )
         == 4
     )
@@ -188,10 +188,12 @@ def test_documentation_is_running_text(tmp_path, monkeypatch):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(documents.sysconfig, "get_path", lambda _: str(tmp_path))
-    documents._documentation.cache_clear()
-    found = {split: list(documents.PythonDocstrings(split)) for split in ("train", "valid", "test")}
-    documents._documentation.cache_clear()
+    monkeypatch.setattr(python_library.sysconfig, "get_path", lambda _: str(tmp_path))
+    python_library._documentation.cache_clear()
+    found = {
+        split: list(python_library.PythonDocstrings(split)) for split in ("train", "valid", "test")
+    }
+    python_library._documentation.cache_clear()
     module = [
         "A comment of two lines.",
         "And more.",
@@ -214,7 +216,7 @@ def test_a_mixture_names_files_and_weights(tmp_path):
     for bad in ((f"{tmp_path}/a.txt", 0), (f"{tmp_path}/a.txt", 1.5), ("a",), "a"):
         with pytest.raises(UserError, match="config.data.mixture"):
             documents.mixture(data(mixture=(bad,)))
-    with pytest.raises(UserError, match="weights are shares.*together these are 3,000,000,000"):
+    with pytest.raises(UserError, match="weights are shares.*their sum is 3,000,000,000"):
         documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 3 * 10**9),)))
     with pytest.raises(UserError, match="name one source"):
         documents.mixture(data(mixture=((f"{tmp_path}/a.txt", 1),), corpus="python"))

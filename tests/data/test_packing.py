@@ -22,7 +22,7 @@ def test_every_pair_is_placed_once_and_no_row_overflows(size):
 
 
 def test_more_rows_open_than_may_be(monkeypatch):
-    monkeypatch.setattr(packing, "_OPEN", 3)
+    monkeypatch.setattr(packing, "_NUM_OPEN", 3)
     sides = lengths(500)
     rows = packing.plan(*sides, 64, 64, seed=0)
     assert sorted(pair for row in rows for pair in row) == list(range(500))

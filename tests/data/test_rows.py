@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import rows
+from transformer_jax.data import packed_pairs, rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,9 @@ def test_a_growing_batch_counts_its_rows_in_closed_form():
         and 5 < len(set(sizes)) <= 9
     )
     assert all(size % 4 == 0 for size in sizes[:20])
-    assert [phase.before(step) for step in range(31)] == [sum(sizes[:step]) for step in range(31)]
+    assert [phase.rows_before(step) for step in range(31)] == [
+        sum(sizes[:step]) for step in range(31)
+    ]
     train = rows.TrainRows([phase], seed=0)
     assert (
         all(sizes[step] == sizes[s] for step in range(20) for s in range(step, train.until(step)))
@@ -198,8 +200,13 @@ def packed(folder, pairs, source_length=16, target_length=12, **keys):
         task={"name": "translation"},
         data={"cache": str(folder / "cache"), **keys},
     )
-    return rows.packed_pairs(
-        Listed(pairs), config.data, Both(), source_length, target_length, "train"
+    return packed_pairs.build(
+        Listed(pairs),
+        config.data,
+        Both(),
+        source_length=source_length,
+        target_length=target_length,
+        split="train",
     )
 
 
@@ -315,7 +322,7 @@ def test_blocks_tokenise_as_one(tmp_path, monkeypatch):
     pairs = made_up(23)
     read = lambda folder: packed(folder, pairs).rows([(0, 0), (1, 0), (2, 0)])
     whole = read(tmp_path / "a")
-    monkeypatch.setattr(rows, "_BLOCK", 5)
+    monkeypatch.setattr(packed_pairs, "_PAIRS_PER_BLOCK", 5)
     for row, other in zip(whole, read(tmp_path / "b")):
         for name in row:
             np.testing.assert_array_equal(row[name], other[name])

@@ -127,7 +127,7 @@ def test_what_is_cut_leaves_the_longer_text_no_shorter_than_the_other():
     random = np.random.default_rng(0)
     fronts = []
     for first, second, most in random.integers(1, 60, (3000, 3)) + [0, 0, 1]:
-        a, b = masking.cut(first, second, most, random)
+        a, b = masking.truncated_pair(first, second, most, random)
         kept = len(range(first)[a]), len(range(second)[b])
         assert sum(kept) == min(first + second, most) and min(kept) >= 1
         assert kept[0] == first or kept[1] == second or abs(kept[0] - kept[1]) <= 1

@@ -14,6 +14,7 @@ import pytest
 
 from transformer_jax.config import UserError
 from transformer_jax.data import store
+from transformer_jax.data.store import columns, files, tokens
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOKENS = np.arange(150) * 7 % 97
@@ -22,8 +23,8 @@ OFFSETS = np.array([0, 5, 30, 100, 150])
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(store, "_SHARD", 128)  # 64 tokens
-    monkeypatch.setattr(store, "_CHUNK", 32)
+    monkeypatch.setattr(columns, "_SHARD_BYTES", 128)  # 64 tokens
+    monkeypatch.setattr(columns, "_CHUNK_BYTES", 32)
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -41,7 +42,7 @@ def fill(writer):
 
 
 def build(cache, key="k", vocab_size=97, fill=fill, rebuild=False):
-    return store.build(str(cache), "pairs", {"key": key}, vocab_size, fill, rebuild)
+    return store.build(str(cache), "pairs", {"key": key}, vocab_size, fill, rebuild=rebuild)
 
 
 def refuse(*_):
@@ -75,7 +76,8 @@ def start(cache, code):
         import os, sys, time
         import numpy as np
         from transformer_jax.data import store
-        store._SHARD, store._CHUNK = 128, 32
+        from transformer_jax.data.store import columns, tokens
+        columns._SHARD_BYTES, columns._CHUNK_BYTES = 128, 32
         TOKENS, cache = np.array({TOKENS.tolist()}), {str(cache)!r}
         """
     return subprocess.Popen(
@@ -191,7 +193,7 @@ def marking(blocks, done):
 
 
 def test_a_build_stopped_at_any_write_goes_on_from_its_last_mark(gcs, monkeypatch):
-    monkeypatch.setattr(store, "_MARK_SECONDS", 0)  # each mark is written
+    monkeypatch.setattr(tokens, "_MARK_SECONDS", 0)  # each mark is written
     path = build("gs://bucket/whole", fill=marking(30, [])).path.removeprefix("gs://bucket/whole")
     whole = {name.removeprefix("whole"): content for name, content in gcs.objects.items()}
     assert "restart" not in str(whole.keys())
@@ -220,7 +222,7 @@ def test_a_build_stopped_at_any_write_goes_on_from_its_last_mark(gcs, monkeypatc
 
 def test_a_build_killed_at_any_moment_goes_on_from_its_last_mark(tmp_path):
     code = """
-        store._MARK_SECONDS = 0
+        tokens._MARK_SECONDS = 0
         def fill(writer):
             for block in range(writer.restart or 0, 400):
                 print(block, flush=True)
@@ -276,7 +278,7 @@ def test_a_damaged_restart_is_noticed_and_rebuild_begins_anew(cache, gcs, monkey
         marking(10, [])(writer)
         raise UserError("no text")
 
-    monkeypatch.setattr(store, "_MARK_SECONDS", 0)
+    monkeypatch.setattr(tokens, "_MARK_SECONDS", 0)
     with pytest.raises(UserError, match="no text"):
         build(cache, fill=fail)
     change(folder_of("pairs", cache, gcs), "restart", flip(200), gcs)
@@ -364,7 +366,7 @@ def test_rebuilding_leaves_the_same_files(tmp_path):
 
 def test_files_are_made_once_and_kept(cache):
     files = {"source.model": b"\x00\xff", "target.model": b""}
-    keep = lambda make=refuse, **key: store.kept(cache, "tokenizer", key, make)
+    keep = lambda make=refuse, **key: store.cached_files(cache, "tokenizer", key, make)
     assert keep(lambda: files, size=5) == files
     assert keep(size=5) == files
     assert keep(lambda: {"other": b"1"}, size=6) == {"other": b"1"}
@@ -375,15 +377,17 @@ def test_kept_files_are_there_whole_or_not_at_all(gcs):
     for writes in range(6):
         gcs.writes = writes
         with pytest.raises(UserError, match="no access"):
-            store.kept("gs://bucket", "tokenizer", {}, lambda: files)
+            store.cached_files("gs://bucket", "tokenizer", {}, lambda: files)
         gcs.writes = float("inf")
-        assert store.kept("gs://bucket", "tokenizer", {}, lambda: files) == files
+        assert store.cached_files("gs://bucket", "tokenizer", {}, lambda: files) == files
         gcs.objects.clear()
 
 
 @pytest.mark.parametrize("damage", [flip(0), lambda content: content[:-1], lambda content: None])
 def test_a_damaged_kept_file_is_noticed_and_rebuild_mends_it(cache, gcs, damage):
-    keep = lambda **flags: store.kept(cache, "tokenizer", {}, lambda: {"a.model": b"abc"}, **flags)
+    keep = lambda **flags: store.cached_files(
+        cache, "tokenizer", {}, lambda: {"a.model": b"abc"}, **flags
+    )
     keep()
     change(folder_of("tokenizer", cache, gcs), "a.model", damage, gcs)
     with pytest.raises(
@@ -411,7 +415,7 @@ def test_a_bucket_that_can_not_be_written_is_known_before_the_work(gcs):
 
 
 def test_a_bucket_that_does_not_answer_costs_one_line(monkeypatch):
-    monkeypatch.setattr(store, "_PATIENCE", 0.2)
+    monkeypatch.setattr(files, "_TIMEOUT", 0.2)
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="^gs://elsewhere/pairs-[0-9a-f]*: no answer within"):
         build("gs://elsewhere", fill=refuse)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data.sources import pairs as sources
+from transformer_jax.data.sources import pairs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPLITS = {
@@ -75,13 +75,13 @@ def prepare(builders, tmp_path):
     return prepare
 
 
-def pairs(folder, name, split, **keys):
+def pairs_of(folder, name, split, **keys):
     config = experiment(
         model={"name": "encoder_decoder"},
         task={"name": "translation"},
         data={"tfds_name": name, "tfds_dir": str(folder), **keys},
     )
-    return sources.pairs(config.data, split)
+    return pairs.of_split(config.data, split)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def pairs(folder, name, split, **keys):
 def test_splits_of_a_prepared_set(prepare, tmp_path, index, name, keys):
     prepare(index, **keys)
     for split, prepared in (("train", "train"), ("valid", "validation")):
-        found = pairs(tmp_path, name, split)
+        found = pairs_of(tmp_path, name, split)
         assert sorted(found) == sorted(READ[prepared])  # TFDS shuffles when it prepares
         assert list(found) == list(found)
-    assert pairs(tmp_path, name, "test") is None
-    turned = pairs(tmp_path, name, "train", source_language="de", target_language="en")
+    assert pairs_of(tmp_path, name, "test") is None
+    turned = pairs_of(tmp_path, name, "train", source_language="de", target_language="en")
     assert sorted(turned) == sorted((de, en) for en, de in READ["train"])
-    assert turned.fingerprint() != pairs(tmp_path, name, "train").fingerprint()
+    assert turned.fingerprint() != pairs_of(tmp_path, name, "train").fingerprint()
 
 
 def test_the_newest_whole_version_is_read(prepare, tmp_path):
@@ -107,15 +107,15 @@ def test_the_newest_whole_version_is_read(prepare, tmp_path):
     killed = tmp_path / "plain" / "incomplete.ABC_11.0.0"
     killed.mkdir()
     (killed / "dataset_info.json").write_text("{}")
-    assert pairs(tmp_path, "plain", "train").folder == str(newer)
-    assert pairs(tmp_path, "plain/9.0.0", "train").folder == str(tmp_path / "plain" / "9.0.0")
+    assert pairs_of(tmp_path, "plain", "train").folder == str(newer)
+    assert pairs_of(tmp_path, "plain/9.0.0", "train").folder == str(tmp_path / "plain" / "9.0.0")
 
 
 def test_of_several_sets_one_must_be_named(prepare, tmp_path):
     prepare(1, config="de-en")
     prepare(1, config="fr-en")
     with pytest.raises(UserError, match="name one: configured/de-en, configured/fr-en"):
-        pairs(tmp_path, "configured", "train")
+        pairs_of(tmp_path, "configured", "train")
 
 
 def test_a_language_that_is_not_there_is_named_with_those_that_are(prepare, tmp_path):
@@ -123,16 +123,16 @@ def test_a_language_that_is_not_there_is_named_with_those_that_are(prepare, tmp_
     with pytest.raises(
         UserError, match="no feature 'fr', only (en, de|de, en); set config.data.source_language"
     ):
-        list(pairs(tmp_path, "plain", "train", target_language="fr"))
+        list(pairs_of(tmp_path, "plain", "train", target_language="fr"))
 
 
 def test_a_set_that_is_not_prepared_says_how_to_prepare_it(tmp_path):
     with pytest.raises(
         UserError, match=re.escape(f"launch/prepare_tfds.sh wmt14_translate/de-en {tmp_path}")
     ):
-        pairs(tmp_path, "wmt14_translate/de-en", "train")
-    with pytest.raises(UserError, match="config.data.tfds_name needs config.data.tfds_dir"):
-        pairs(tmp_path, "wmt14_translate/de-en", "train", tfds_dir=None)
+        pairs_of(tmp_path, "wmt14_translate/de-en", "train")
+    with pytest.raises(UserError, match="tfds_name=.*: needs config.data.tfds_dir"):
+        pairs_of(tmp_path, "wmt14_translate/de-en", "train", tfds_dir=None)
 
 
 def test_a_set_in_another_format_is_refused(prepare, tmp_path):
@@ -142,7 +142,7 @@ def test_a_set_in_another_format_is_refused(prepare, tmp_path):
     with pytest.raises(
         UserError, match="prepared as tfrecord; prepare it with --file_format=array_record"
     ):
-        pairs(tmp_path, "plain", "train")
+        pairs_of(tmp_path, "plain", "train")
 
 
 @pytest.mark.skipif(
@@ -154,9 +154,9 @@ def test_reading_needs_no_tensorflow(prepare, tmp_path):
     code = f"""
 import sys
 from transformer_jax.config import experiment
-from transformer_jax.data.sources import pairs as sources
+from transformer_jax.data.sources import pairs
 config = experiment(model={{"name": "encoder_decoder"}}, task={{"name": "translation"}}, data={{"tfds_name": "plain", "tfds_dir": {str(tmp_path)!r}}})
-assert len(list(sources.pairs(config.data, "train"))) == {len(READ["train"])}
+assert len(list(pairs.of_split(config.data, "train"))) == {len(READ["train"])}
 assert "tensorflow_datasets" in sys.modules and "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -182,10 +182,10 @@ def test_running_text_of_a_prepared_set(prepare, tmp_path):
         task={"name": "causal_lm"},
         data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"},
     )
-    assert sorted(documents.documents(config.data, "train")) == sorted(
+    assert sorted(documents.of_split(config.data, "train")) == sorted(
         german for _, german in SPLITS["train"]
     )
-    assert documents.documents(config.data, "test") is None
+    assert documents.of_split(config.data, "test") is None
     config.data.text_field = "text"
     with pytest.raises(UserError, match="no feature 'text', only .*config.data.text_field"):
-        list(documents.documents(config.data, "valid"))
+        list(documents.of_split(config.data, "valid"))

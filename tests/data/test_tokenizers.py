@@ -12,7 +12,7 @@ import tokenizers as huggingface
 
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
-from transformer_jax.data.sources import pairs as sources
+from transformer_jax.data.sources import pairs
 from transformer_jax.data.tokenizers.kinds import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.tasks.translation import Translation
@@ -55,7 +55,7 @@ def data(tmp_path):
 
 
 def train(data, source_vocab_size=None, vocab_size=80):
-    return tokenizers.train_pair(sources.pairs(data, "train"), data, source_vocab_size, vocab_size)
+    return tokenizers.train_pair(pairs.of_split(data, "train"), data, source_vocab_size, vocab_size)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -59,7 +59,9 @@ def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
 
 
 def test_a_text_shorter_than_a_row_is_refused():
-    with pytest.raises(UserError, match="the text has 10 tokens: fewer than the 10 of a row"):
+    with pytest.raises(
+        UserError, match="the text has 10 tokens: a row of 10 tokens needs one more"
+    ):
         windows.Windows(fake(10), 10, False, (0, 0, 0))
 
 
@@ -120,10 +122,10 @@ def test_a_text_is_its_documents_each_ended_and_counted(tmp_path):
 
 
 def test_tokenising_goes_on_where_it_was_killed(tmp_path, monkeypatch):
-    from transformer_jax.data import store
+    from transformer_jax.data.store import tokens as store_tokens
 
-    monkeypatch.setattr(windows, "_BLOCK", 5)
-    monkeypatch.setattr(store, "_MARK_SECONDS", 0)
+    monkeypatch.setattr(windows, "_CHARACTERS_PER_BLOCK", 5)
+    monkeypatch.setattr(store_tokens, "_MARK_SECONDS", 0)
     text = Text([f"text {n}" for n in range(40)])
     tokenizer = tokenizers.train(text, "characters", 40)
     encoded, encode = [], type(tokenizer).encode

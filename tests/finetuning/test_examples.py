@@ -65,7 +65,7 @@ def test_malformed_rows_are_left_out_where_the_config_says_so(runs, tmp_path, ca
     task = make_task(resolve(config, tmp_path / "none").config)
     assert len(task._examples("valid")) == task.count("valid") == 2
     output = capsys.readouterr().err
-    assert "valid.tsv: 2 rows of another number of columns are left out" in output
+    assert "valid.tsv: left out 2 rows with another number of columns" in output
     assert "1 rows without a text are left out" in output
     (tmp_path / "valid.tsv").write_text("cat\t \ndog\t \n")
     task = make_task(resolve(config, tmp_path / "none").config)

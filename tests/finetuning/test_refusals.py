@@ -29,7 +29,7 @@ WRONG = [
         "train.tsv",
         "cat\tthe cat\nthe cat\n",
         {},
-        "train.tsv:2: 1 column, column 2 is asked for",
+        "train.tsv:2: 1 column, column 2 is needed",
     ),
     ("classification", "train.tsv", "cat\tthe cat\ndog\t \n", {}, "train.tsv:2: an empty text"),
     ("classification", "train.tsv", "cat\tthe cat\ncat\tthe dog\n", {}, "only one label, 'cat'"),
@@ -109,7 +109,7 @@ WRONG = [
         "train.conll",
         "the\tO\ncat\n",
         {},
-        "train.conll:2: a word and its tag are asked for",
+        "train.conll:2: expected columns, a word first and its tag last",
     ),
     ("tagging", "valid.conll", "the\tB-COW\n", {}, "valid.conll:1: unknown tag 'B-COW'"),
     (

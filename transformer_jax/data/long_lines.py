@@ -1,4 +1,4 @@
-"""Lines that are longer than a model can read: splitting them, and one warning that names them."""
+"""Lines that are longer than a model can read: splitting them, and a warning with their numbers."""
 
 import bisect
 import re
@@ -8,33 +8,36 @@ from transformer_jax.config import UserError
 from transformer_jax.data import sentences
 from transformer_jax.pictures.progress import say
 
-_TREATED = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
-_NAMED = 20  # lines that a warning names at most
-_END = re.compile(r"(?<=[。！？｡])")  # of a sentence, in writing without spaces
+_RESULTS = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
+_MAX_NUMBERS = 20  # in a warning
+_SENTENCE_END = re.compile(r"(?<=[。！？｡])")  # in scripts without spaces
 
 Encode = Callable[[list[str]], list[list[int]]]
 
 
 class LongLines:
-    """The way to treat lines that are too long, and their numbers.
+    """The treatment of lines that are too long, and the numbers of these lines.
 
-    `way` is one of `ways`; `limit` says in words how long a line may be. As a context it ends with
-    one warning, if there are such lines.
+    `way` is one of `ways`; `limit` describes the longest line that fits. The context manager ends
+    with one warning if there were such lines.
     """
 
     def __init__(self, way: str, ways: Sequence[str], limit: str, noun: str = "line"):
         if way not in ways:
             raise UserError(f"long={way!r}: must be one of {', '.join(ways)}")
-        self.way, self.limit, self.noun = way, limit, noun
-        self.first, self.count = [], 0
+        self.way = way
+        self.limit = limit
+        self.noun = noun
+        self.first_numbers = []
+        self.count = 0
 
     def add(self, number: int) -> None:
-        """Remembers a line. Raises UserError where the way is to refuse it."""
+        """Records a line that is too long. Raises UserError where `way` is "refuse"."""
         if self.way == "refuse":
             raise UserError(f"{self.noun} {number}: longer than {self.limit}")
         self.count += 1
-        if self.count <= _NAMED:
-            self.first.append(number)
+        if self.count <= _MAX_NUMBERS:
+            self.first_numbers.append(number)
 
     def __enter__(self):
         return self
@@ -42,34 +45,43 @@ class LongLines:
     def __exit__(self, *_):
         if not self.count:
             return
-        numbers, more = ", ".join(map(str, self.first)), self.count - _NAMED
-        numbers += f" and {more:,} more" if more > 0 else ""
+        numbers = ", ".join(map(str, self.first_numbers))
+        if self.count > _MAX_NUMBERS:
+            numbers += f" and {self.count - _MAX_NUMBERS:,} more"
         lines = f"{self.noun}s {numbers} are" if self.count > 1 else f"{self.noun} {numbers} is"
-        say(f"warning: {lines} longer than {self.limit}: {_TREATED[self.way]}")
+        say(f"warning: {lines} longer than {self.limit}: {_RESULTS[self.way]}")
 
 
-def split(line: str, encode: Encode, most: int) -> list[list[int]]:
-    """The ids of a line in parts of at most `most` tokens: its sentences, or parts of them.
+def split(line: str, encode: Encode, max_tokens: int) -> list[list[int]]:
+    """Returns the ids of a line in parts of at most `max_tokens` tokens.
 
-    A sentence that is longer is cut at the last space that fits, a longer word between tokens.
+    A part is a sentence if it fits. A longer sentence is cut at the last space that fits, and a
+    longer word between tokens.
     """
-    found = []
+    parts = []
     for sentence in sentences.split(line, "punctuation"):
-        parts = [part for part in _END.split(sentence) if part]
-        for part, ids in zip(parts, encode(parts)):
-            found += [ids] if len(ids) <= most else _cut(part, encode, most)
-    return [ids for ids in found if ids]
+        texts = [text for text in _SENTENCE_END.split(sentence) if text]
+        for text, ids in zip(texts, encode(texts)):
+            parts += [ids] if len(ids) <= max_tokens else _parts(text, encode, max_tokens)
+    return [ids for ids in parts if ids]
 
 
-def _cut(sentence: str, encode: Encode, most: int) -> Iterator[list[int]]:
-    words, start = sentence.split(), 0
+def _parts(sentence: str, encode: Encode, max_tokens: int) -> Iterator[list[int]]:
+    """Yields the ids of a long sentence in parts."""
+    words = sentence.split()
+    start = 0
 
-    def length(count):
-        return len(encode([" ".join(words[start : start + count])])[0])
+    def encoded(num_words: int) -> list[int]:
+        """Returns the ids of the next `num_words` words."""
+        return encode([" ".join(words[start : start + num_words])])[0]
+
+    def num_tokens(num_words: int) -> int:
+        return len(encoded(num_words))
 
     while start < len(words):
-        counts = range(1, 1 + min(most, len(words) - start))
-        count = max(1, bisect.bisect_right(counts, most, key=length))  # as many words as fit
-        ids = encode([" ".join(words[start : start + count])])[0]
-        yield from (ids[place : place + most] for place in range(0, len(ids), most))
-        start += count
+        candidates = range(1, 1 + min(max_tokens, len(words) - start))
+        # As many words as fit, but at least one.
+        num_words = max(1, bisect.bisect_right(candidates, max_tokens, key=num_tokens))
+        ids = encoded(num_words)
+        yield from (ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens))
+        start += num_words

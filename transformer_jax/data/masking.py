@@ -1,81 +1,103 @@
-"""What BERT is asked: which token stood here, and does the second text follow the first (Devlin et
-al. 2018, section 3.1 and appendix A). Pure NumPy.
+"""The masked tokens and the shortened pairs of BERT's rows (Devlin et al. 2018, section 3.1 and
+appendix A). Pure NumPy.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from transformer_jax.data.rows import padded
 
+_SHARE = 0.15  # of all tokens of a row, special ones included, as published
+
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Hides 15 % of a row's tokens and asks for them: 80 % become [MASK], 10 % another token, 10 %
-    stay.
+    """Selects 15 % of a row's tokens for prediction.
+
+    Of these, 80 % become [MASK], 10 % become another token, and 10 % stay.
     """
 
     mask_id: int
-    special: np.ndarray  # (V,) bool: never asked for, never put in
-    continues: np.ndarray  # (V,) bool: pieces that go on with the word before
-    most: int  # predictions of a row, P
-    whole_words: bool = False  # all pieces of a word are asked for, or none
+    special: np.ndarray  # (V,) bool: tokens that are neither predicted nor inserted
+    continues: np.ndarray  # (V,) bool: pieces that continue the previous piece's word
+    max_predictions: int  # of a row, P
+    whole_words: bool = False  # predict all pieces of a word or none
+
+    @functools.cached_property
+    def ordinary(self) -> np.ndarray:
+        """The ids of the tokens that may be inserted."""
+        return np.flatnonzero(~self.special)
 
     def __call__(self, tokens: np.ndarray, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """tokens (N,), special ones among them -> tokens (N,) as the model sees them;
-        masked_positions, masked_labels and masked_weights (P,).
+        """Returns the masked tokens (N,), and the positions, labels and weights to predict (P,).
+
+        `tokens` (N,) includes the special tokens. Keys: tokens, masked_positions, masked_labels,
+        masked_weights.
         """
         candidates = np.flatnonzero(~self.special[tokens])
-        # of all tokens, as published
-        count = min(max(round(0.15 * len(tokens)), 1), self.most, len(candidates))
-        chosen = (
-            self._words(tokens, candidates, count, random)
-            if self.whole_words
-            else random.permutation(candidates)[:count]
-        )
-        chosen.sort()
-        draws, others = (
-            random.random(len(chosen)),
-            self.ordinary[random.integers(len(self.ordinary), size=len(chosen))],
-        )
-        seen = tokens.copy()
-        seen[chosen] = np.where(
-            draws < 0.8, self.mask_id, np.where(draws < 0.9, others, tokens[chosen])
+        count = min(max(round(_SHARE * len(tokens)), 1), self.max_predictions, len(candidates))
+        if self.whole_words:
+            positions = self._whole_words(tokens, candidates, count, random)
+        else:
+            positions = random.permutation(candidates)[:count]
+        positions.sort()
+        draws = random.random(len(positions))
+        inserted = self.ordinary[random.integers(len(self.ordinary), size=len(positions))]
+        labels = tokens[positions]
+        masked = tokens.copy()
+        masked[positions] = np.where(
+            draws < 0.8, self.mask_id, np.where(draws < 0.9, inserted, labels)
         )
         return {
-            "tokens": seen,
-            "masked_positions": padded(chosen, self.most),
-            "masked_labels": padded(tokens[chosen], self.most),
-            "masked_weights": padded(np.ones(len(chosen)), self.most),
+            "tokens": masked,
+            "masked_positions": padded(positions, self.max_predictions),
+            "masked_labels": padded(labels, self.max_predictions),
+            "masked_weights": padded(np.ones(len(positions)), self.max_predictions),
         }
 
-    def __post_init__(self):
-        object.__setattr__(self, "ordinary", np.flatnonzero(~self.special))
+    def _whole_words(
+        self,
+        tokens: np.ndarray,
+        candidates: np.ndarray,
+        count: int,
+        random: np.random.Generator,
+    ) -> np.ndarray:
+        """Returns the positions of random words; a word that would exceed `count` is left out."""
+        begins_word = ~self.continues[tokens[candidates]]
+        is_after_gap = np.diff(candidates, prepend=-2) > 1
+        words = np.split(candidates, np.flatnonzero(begins_word | is_after_gap)[1:])
+        positions = []
+        for number in random.permutation(len(words)):
+            word = words[number]
+            if len(positions) + len(word) <= count:
+                positions.extend(word)
+        return np.array(positions, np.int64)
 
-    def _words(self, tokens, candidates, count, random):
-        """Whole words in random order, as long as all their pieces are within `count`."""
-        begins = ~self.continues[tokens[candidates]] | (np.diff(candidates, prepend=-2) > 1)
-        words = np.split(candidates, np.flatnonzero(begins)[1:])
-        chosen = []
-        for word in random.permutation(len(words)):
-            if len(chosen) + len(words[word]) <= count:
-                chosen.extend(words[word])
-        return np.array(chosen, np.int64)
 
+def truncated_pair(
+    first_length: int, second_length: int, max_tokens: int, random: np.random.Generator
+) -> tuple[slice, slice]:
+    """Returns the parts of two texts that together have at most `max_tokens` tokens.
 
-def cut(first: int, second: int, most: int, random: np.random.Generator) -> tuple[slice, slice]:
-    """What is kept of two texts of these lengths so that together they have `most` tokens: the
-    longer one loses, at both ends by chance.
+    The longer text loses tokens until both are equally long, then both lose. Each lost token is at
+    the beginning or the end of its text, with equal probability.
     """
-    excess = max(first + second - most, 0)
-    from_longer = min(excess, abs(first - second))
-    both = excess - from_longer
-    losses = (
-        both // 2 + from_longer * (first > second),
-        both - both // 2 + from_longer * (first <= second),
-    )
-    fronts = (random.binomial(loss, 0.5) if loss else 0 for loss in losses)
-    return tuple(
-        slice(front, length - loss + front)
-        for front, length, loss in zip(fronts, (first, second), losses)
-    )
+    excess = max(first_length + second_length - max_tokens, 0)
+    from_longer = min(excess, abs(first_length - second_length))
+    from_both = excess - from_longer
+    first_loss = from_both // 2
+    second_loss = from_both - from_both // 2
+    if first_length > second_length:
+        first_loss += from_longer
+    else:
+        second_loss += from_longer
+    first_part = _part(first_length, first_loss, random)
+    return first_part, _part(second_length, second_loss, random)
+
+
+def _part(length: int, loss: int, random: np.random.Generator) -> slice:
+    """Returns the part of a text that loses `loss` tokens at its two ends."""
+    at_front = random.binomial(loss, 0.5) if loss else 0
+    return slice(at_front, length - loss + at_front)

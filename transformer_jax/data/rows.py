@@ -1,10 +1,11 @@
-"""Rows, and their order: which row feeds which update is a pure function of (config, step).
+"""Rows and their order: which row feeds which update is a pure function of (config, step).
 
 A run is a list of phases. Row j of update s has the position g = (rows of the phase's earlier
-updates) + j. In a phase that mixes components, g mod P names a slot of a fixed table, the slot a
-component, and c counts the component's slots up to g; otherwise c = g. With R rows in the
-component: epoch = c div R, and row number i = index_shuffle(c mod R; seed, phase, component,
-epoch). Nothing is replayed: resuming at step s is asking for step s.
+updates) + j. Where a phase mixes components, the slot g mod P of a fixed table names the component,
+and c is the number of the component's slots before g. Otherwise c = g. With R rows in the
+component, the epoch is c div R, and the number of the row is
+index_shuffle(c mod R; seed, phase, component, epoch). No iterator has a state, so resuming at step
+s means asking for the rows of step s.
 """
 
 import dataclasses
@@ -17,99 +18,97 @@ from typing import Protocol
 import numpy as np
 from grain.experimental import index_shuffle
 
-from transformer_jax.config import UserError
-from transformer_jax.data import packing, store, tokenizers
-from transformer_jax.pictures.progress import say, track
-
 Row = dict[str, np.ndarray]
-_BLOCK = 10_000  # pairs tokenised together
-_STAGES = 8  # of a growing batch: each is another shape to compile
+# Stages of a growing batch. Each has another shape, which costs a compilation.
+_NUM_STAGES = 8
 
 
 class Component(Protocol):
-    """A set of rows. `rows` is pure: equal (number, epoch) give equal rows; it reads them side by
-    side.
-    """
+    """A set of rows. Equal arguments (row number, epoch) always give equal rows."""
 
     def __len__(self) -> int: ...
-    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]: ...
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        """Returns the rows of these (row number, epoch), read in parallel."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """`components` are drawn from by whole `weights`; rows per update may grow from `first_batch`
-    to `batch` over `ramp_steps` updates.
+    """A part of a run: its components with their integer weights, and its batch.
+
+    The number of rows per update may grow from `first_batch` to `batch` over `ramp_steps` updates.
     """
 
     components: Sequence[Component]
     batch: int
     num_steps: int | None = None  # updates; None: to the end of the run
     weights: Sequence[int] = (1,)
-    first_batch: int = 0  # 0: batch
+    first_batch: int = 0  # 0: the batch does not grow
     ramp_steps: int = 0
 
     def size(self, step: int) -> int:
-        """Rows of update `step` of the phase: _STAGES equal stages from first_batch towards batch,
-        in multiples of first_batch.
+        """Returns the number of rows of the phase's update `step`.
+
+        The ramp has equal stages. The number of rows is a multiple of first_batch in all of them.
         """
         if not self.first_batch or step >= self.ramp_steps:
             return self.batch
-        grown = (self.batch - self.first_batch) * (step * _STAGES // self.ramp_steps) / _STAGES
-        return self.first_batch + int(grown / self.first_batch) * self.first_batch
+        stage = step * _NUM_STAGES // self.ramp_steps
+        growth = (self.batch - self.first_batch) * stage / _NUM_STAGES
+        return self.first_batch + int(growth / self.first_batch) * self.first_batch
 
     @property
-    def _starts(self) -> list[int]:
+    def _stage_starts(self) -> list[int]:
         """The first update of each stage."""
-        return (
-            [-(-stage * self.ramp_steps // _STAGES) for stage in range(_STAGES + 1)]
-            if self.first_batch
-            else [0]
-        )
+        if not self.first_batch:
+            return [0]
+        return [-(-stage * self.ramp_steps // _NUM_STAGES) for stage in range(_NUM_STAGES + 1)]
 
-    def before(self, step: int) -> int:
-        """Rows of the updates before `step`."""
-        stops = [*self._starts[1:], step]
+    def rows_before(self, step: int) -> int:
+        """Returns the number of rows of the updates before `step`."""
+        starts = self._stage_starts
+        stops = [*starts[1:], step]
         return sum(
-            self.size(a) * (min(b, step) - a)
-            for a, b in zip(self._starts, stops)
-            if a < min(b, step)
+            self.size(start) * (min(stop, step) - start)
+            for start, stop in zip(starts, stops)
+            if start < min(stop, step)
         )
 
     def until(self, step: int) -> float:
-        """The end of the stage that `step` is in."""
-        return min(
-            (start for start in self._starts if start > step),
-            default=math.inf if self.num_steps is None else self.num_steps,
-        )
+        """Returns the end of the stage that `step` belongs to."""
+        end_of_phase = math.inf if self.num_steps is None else self.num_steps
+        later_starts = (start for start in self._stage_starts if start > step)
+        return min(later_starts, default=end_of_phase)
 
     @functools.cached_property
     def slots(self) -> np.ndarray:
-        """(P, 2): the component of each slot, and how many of its slots stand before; each
-        component spread evenly over the table.
+        """(P, 2): the component of each slot, and the number of its earlier slots.
+
+        P is the sum of the weights. Each component is spread evenly over the table.
         """
-        even = sorted(
-            ((place + 0.5) / weight, k, place)
-            for k, weight in enumerate(self.weights)
-            for place in range(weight)
+        spread = sorted(
+            ((index + 0.5) / weight, component, index)
+            for component, weight in enumerate(self.weights)
+            for index in range(weight)
         )
-        return np.array([(k, place) for _, k, place in even])
+        return np.array([(component, index) for _, component, index in spread])
 
     def locate(self, position: int) -> tuple[int, int]:
-        """(component, how many of its rows stand before) at a position of the phase."""
+        """Returns (component, number of its earlier rows) for a position of the phase."""
         turn, slot = divmod(position, len(self.slots))
-        component, before = self.slots[slot]
-        return int(component), turn * self.weights[component] + int(before)
+        component, earlier = self.slots[slot]
+        return int(component), turn * self.weights[component] + int(earlier)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainRows:
-    """The training rows of a run, by update and place in the update's batch."""
+    """The training rows of a run, by update and by place in the update's batch."""
 
     phases: Sequence[Phase]
     seed: int
 
     def phase(self, step: int) -> tuple[int, int]:
-        """(phase, updates of it before `step`)."""
+        """Returns (number of the phase, number of its updates before `step`)."""
         for number, phase in enumerate(self.phases):
             if phase.num_steps is None or step < phase.num_steps:
                 return number, step
@@ -117,78 +116,71 @@ class TrainRows:
         raise IndexError(f"no phase has update {step} left")
 
     def size(self, step: int) -> int:
-        """Rows of update `step`."""
-        number, step = self.phase(step)
-        return self.phases[number].size(step)
+        """Returns the number of rows of update `step`."""
+        number, step_of_phase = self.phase(step)
+        return self.phases[number].size(step_of_phase)
 
     def until(self, step: int) -> float:
-        """The first update after `step` whose batch may have another shape."""
-        number, within = self.phase(step)
-        return step - within + self.phases[number].until(within)
+        """Returns the first update after `step` whose batch may have another shape."""
+        number, step_of_phase = self.phase(step)
+        return step - step_of_phase + self.phases[number].until(step_of_phase)
 
     def numbers(self, step: int, places: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(component, row number, epoch) of these places of update `step`."""
-        number, step = self.phase(step)
-        phase = self.phases[number]
-        first, found, sizes = (
-            phase.before(step),
-            [],
-            [len(component) for component in phase.components],
-        )
+        """Returns (component, row number, epoch) of these places of update `step`."""
+        phase_number, step_of_phase = self.phase(step)
+        phase = self.phases[phase_number]
+        first = phase.rows_before(step_of_phase)
+        sizes = [len(component) for component in phase.components]
+        numbers = []
         for place in places:
             component, count = phase.locate(first + int(place))
             epoch, index = divmod(count, sizes[component])
-            found.append(
-                (
-                    component,
-                    index_shuffle(
-                        index,
-                        max_index=sizes[component] - 1,
-                        seed=_order(self.seed, number, component, epoch),
-                        rounds=4,
-                    ),
-                    epoch,
-                )
+            row_number = index_shuffle(
+                index,
+                max_index=sizes[component] - 1,
+                seed=_order_seed(self.seed, phase_number, component, epoch),
+                rounds=4,
             )
-        return found
+            numbers.append((component, row_number, epoch))
+        return numbers
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
-        """These places of the batch of update `step`: arrays (len(places), ...)."""
-        components, rows = self.phases[self.phase(step)[0]].components, {}
-        for component, asked in itertools.groupby(
-            sorted(enumerate(self.numbers(step, places)), key=lambda x: x[1][0]),
-            key=lambda x: x[1][0],
-        ):
-            order, numbers = zip(*asked)
-            rows |= zip(
-                order, components[component].rows([(number, epoch) for _, number, epoch in numbers])
-            )
-        return {
-            name: np.stack([rows[place][name] for place in range(len(places))]) for name in rows[0]
-        }
+        """Returns these places of the batch of update `step`: arrays (len(places), ...)."""
+        components = self.phases[self.phase(step)[0]].components
+        numbers = self.numbers(step, places)
+        order = sorted(range(len(places)), key=lambda i: numbers[i][0])
+        rows = {}
+        for component, group in itertools.groupby(order, key=lambda i: numbers[i][0]):
+            indices = list(group)
+            rows |= zip(indices, components[component].rows([numbers[i][1:] for i in indices]))
+        return {name: np.stack([rows[i][name] for i in range(len(places))]) for name in rows[0]}
 
 
 @functools.lru_cache
-def _order(*key: int) -> int:
-    """The seed of the order in which (seed, phase, component, epoch) visits its rows."""
+def _order_seed(*key: int) -> int:
+    """Returns the seed of the order in which (seed, phase, component, epoch) visits its rows."""
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def train_rows(components: Sequence[Component], config, weights: Sequence[int] = (1,)) -> TrainRows:
-    """A run of one phase, with the batch and its ramp of `config.train`."""
+    """Returns the rows of a run of one phase, with the batch and the ramp of `config.train`."""
     train = config.train
-    return TrainRows(
-        [Phase(components, train.batch, None, weights, train.first_batch, train.ramp_steps)],
-        config.data.seed,
+    phase = Phase(
+        components,
+        train.batch,
+        weights=weights,
+        first_batch=train.first_batch,
+        ramp_steps=train.ramp_steps,
     )
+    return TrainRows([phase], config.data.seed)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalRows:
-    """Every row once an epoch, in order; places beyond the last are rows of zeros (weight 0)."""
+    """Every row once an epoch, in order. Places beyond the last row hold zeros (weight 0)."""
 
     component: Component
-    epochs: int = 1  # more where rows are drawn anew in each
+    epochs: int = 1  # More are useful where each epoch draws its rows anew.
 
     def __len__(self) -> int:
         return self.epochs * len(self.component)
@@ -197,151 +189,28 @@ class EvalRows:
         return -(-len(self) // batch)
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> Row:
-        numbers = [step * batch + int(place) for place in places]
-        there = [number < len(self) for number in numbers]
+        """Returns these places of batch `step`: arrays (len(places), ...)."""
+        positions = [step * batch + int(place) for place in places]
+        is_row = [position < len(self) for position in positions]
+        # Row 0 gives the shapes of the places beyond the last row.
         rows = self.component.rows(
-            [
-                divmod(number if inside else 0, len(self.component))[::-1]
-                for number, inside in zip(numbers, there)
-            ]
+            [self._number(position if valid else 0) for position, valid in zip(positions, is_row)]
         )
-        return {
-            name: np.stack(
-                [
-                    row[name] if inside else np.zeros_like(row[name])
-                    for row, inside in zip(rows, there)
-                ]
-            )
-            for name in rows[0]
-        }
+        rows = [row if valid else _zeros_like(row) for row, valid in zip(rows, is_row)]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _number(self, position: int) -> tuple[int, int]:
+        """Returns (row number, epoch) of a position."""
+        epoch, number = divmod(position, len(self.component))
+        return number, epoch
 
 
-class PackedPairs:
-    """Packed translation rows: several pairs a row, told apart by segment ids (1, 2, ...; 0 is
-    padding).
-
-    Keys, all int32: source, source_positions, source_segment_ids (S,); target (inputs, starting
-    with bos_id), labels (ending with eos_id), target_positions, target_segment_ids (T,).
-    """
-
-    def __init__(self, stored: store.Store, source_length: int, target_length: int):
-        self.store, self.lengths = stored, (source_length, target_length)
-        self.meta = stored.meta
-        # ends of source and target in turn, beginning with 0
-        self._offsets = stored.array("offsets")
-        self._first = stored.array("rows")  # first pair of each row, and the number of pairs
-
-    def __len__(self) -> int:
-        return len(self._first) - 1
-
-    def rows(self, numbers):
-        bounds = [(2 * self._first[i], 2 * self._first[i + 1]) for i, _ in numbers]
-        tokens = self.store.read([(self._offsets[a], self._offsets[b]) for a, b in bounds])
-        return [
-            self._row(t, np.diff(self._offsets[a : b + 1])) for t, (a, b) in zip(tokens, bounds)
-        ]
-
-    def _row(self, tokens: np.ndarray, lengths: np.ndarray) -> Row:
-        is_source = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
-        row = {}
-        for side, own, pairs in (
-            ("source", is_source, lengths[::2]),
-            ("target", ~is_source, lengths[1::2]),
-        ):
-            size = self.lengths[side == "target"]
-            starts = np.cumsum(pairs) - pairs
-            row[side] = padded(tokens[own], size)
-            row[f"{side}_positions"] = padded(
-                np.arange(pairs.sum()) - np.repeat(starts, pairs), size
-            )
-            row[f"{side}_segment_ids"] = padded(
-                np.repeat(np.arange(1, len(pairs) + 1), pairs), size
-            )
-        row["labels"] = row["target"]
-        row["target"] = np.roll(row["labels"], 1)
-        row["target"][starts] = self.meta["bos_id"]
-        row["target"][row["target_segment_ids"] == 0] = 0
-        return row
-
-
-def packed_pairs(
-    source, data, tokenizer: tokenizers.Pair, source_length: int, target_length: int, split: str
-) -> PackedPairs:
-    """Tokenises, packs and stores the pairs of a split, or opens the store if it has been built."""
-    key = {
-        "text": source.fingerprint(),
-        "tokenizer": tokenizer.fingerprint(),
-        "lengths": [source_length, target_length],
-        "seed": data.seed,
-    }
-    vocab_size = max(tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-
-    def fill(writer: store.Writer) -> dict:
-        sides, lengths, skipped = _tokenised(source, tokenizer, source_length, target_length, split)
-        if not len(lengths[0]):
-            raise UserError(
-                f"config.data.{split}_*: no pair is left after dropping {skipped['empty']} empty "
-                f"and {skipped['long']} over-long ones (config.task.source_length={source_length}, target_length={target_length})"
-            )
-        rows = packing.plan(*lengths, source_length, target_length, data.seed)
-        starts = [np.cumsum(n) - n for n in lengths]
-        offsets = [0]
-        for row in track(rows, f"writing {split} rows", len(rows)):
-            for pair in row:
-                for side in (0, 1):
-                    start, size = starts[side][pair], lengths[side][pair]
-                    writer.append(sides[side][start : start + size])
-                    offsets.append(offsets[-1] + size)
-        writer.array("offsets", np.array(offsets))
-        writer.array("rows", np.cumsum([0, *map(len, rows)]))
-        return {
-            "pairs": len(lengths[0]),
-            "skipped": skipped,
-            "bos_id": tokenizer.target.bos_id,
-            "padding": 1 - float(lengths[1].sum()) / (len(rows) * target_length),
-        }
-
-    stored = store.build(data.cache, f"pairs-{split}", key, vocab_size, fill, data.rebuild)
-    found = PackedPairs(stored, source_length, target_length)
-    skipped = found.meta["skipped"]
-    dropped = "".join(
-        f", dropped {skipped[k]:,} {what}"
-        for k, what in (("long", "over-long"), ("empty", "empty"))
-        if skipped[k]
-    )
-    say(
-        f"{split}: {found.meta['pairs']:,} pairs in {len(found):,} rows, {found.meta['padding']:.1%} of target positions are padding{dropped}"
-    )
-    return found
-
-
-def _tokenised(source, tokenizer, source_length, target_length, split):
-    """Flat tokens of both sides, lengths of both sides (end token included), and what was skipped."""
-    sides, lengths, skipped = ([], []), ([], []), {"long": 0, "empty": 0}
-    tokenizers_, pairs = (
-        (tokenizer.source, tokenizer.target),
-        iter(track(source, f"tokenising {split}")),
-    )
-    while block := list(itertools.islice(pairs, _BLOCK)):
-        encoded = list(zip(*(t.encode(list(texts)) for t, texts in zip(tokenizers_, zip(*block)))))
-        some = [both for both in encoded if all(both)]
-        kept = [
-            both for both in some if len(both[0]) < source_length and len(both[1]) < target_length
-        ]
-        skipped["empty"] += len(encoded) - len(some)
-        skipped["long"] += len(some) - len(kept)
-        for s, t in enumerate(tokenizers_):
-            ended = [both[s] + [t.eos_id] for both in kept]
-            sides[s].append(np.fromiter(itertools.chain.from_iterable(ended), np.uint32))
-            lengths[s].append(np.array([len(ids) for ids in ended], np.int64))
-    return tuple(
-        tuple(np.concatenate(parts) if parts else np.zeros(0, np.int64) for parts in both)
-        for both in (sides, lengths)
-    ) + (skipped,)
+def _zeros_like(row: Row) -> Row:
+    return {name: np.zeros_like(values) for name, values in row.items()}
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:
-    """int32 (size,): the values, then zeros."""
+    """Returns int32 (size,): the values, then zeros."""
     out = np.zeros(size, np.int32)
     out[: len(values)] = values
     return out

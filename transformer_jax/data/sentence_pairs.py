@@ -1,9 +1,8 @@
-"""BERT's rows: two stretches of sentences, of which the second follows the first or comes from
-another document, with tokens masked.
-"""
+"""Rows of masked language models: BERT's pairs of text segments, and RoBERTa's full sentences."""
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,32 +11,60 @@ from transformer_jax.data import masking, sentences, store, windows
 from transformer_jax.data.rows import Row, padded
 from transformer_jax.pictures.progress import say, track
 
+# The share of shorter rows: short_seq_prob of the published create_pretraining_data.py.
+_SHORT_ROWS = 0.1
+
+
+def _philox_key(key: tuple[int, int, int]) -> np.ndarray:
+    """Returns the key of Philox for (seed, phase, component), uint64 (2,)."""
+    seed, phase, component = key
+    return np.array([seed, phase << 32 | component], np.uint64)
+
+
+def _generator(philox_key: np.ndarray, number: int, epoch: int) -> np.random.Generator:
+    """Returns the generator of a row."""
+    return np.random.Generator(np.random.Philox(key=philox_key, counter=[0, 0, number, epoch]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The two segments of a row as spans of tokens, and the generator for all later draws."""
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    follows: bool  # the second segment follows the first
+    random: np.random.Generator
+
 
 class SentencePairs:
-    """Rows [CLS] A [SEP] B [SEP]. The spans of sentences they are made from are fixed; all else is
-    drawn in `rows`, anew each epoch.
+    """Rows [CLS] A [SEP] B [SEP] with masked tokens.
+
+    A and B are segments of whole sentences. B follows A in half of the rows and comes from another
+    document in the others. One row in ten is shorter. The segments come from fixed spans of
+    sentences; each epoch draws everything else anew. The randomness of a row depends on `key`
+    (seed, phase, component), its number and the epoch.
 
     Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels,
-    masked_weights (P,), follows (): 1 where B follows A, which is so in half of the rows. One row
-    in ten is shorter (short_seq_prob of the published create_pretraining_data.py). The randomness
-    of a row is that of `key` (seed, phase, component), its number and the epoch.
+    masked_weights (P,), follows (): 1 where B follows A.
     """
 
     def __init__(
         self, stored: store.Store, length: int, mask: masking.Masking, key: tuple[int, int, int]
     ):
-        self.store, self.length, self.mask, self.meta = stored, length, mask, stored.meta
-        seed, phase, component = key
-        self._key = np.array([seed, phase << 32 | component], np.uint64)
-        # of the sentences, in tokens
-        self._starts = np.concatenate([[0], np.cumsum(stored.array("sentences"))])
-        # their first sentences
-        self._documents = np.concatenate([[0], np.cumsum(stored.array("documents"))])
+        self.store = stored
+        self.length = length
+        self.mask = mask
+        self.meta = stored.meta
+        self._philox_key = _philox_key(key)
+        # The first token of each sentence, then the number of tokens.
+        self._starts = _cumulative(stored.array("sentences"))
+        # The first sentence of each document, then the number of sentences.
+        self._documents = _cumulative(stored.array("documents"))
         self._spans = _spans(self._starts, self._documents, length - 3)
         if len(self._documents) < 3 or not len(self._spans):
             raise UserError(
-                "pairs of sentences need two documents, and one of them two sentences (documents end with a blank line; "
-                "config.data.sentences says what ends a sentence)"
+                "pairs of sentences need two documents, and one of them two sentences "
+                "(documents end with a blank line; config.data.sentences says what ends a sentence)"
             )
 
     def __len__(self) -> int:
@@ -45,54 +72,60 @@ class SentencePairs:
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         plans = [self._plan(number, epoch) for number, epoch in numbers]
-        texts = self.store.read([span for *spans, _, _ in plans for span in spans])
-        return [
-            self._row(texts[2 * i], texts[2 * i + 1], follows, random)
-            for i, (_, _, follows, random) in enumerate(plans)
-        ]
+        spans = [span for plan in plans for span in (plan.first, plan.second)]
+        segments = iter(self.store.read(spans))
+        return [self._row(plan, next(segments), next(segments)) for plan in plans]
 
-    def _plan(self, number: int, epoch: int):
-        """(tokens of A, tokens of B, whether B follows A, the generator to go on with)."""
-        random = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, number, epoch]))
+    def _plan(self, number: int, epoch: int) -> _Plan:
+        random = _generator(self._philox_key, number, epoch)
         first, last, document = self._spans[number]
         middle = random.integers(first + 1, last)
         follows = random.random() < 0.5
         if follows:
             second = self._starts[middle], self._starts[last]
         else:
-            other = random.integers(len(self._documents) - 2)
-            other += other >= document
-            begin = self._starts[
-                random.integers(self._documents[other], self._documents[other + 1])
-            ]
-            second = begin, min(begin + self.length, self._starts[self._documents[other + 1]])
-        return (self._starts[first], self._starts[middle]), second, follows, random
+            second = self._segment_of_another_document(document, random)
+        return _Plan((self._starts[first], self._starts[middle]), second, follows, random)
 
-    def _row(
-        self, first: np.ndarray, second: np.ndarray, follows: bool, random: np.random.Generator
-    ) -> Row:
-        most = self.length - 3
-        if random.random() < 0.1:
-            most = random.integers(2, most + 1)
-        for_first, for_second = masking.cut(len(first), len(second), most, random)
-        first, second, sep = first[for_first], second[for_second], [self.meta["sep_id"]]
-        tokens = np.concatenate([[self.meta["cls_id"]], first, sep, second, sep]).astype(np.int64)
-        row = self.mask(tokens, random)
-        whole = {
-            "tokens": row["tokens"],
-            "token_types": np.arange(len(tokens)) >= len(first) + 2,
-            "segment_ids": np.ones(len(tokens)),
-        }
-        return (
-            row
-            | {name: padded(values, self.length) for name, values in whole.items()}
-            | {"follows": np.int32(follows)}
+    def _segment_of_another_document(
+        self, document: int, random: np.random.Generator
+    ) -> tuple[int, int]:
+        """Returns the tokens from a random sentence of a random other document on."""
+        other = random.integers(len(self._documents) - 2)
+        other += other >= document
+        sentence = random.integers(self._documents[other], self._documents[other + 1])
+        start = self._starts[sentence]
+        end_of_document = self._starts[self._documents[other + 1]]
+        return start, min(start + self.length, end_of_document)
+
+    def _row(self, plan: _Plan, first: np.ndarray, second: np.ndarray) -> Row:
+        random = plan.random
+        max_tokens = self.length - 3
+        if random.random() < _SHORT_ROWS:
+            max_tokens = random.integers(2, max_tokens + 1)
+        first_part, second_part = masking.truncated_pair(
+            len(first), len(second), max_tokens, random
         )
+        first = first[first_part]
+        second = second[second_part]
+        cls = [self.meta["cls_id"]]
+        sep = [self.meta["sep_id"]]
+        tokens = np.concatenate([cls, first, sep, second, sep]).astype(np.int64)
+        row = self.mask(tokens, random)
+        token_types = np.arange(len(tokens)) >= len(first) + 2
+        return row | {
+            "tokens": padded(row["tokens"], self.length),
+            "token_types": padded(token_types, self.length),
+            "segment_ids": padded(np.ones(len(tokens)), self.length),
+            "follows": np.int32(plan.follows),
+        }
 
 
 class MaskedWindows:
-    """Rows [CLS] L - 2 tokens [SEP] of the text as one stream, documents ended by [SEP], tokens
-    masked; there is no second text (Liu et al. 2019, full sentences).
+    """Rows [CLS] L - 2 tokens [SEP] of the text as one stream, with masked tokens.
+
+    Documents end with [SEP], and a row has no second segment (Liu et al. 2019, full sentences).
+    `key` is (seed, phase, component), `ids` are those of [CLS] and [SEP].
     """
 
     def __init__(
@@ -103,59 +136,60 @@ class MaskedWindows:
         key: tuple[int, int, int],
         ids: tuple[int, int],
     ):
-        self.windows, self.length, self.mask, self.ids = (
-            windows.Windows(stored, length - 2, False, key),
-            length,
-            mask,
-            ids,
-        )
-        self._key = np.array([key[0], key[1] << 32 | key[2]], np.uint64)
+        self.windows = windows.Windows(stored, length - 2, False, key)
+        self.length = length
+        self.mask = mask
+        self._philox_key = _philox_key(key)
+        self.cls_id, self.sep_id = ids
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
-        cls_id, sep_id = self.ids
-        found = []
-        for (number, epoch), window in zip(numbers, self.windows.rows(numbers)):
-            random = np.random.Generator(
-                np.random.Philox(key=self._key, counter=[0, 0, number, epoch])
-            )
-            row = self.mask(np.concatenate([[cls_id], window["tokens"], [sep_id]]), random)
-            found.append(
-                row
-                | {
-                    "tokens": padded(row["tokens"], self.length),
-                    "token_types": padded((), self.length),
-                    "segment_ids": padded(np.ones(self.length), self.length),
-                }
-            )
-        return found
+        return [
+            self._row(window["tokens"], _generator(self._philox_key, number, epoch))
+            for (number, epoch), window in zip(numbers, self.windows.rows(numbers))
+        ]
+
+    def _row(self, window: np.ndarray, random: np.random.Generator) -> Row:
+        row = self.mask(np.concatenate([[self.cls_id], window, [self.sep_id]]), random)
+        return row | {
+            "tokens": padded(row["tokens"], self.length),
+            "token_types": padded((), self.length),
+            "segment_ids": padded(np.ones(self.length), self.length),
+        }
 
 
-def _spans(starts: np.ndarray, documents: np.ndarray, most: int) -> np.ndarray:
-    """(first sentence, behind the last, document): stretches of at least two sentences, each ended
-    where it reaches `most` tokens.
+def _cumulative(lengths: np.ndarray) -> np.ndarray:
+    """Returns 0 and the cumulative sums of the lengths."""
+    return np.concatenate([[0], np.cumsum(lengths)])
 
-    A sentence that would be left alone at the end of its document belongs to the stretch before; a
-    document of one sentence has none.
+
+def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Returns (first sentence, sentence after the last, document) of each span, int64 (N, 3).
+
+    A span has at least two sentences and ends with the sentence that reaches `max_tokens` tokens. A
+    single sentence that remains at the end of its document joins the span before it. A document of
+    one sentence has no span.
     """
-    found = []
+    spans = []
     for document, (begin, end) in enumerate(itertools.pairwise(documents.tolist())):
-        bounds, first = [], begin
+        bounds = []
+        first = begin
         while end - first >= 2:
-            last = max(int(np.searchsorted(starts, starts[first] + most)), first + 2)
+            last = max(int(np.searchsorted(starts, starts[first] + max_tokens)), first + 2)
             first = min(last, end)
             bounds.append(first)
         if bounds:
             bounds[-1] = end
-            found += zip([begin, *bounds], bounds, itertools.repeat(document))
-    return np.array(found, np.int64).reshape(-1, 3)
+            spans += zip([begin, *bounds], bounds, itertools.repeat(document))
+    return np.array(spans, np.int64).reshape(-1, 3)
 
 
-def tokenised(text, data, tokenizer, name: str) -> store.Store:
-    """The token store of a text's sentences: built, gone on with, or opened if it is whole. Arrays:
-    tokens of each sentence, sentences of each document.
+def tokenised(text: Iterable[str], data, tokenizer, name: str) -> store.Store:
+    """Returns the token store of a text's sentences; builds it, or continues an interrupted build.
+
+    Its arrays hold the number of tokens of each sentence and of sentences of each document.
     """
     key = {
         "text": text.fingerprint(),
@@ -165,34 +199,38 @@ def tokenised(text, data, tokenizer, name: str) -> store.Store:
 
     def fill(writer: store.Writer) -> dict:
         counts = writer.restart or {"read": 0, "documents": 0, "sentences": 0, "tokens": 0}
-        there = itertools.islice(text, counts["read"], None)
-        for block in windows.blocks(track(there, f"tokenising {name} (documents)")):
-            parts = [sentences.split(document, data.sentences) for document in block]
-            encoded = iter(tokenizer.encode(list(itertools.chain.from_iterable(parts))))
-            filled = [
-                [ids for ids in itertools.islice(encoded, len(part)) if ids] for part in parts
-            ]
-            filled = [document for document in filled if document]
-            flat = list(itertools.chain.from_iterable(filled))
-            writer.append(np.fromiter(itertools.chain.from_iterable(flat), np.uint32))
-            writer.array("sentences", np.array([len(ids) for ids in flat], np.int64))
-            writer.array("documents", np.array([len(document) for document in filled], np.int64))
-            added = {
-                "read": len(block),
-                "documents": len(filled),
-                "sentences": len(flat),
-                "tokens": sum(map(len, flat)),
+        remaining = itertools.islice(text, counts["read"], None)
+        for block in windows.blocks(track(remaining, f"tokenising {name} (documents)")):
+            documents = _encoded_documents(block, tokenizer, data.sentences)
+            encoded = list(itertools.chain.from_iterable(documents))
+            writer.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint32))
+            writer.array("sentences", np.array([len(ids) for ids in encoded], np.int64))
+            writer.array("documents", np.array([len(document) for document in documents], np.int64))
+            counts = {
+                "read": counts["read"] + len(block),
+                "documents": counts["documents"] + len(documents),
+                "sentences": counts["sentences"] + len(encoded),
+                "tokens": counts["tokens"] + sum(map(len, encoded)),
             }
-            counts = {what: counts[what] + added[what] for what in counts}
             writer.mark(counts)
         if not counts["documents"]:
             raise UserError(f"config.data: the {name} text has no document that is not empty")
         return {**counts, "cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id}
 
     stored = store.build(
-        data.cache, f"sentences-{name}", key, tokenizer.vocab_size, fill, data.rebuild
+        data.cache, f"sentences-{name}", key, tokenizer.vocab_size, fill, rebuild=data.rebuild
     )
+    meta = stored.meta
     say(
-        f"{name}: {stored.meta['documents']:,} documents, {stored.meta['sentences']:,} sentences, {stored.meta['tokens']:,} tokens"
+        f"{name}: {meta['documents']:,} documents, {meta['sentences']:,} sentences, "
+        f"{meta['tokens']:,} tokens"
     )
     return stored
+
+
+def _encoded_documents(texts: list[str], tokenizer, manner: str) -> list[list[list[int]]]:
+    """Returns the ids of each sentence of each document, without empty ones."""
+    parts = [sentences.split(text, manner) for text in texts]
+    encoded = iter(tokenizer.encode(list(itertools.chain.from_iterable(parts))))
+    documents = [[ids for ids in itertools.islice(encoded, len(part)) if ids] for part in parts]
+    return [document for document in documents if document]

@@ -1,28 +1,33 @@
-"""The sentences of a document."""
+"""Splitting a document into sentences."""
 
 import itertools
 import re
 from typing import Literal
 
-_MARKS, _CLOSING, _OPENING = ".!?…", "\"'”’»)]", "\"'“‘«`"
+_END_MARKS = ".!?…"
+_CLOSING = "\"'”’»)]"
+_OPENING = "\"'“‘«`"
 _ABBREVIATION = re.compile(
-    r"([^\W\d_]\.)+[^\W\d_]|ph\.d|mr|mrs|ms|dr|prof|st|jr|sr|gen|col|capt|lt|sgt|rev|hon|gov|sen|rep|vs|etc|cf|viz|al|approx|resp|esp"
-    r"|incl|ca|inc|ltd|co|corp|bros|dept|est",
+    r"([^\W\d_]\.)+[^\W\d_]|ph\.d|mr|mrs|ms|dr|prof|st|jr|sr|gen|col|capt|lt|sgt|rev|hon|gov|sen"
+    r"|rep|vs|etc|cf|viz|al|approx|resp|esp|incl|ca|inc|ltd|co|corp|bros|dept|est",
     re.IGNORECASE,
 )
-_BEFORE_NUMBER = re.compile(
+_ABBREVIATION_BEFORE_NUMBER = re.compile(
     r"nos?|pp?|figs?|secs?|ch|vols?|eqs?|art|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
     re.IGNORECASE,
 )
 
 
 def split(document: str, manner: Literal["line", "punctuation"]) -> list[str]:
-    """`line`: each line is a sentence, as in BERT's own input. `punctuation`: lines do not matter,
-    but for a blank one, which ends a sentence as punctuation does.
+    """Returns the sentences of a document.
 
-    That is . ! ? … with what closes a quotation or bracket, before a quotation or a word that does
-    not begin with a lower-case letter. A full stop ends no sentence behind an abbreviation (Mr.
-    etc. e.g. U.S.), an initial (J. Smith), or the number of an item (1. First).
+    `line`: each line is a sentence, as in BERT's input files. `punctuation`: blank lines and
+    punctuation end a sentence, other line ends do not.
+
+    A sentence ends with . ! ? or … and any closing quotation marks or brackets. The next word must
+    open a quotation or begin with anything but a lower-case letter. A full stop does not end a
+    sentence after an abbreviation (Mr. etc. e.g. U.S.), an initial (J. Smith), or the number of an
+    item (1. First).
     """
     if manner == "line":
         return [line.strip() for line in document.split("\n") if line.strip()]
@@ -34,33 +39,38 @@ def split(document: str, manner: Literal["line", "punctuation"]) -> list[str]:
 
 
 def _sentences(words: list[str]) -> list[str]:
+    if not words:
+        return []
     starts = [0]
-    for i, (word, following) in enumerate(itertools.pairwise(words)):
+    for i, (word, next_word) in enumerate(itertools.pairwise(words)):
         unclosed = word.rstrip(_CLOSING)
-        stem, first = unclosed.rstrip(_MARKS), following.lstrip("([*¿¡")[:1]
-        begins = first and (first in _OPENING or first.isalnum() and not first.islower())
-        if (
-            stem != unclosed
-            and begins
-            and not (word == f"{stem}." and _goes_on(stem, first, starts[-1] == i))
-        ):
-            starts.append(i + 1)
-    return (
-        [" ".join(words[start:stop]) for start, stop in itertools.pairwise([*starts, len(words)])]
-        if words
-        else []
-    )
+        stem = unclosed.rstrip(_END_MARKS)
+        next_character = next_word.lstrip("([*¿¡")[:1]
+        if stem == unclosed or not _may_begin(next_character):
+            continue
+        is_first = starts[-1] == i
+        if word == f"{stem}." and _stop_belongs_to_word(stem, next_character, is_first):
+            continue
+        starts.append(i + 1)
+    bounds = itertools.pairwise([*starts, len(words)])
+    return [" ".join(words[start:stop]) for start, stop in bounds]
 
 
-def _goes_on(stem: str, following: str, alone: bool) -> bool:
-    """Whether the full stop behind `stem` is part of that word. `alone`: it begins its sentence."""
+def _may_begin(character: str) -> bool:
+    """Whether a sentence may begin with this character; "" is none."""
+    if not character:
+        return False
+    return character in _OPENING or (character.isalnum() and not character.islower())
+
+
+def _stop_belongs_to_word(stem: str, next_character: str, is_first: bool) -> bool:
+    """Whether the full stop after `stem` is part of the word.
+
+    `is_first`: the word is the first of its sentence.
+    """
     stem = re.split(r"[(\[\"'“‘«/-]", stem)[-1]
-    initial = len(stem) == 1 and stem.isupper() and stem != "I"
-    item = alone and re.fullmatch(r"[\d.]+|\w", stem)
-    return bool(
-        initial
-        or item
-        or _ABBREVIATION.fullmatch(stem)
-        or following.isdigit()
-        and _BEFORE_NUMBER.fullmatch(stem)
-    )
+    is_initial = len(stem) == 1 and stem.isupper() and stem != "I"
+    is_item_number = is_first and re.fullmatch(r"[\d.]+|\w", stem)
+    if is_initial or is_item_number or _ABBREVIATION.fullmatch(stem):
+        return True
+    return next_character.isdigit() and bool(_ABBREVIATION_BEFORE_NUMBER.fullmatch(stem))

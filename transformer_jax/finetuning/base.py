@@ -13,9 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import rows, tokenizers
+from transformer_jax.data import arguments, rows, tokenizers
 from transformer_jax.data.long_lines import LongLines
-from transformer_jax.data.sources import pairs as sources
 from transformer_jax.distributed import sharding
 from transformer_jax.finetuning import lengths
 from transformer_jax.finetuning.definition import Definition
@@ -233,7 +232,7 @@ class FineTuning(Definition):
 
         Raises UserError where the run has no such split.
         """
-        sources.held_out(self.read, split, "files")
+        arguments.held_out(self.read, split, "files")
         examples, outputs, scores = self._evaluated(params, split)
         return scores | self.details(examples, outputs) | {"examples": self.count(split)}
 
@@ -266,7 +265,7 @@ class FineTuning(Definition):
         """
         limit = f"config.task.length={self.length} tokens"
         treatment = LongLines(long or self.long_lines[0], self.long_lines, limit)
-        lines = examples_of(sources.several(lines), self.unlabelled, treatment)
+        lines = examples_of(arguments.as_texts(lines), self.unlabelled, treatment)
         examples = [example for line in lines for example in line]
         outputs = self._outputs(params, examples, "predicting (batches)")
         return (self._prediction(line, outputs) for line in lines)

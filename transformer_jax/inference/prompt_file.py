@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import field
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources.pairs import from_json
+from transformer_jax.data.sources.text_files import from_json
 from transformer_jax.storage import buckets, errors
 
 NORMALIZE = ("none", "length", "unconditional")

@@ -32,7 +32,7 @@ def training(task) -> tuple[float, int]:
     growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
     steps_of_phases = getattr(task, "phase_steps", None)
     if steps_of_phases is None:
-        rows = [growing.before(train.num_steps)]
+        rows = [growing.rows_before(train.num_steps)]
     else:
         rows = [train.batch * steps for steps in steps_of_phases]
     flops = sum(task.flops(phase) * count for phase, count in enumerate(rows))

@@ -10,9 +10,8 @@ from typing import Literal
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import rows, tokenizers, windows
+from transformer_jax.data import arguments, rows, tokenizers, windows
 from transformer_jax.data.sources import documents
-from transformer_jax.data.sources import pairs as sources
 from transformer_jax.inference import attention
 from transformer_jax.inference.generation import Continuation, Generator, Request
 from transformer_jax.inference.sampling import Sampling
@@ -58,8 +57,8 @@ class CausalLM(BaseTask):
             self.tokenizer_folder, self.config.data, self._training_data, self.model.vocab_size
         )
 
-    def _training_data(self) -> documents.Together:
-        return documents.Together(tuple(text for text, _ in self._mixture))
+    def _training_data(self) -> documents.Concatenation:
+        return documents.Concatenation(tuple(text for text, _ in self._mixture))
 
     @cached_property
     def _mixture(self):
@@ -67,7 +66,7 @@ class CausalLM(BaseTask):
         return documents.mixture(self.config.data)
 
     def _text(self, split: str):
-        return documents.documents(self.config.data, split)
+        return documents.of_split(self.config.data, split)
 
     def _tokens(self, text, name: str):
         return windows.tokenised(text, self.config.data, self.tokenizer, name)
@@ -161,7 +160,7 @@ class CausalLM(BaseTask):
         Windows slide over the text by `config.decode.stride`. Raises UserError where the run has
         no such split.
         """
-        text = sources.held_out(self._text, split, "files")
+        text = arguments.held_out(self._text, split, "files")
         stride = self.config.decode.stride or max(self.length // 2, 1)
         evaluated = self._evaluation_rows(text, split, stride)
         means = self.mean_metrics(params, evaluated)
@@ -213,7 +212,7 @@ class CausalLM(BaseTask):
         request = Request(max_tokens, drawing, stop, seed, watch, window)
         batch = self.config.decode.batch
         generator = Generator(self.model, self.tokenizer, self.with_start, batch)
-        return generator(params, sources.several(prompts), request)
+        return generator(params, arguments.as_texts(prompts), request)
 
     def with_start(self, ids: list[int]) -> list[int]:
         """Returns the ids of a text's beginning, as the model reads them in training.

@@ -63,7 +63,7 @@ class Classification(FineTuning):
 
     def read(self, split):
         texts = [self.text, self.pair] if self.pair else [self.text]
-        return tables.table(self.config.data, split, [*texts, self.label], self.skip_malformed)
+        return tables.of_split(self.config.data, split, [*texts, self.label], self.skip_malformed)
 
     @cached_property
     def names(self) -> list[str]:

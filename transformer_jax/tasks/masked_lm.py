@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import masking, rows, sentence_pairs, tokenizers, windows
+from transformer_jax.data import arguments, masking, rows, sentence_pairs, tokenizers, windows
 from transformer_jax.data.sources import documents
-from transformer_jax.data.sources import pairs as sources
 from transformer_jax.inference import attention
 from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.losses import cross_entropy, label_nll
@@ -100,7 +99,7 @@ class MaskedLM(BaseTask):
         return self._text("train")
 
     def _text(self, split: str):
-        text = documents.documents(self.config.data, split)
+        text = documents.of_split(self.config.data, split)
         if text is None and split == "train":
             raise UserError("config.data.train_files is missing: the training text")
         return text
@@ -234,7 +233,7 @@ class MaskedLM(BaseTask):
         times, with other pairs and masks. "most_frequent" is the accuracy of always predicting the
         most frequent label. Raises UserError where the run has no such split.
         """
-        sources.held_out(self._text, split, "files")
+        arguments.held_out(self._text, split, "files")
         evaluated = self._evaluation_rows(split)
         label_counts = np.zeros(self.model.vocab_size, np.int64)
 
@@ -262,7 +261,7 @@ class MaskedLM(BaseTask):
         UserError. A warning at the end names the numbers of these texts. Raises UserError for a
         text without [MASK].
         """
-        return self._reader.fill(params, sources.several(texts), top_k, long)
+        return self._reader.fill(params, arguments.as_texts(texts), top_k, long)
 
     def features(
         self,
@@ -279,7 +278,7 @@ class MaskedLM(BaseTask):
         "truncate" cuts it, "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at
         the end names the numbers of these texts. Raises UserError for a layer that does not exist.
         """
-        return self._reader.features(params, sources.several(texts), layers, long)
+        return self._reader.features(params, arguments.as_texts(texts), layers, long)
 
     @property
     def _reader(self) -> Reader:

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import tables
+from transformer_jax.data.sources import squad
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.layers.heads import Head
@@ -85,7 +85,7 @@ class Span(FineTuning):
     # examples
 
     def read(self, split):
-        return tables.squad(self.config.data, split)
+        return squad.of_split(self.config.data, split)
 
     def examples(self, records):
         records = list(records)

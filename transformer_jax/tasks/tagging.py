@@ -12,7 +12,7 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import tables
+from transformer_jax.data.sources import conll, tables
 from transformer_jax.finetuning.base import ROW, FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.layers import flops
@@ -84,8 +84,8 @@ class Tagging(FineTuning):
     # examples
 
     def read(self, split):
-        paths = tables.files(self.config.data, split)
-        return paths and tables.Conll(paths, self.prefix)
+        paths = tables.split_files(self.config.data, split)
+        return paths and conll.Conll(paths, self.prefix)
 
     @cached_property
     def names(self) -> list[str]:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import rows, tokenizers
-from transformer_jax.data.sources import pairs as sources
+from transformer_jax.data import arguments, packed_pairs, rows, tokenizers
+from transformer_jax.data.sources import pairs as sentence_pairs
 from transformer_jax.inference import attention
 from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.translating import Hypothesis, Translator
@@ -65,21 +65,21 @@ class Translation(BaseTask):
             evaluated["valid"] = rows.EvalRows(self._packed("valid"))
         return types.SimpleNamespace(train=train, eval=evaluated)
 
-    def _packed(self, split: str) -> rows.PackedPairs:
-        return rows.packed_pairs(
+    def _packed(self, split: str) -> packed_pairs.PackedPairs:
+        return packed_pairs.build(
             self._pairs(split),
             self.config.data,
             self.tokenizer,
-            self.source_length,
-            self.target_length,
-            split,
+            source_length=self.source_length,
+            target_length=self.target_length,
+            split=split,
         )
 
     def _training_data(self):
         return self._pairs("train")
 
     def _pairs(self, split: str):
-        pairs = sources.pairs(self.config.data, split)
+        pairs = sentence_pairs.of_split(self.config.data, split)
         if pairs is None and split == "train":
             raise UserError(
                 "config.data.train_source and train_target are missing: the training text"
@@ -157,7 +157,7 @@ class Translation(BaseTask):
 
         Raises UserError where the run has no such split.
         """
-        pairs = sources.held_out(self._pairs, split, "source", "target")
+        pairs = arguments.held_out(self._pairs, split, "source", "target")
         outputs, references = self._translated(pairs, None, params)
         signatures = bleu.signatures(outputs, references, pairs.target_language)
         return bleu.scores(outputs, references) | signatures
@@ -196,7 +196,7 @@ class Translation(BaseTask):
         leaves its translation empty, "refuse" raises UserError. A warning at the end names the
         numbers of these lines.
         """
-        return self._translator(params, sources.several(lines), n_best, long)
+        return self._translator(params, arguments.as_texts(lines), n_best, long)
 
     def stream(self, n_best: int) -> Stream:
         """Returns the beam search of `config.decode`; its inputs are source ids with their end."""

@@ -1,1 +1,1 @@
-"""Where text comes from: text files, pairs, tables, TFDS sets, built-in corpora."""
+"""Readers of training data: documents, sentence pairs, labelled tables, TFDS sets, corpora."""

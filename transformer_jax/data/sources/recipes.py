@@ -1,22 +1,23 @@
-"""Pairs of texts as documents of a causal language model, which so learns to turn one into the
-other.
+"""Sentence pairs as documents of a causal language model, which learns to continue the source with
+the target.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+
+from transformer_jax.data.sources.pairs import SentencePairs
 
 
 @dataclasses.dataclass(frozen=True)
 class Marked:
-    """Each pair as SOURCE MARKER TARGET: "I am a student <to-fr> je suis étudiant", "ARTICLE
-    <summarize> SUMMARY".
+    """Documents SOURCE MARKER TARGET, one for each pair.
 
-    The trained model is asked with "SOURCE MARKER" and ends the document behind the target.
-    (Sources, targets and a delimiter in one sequence: Liu et al. 2018, section 4.2.3, for
-    summaries.)
+    Examples: "I am a student <to-fr> je suis étudiant", "ARTICLE <summarize> SUMMARY". The prompt
+    of the trained model is "SOURCE MARKER"; the document ends after the target. Liu et al. 2018,
+    section 4.2.3, use one sequence with a delimiter for summaries.
     """
 
-    pairs: Iterable[tuple[str, str]]  # re-iterable, with a fingerprint: as sources.pairs gives
+    pairs: SentencePairs
     marker: str
 
     def fingerprint(self) -> dict:

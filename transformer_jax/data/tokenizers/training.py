@@ -13,7 +13,7 @@ import tokenizers as huggingface
 
 from transformer_jax.config import UserError
 from transformer_jax.data import store
-from transformer_jax.data.sources import pairs as sources
+from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.data.tokenizers import kinds as tokenizer_kinds
 from transformer_jax.data.tokenizers import wordpiece
 from transformer_jax.data.tokenizers.kinds import GPT1BPE, ByteBPE, Characters, SentencePiece
@@ -111,7 +111,7 @@ def read(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
         if (folder / "vocab.txt").exists():
             config = folder / "tokenizer_config.json"
             return wordpiece.of_vocabulary(
-                list(sources.text_lines(str(folder / "vocab.txt"))),
+                list(text_lines(str(folder / "vocab.txt"))),
                 json.loads(config.read_bytes()) if config.exists() else {},
             )
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
@@ -212,5 +212,7 @@ def _kept(data, key: dict, train: Callable, opened: Callable):
     """What `train` gives, its files kept in `config.data.cache` under `key` (all that decides them)
     and opened from there.
     """
-    files = store.kept(data.cache, "tokenizer", key, lambda: train().files(), data.rebuild)
+    files = store.cached_files(
+        data.cache, "tokenizer", key, lambda: train().files(), rebuild=data.rebuild
+    )
     return opened(files)

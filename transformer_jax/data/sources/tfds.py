@@ -1,0 +1,123 @@
+"""Data sets that TensorFlow Datasets has prepared as array_record; TensorFlow is not needed.
+
+The functions import tensorflow_datasets when they run, because the import is slow.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+from transformer_jax.config import UserError
+from transformer_jax.data.sources.text_files import from_json, sha256
+from transformer_jax.storage import buckets
+
+_DEFAULT_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+
+
+def prepared_split(data, split: str) -> tuple[str, str] | None:
+    """Returns (folder, split name) of a split of the set that `config.data.tfds_name` names.
+
+    The folder is that of the newest prepared version. Returns None where the set has no validation
+    or test split and the configuration names none. Raises UserError where the set is not prepared,
+    is ambiguous or is in another format.
+    """
+    if not data.tfds_dir:
+        raise UserError(
+            f"config.data.tfds_name={data.tfds_name}: needs config.data.tfds_dir, "
+            "the data_dir that the set was prepared in"
+        )
+    if "://" in data.tfds_dir:
+        raise UserError(
+            f"config.data.tfds_dir={data.tfds_dir}: prepared TFDS sets are read from disks only"
+        )
+    folder = _newest_version(data)
+    info_file = folder / "dataset_info.json"
+    info = from_json(info_file.read_text(errors="replace"), str(info_file))
+    if info.get("fileFormat") != "array_record":
+        raise UserError(
+            f"{folder}: prepared as {info.get('fileFormat', 'tfrecord')}; "
+            "prepare it with --file_format=array_record"
+        )
+    configured_name = data[f"{split}_split"]
+    name = configured_name or _DEFAULT_SPLITS[split]
+    available = [entry["name"] for entry in info["splits"]]
+    if name in available:
+        return str(folder), name
+    if split == "train" or configured_name:
+        raise UserError(
+            f"{folder}: no split {name!r}; "
+            f"config.data.{split}_split may be one of {', '.join(available)}"
+        )
+    return None
+
+
+def _newest_version(data) -> pathlib.Path:
+    """Returns the folder of the newest version of the set."""
+    data_dir = buckets.path(data.tfds_dir)
+    root = data_dir / data.tfds_name
+    # A killed preparation leaves folders with other names.
+    folders = [
+        file.parent
+        for file in root.rglob("dataset_info.json")
+        if re.fullmatch(r"\d+\.\d+\.\d+", file.parent.name)
+    ]
+    if not folders:
+        raise UserError(
+            f"{root}: no prepared TFDS set here (dataset_info.json); "
+            f"prepare it with launch/prepare_tfds.sh {data.tfds_name} {data.tfds_dir}"
+        )
+    names = sorted({str(folder.parent.relative_to(data_dir)) for folder in folders})
+    if len(names) > 1:
+        raise UserError(
+            f"config.data.tfds_name={data.tfds_name}: several sets are prepared there, "
+            f"name one: {', '.join(names)}"
+        )
+    return max(folders, key=_version_number)
+
+
+def _version_number(folder: pathlib.Path) -> list[int]:
+    return [int(number) for number in folder.name.split(".")]
+
+
+def digest(folder: str) -> str:
+    """Returns the digest of the description that TFDS has written beside a prepared set."""
+    return sha256(f"{folder}/dataset_info.json")
+
+
+def examples(folder: str, split: str) -> Iterator[dict]:
+    """Yields the examples of a prepared split: dictionaries of features."""
+    import tensorflow_datasets
+
+    builder = tensorflow_datasets.builder_from_directory(folder)
+    yield from builder.as_data_source(split=split)
+
+
+def check_features(folder: str, example: dict, features: tuple[str, ...], remedy: str = "") -> None:
+    """Raises UserError where the example lacks one of the features."""
+    missing = [feature for feature in features if feature not in example]
+    if missing:
+        available = ", ".join(example)
+        raise UserError(f"{folder}: no feature {missing[0]!r}, only {available}{remedy}")
+
+
+def class_names(folder: str, feature: str) -> list[str] | None:
+    """Returns the names of a class label's values; None where the feature is no class label."""
+    import tensorflow_datasets
+
+    features = tensorflow_datasets.builder_from_directory(folder).info.features
+    return getattr(features[feature], "names", None) if feature in features else None
+
+
+def decoded(text: bytes | str, where: str) -> str:
+    """Returns a text feature as a string; `where` is its place in error messages."""
+    if isinstance(text, str):
+        return text
+    if not isinstance(text, bytes):
+        raise UserError(
+            f"{where}: a feature of type {type(text).__name__} where text should be; "
+            "config.data.text_field names the feature"
+        )
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: an example is not UTF-8") from None
