@@ -177,12 +177,19 @@ class A:
 '''
 
 
+TOPICS = r"""topics = {
+    'a': 'Title\n***\n\nOf a.  More.\n\n   code()\n',
+    'b': 'Of b. More.',
+    'c': 'Short.',
+}"""
+
+
 def test_documentation_is_running_text(tmp_path, monkeypatch):
     files = {
         **{f"module{i}.py": MODULE for i in range(100)},
         "broken.py": "# A comment. Two.\n(",
         "one.py": '"""One sentence."""',
-        "pydoc_data/topics.py": "topics = {'a': 'Title\\n***\\n\\nOf a.  More.\\n\\n   code()\\n', 'b': 'Of b. More.', 'c': 'Short.'}",
+        "pydoc_data/topics.py": TOPICS,
         "test/module.py": MODULE,
     }
     for name, content in files.items():

@@ -5,7 +5,7 @@ from transformer_jax.data import packing
 
 
 def lengths(count, seed=0):
-    """Lengths of both sides much as Multi30k's in pieces: log-normal, mean 16, the two sides alike."""
+    """Lengths of both sides, similar to those of Multi30k: log-normal with mean 16, correlated."""
     draw = np.random.default_rng(seed)
     source = draw.lognormal(np.log(16) - 0.35**2 / 2, 0.35, count)
     target = source * draw.lognormal(-(0.15**2) / 2, 0.15, count)

@@ -47,12 +47,10 @@ def test_every_epoch_is_a_permutation_and_batches_straddle_epochs(size, batch):
 
 
 def test_epochs_and_seeds_differ():
-    order = lambda seed: [
-        number
-        for number, _ in numbers(
-            rows.TrainRows([rows.Phase([Numbered(100)], 100)], seed), range(3), 100
-        )
-    ]
+    def order(seed):
+        train = rows.TrainRows([rows.Phase([Numbered(100)], 100)], seed)
+        return [number for number, _ in numbers(train, range(3), 100)]
+
     first, second, third = (order(0)[100 * epoch : 100 * (epoch + 1)] for epoch in range(3))
     assert first != second != third != first
     assert first != list(range(100))
@@ -213,7 +211,10 @@ def packed(folder, pairs, source_length=16, target_length=12, **keys):
 def made_up(count, longest_source=15, longest_target=11):
     """Pairs of random words, no two alike."""
     draw = np.random.default_rng(0)
-    words = lambda longest: draw.integers(4, 100, draw.integers(1, longest + 1)).tolist()
+
+    def words(longest):
+        return draw.integers(4, 100, draw.integers(1, longest + 1)).tolist()
+
     return [
         (
             " ".join(map(str, [4 + i % 96, 4 + i // 96, *words(longest_source - 2)])),
@@ -284,7 +285,9 @@ def test_rows_are_pure(some):
 
 
 def test_over_long_and_empty_pairs_are_dropped_counted_and_said(tmp_path, capsys):
-    words = lambda count: " ".join(["9"] * count)
+    def words(count):
+        return " ".join(["9"] * count)
+
     # with the end token just as long as a row
     fits = [(words(15), words(11)), (words(1), words(1))]
     found = packed(
@@ -320,7 +323,10 @@ def test_nothing_left_is_refused_and_leaves_no_store(tmp_path):
 
 def test_blocks_tokenise_as_one(tmp_path, monkeypatch):
     pairs = made_up(23)
-    read = lambda folder: packed(folder, pairs).rows([(0, 0), (1, 0), (2, 0)])
+
+    def read(folder):
+        return packed(folder, pairs).rows([(0, 0), (1, 0), (2, 0)])
+
     whole = read(tmp_path / "a")
     monkeypatch.setattr(packed_pairs, "_PAIRS_PER_BLOCK", 5)
     for row, other in zip(whole, read(tmp_path / "b")):

@@ -120,7 +120,8 @@ def test_exactly_one_source_must_be_named(keys, named):
 def test_running_text_is_not_silently_left_out(key):
     with pytest.raises(
         UserError,
-        match=f"config.data.{key} names running text; sentence pairs are named by config.data.valid_source and valid_target",
+        match=f"config.data.{key} names running text; "
+        "sentence pairs are named by config.data.valid_source and valid_target",
     ):
         sentence_pairs.of_split(data(corpus="grammar", **{key: "a"}), "valid")
 

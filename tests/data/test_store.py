@@ -361,18 +361,21 @@ def test_rebuilding_leaves_the_same_files(tmp_path):
     assert contents(path) == before
 
 
-# kept files
+# cached files
 
 
-def test_files_are_made_once_and_kept(cache):
+def test_files_are_made_once_and_cached(cache):
     files = {"source.model": b"\x00\xff", "target.model": b""}
-    keep = lambda make=refuse, **key: store.cached_files(cache, "tokenizer", key, make)
-    assert keep(lambda: files, size=5) == files
-    assert keep(size=5) == files
-    assert keep(lambda: {"other": b"1"}, size=6) == {"other": b"1"}
+
+    def cached(make=refuse, **key):
+        return store.cached_files(cache, "tokenizer", key, make)
+
+    assert cached(lambda: files, size=5) == files
+    assert cached(size=5) == files
+    assert cached(lambda: {"other": b"1"}, size=6) == {"other": b"1"}
 
 
-def test_kept_files_are_there_whole_or_not_at_all(gcs):
+def test_cached_files_are_complete_or_absent(gcs):
     files = {name: name.encode() for name in "abc"}
     for writes in range(6):
         gcs.writes = writes
@@ -384,17 +387,17 @@ def test_kept_files_are_there_whole_or_not_at_all(gcs):
 
 
 @pytest.mark.parametrize("damage", [flip(0), lambda content: content[:-1], lambda content: None])
-def test_a_damaged_kept_file_is_noticed_and_rebuild_mends_it(cache, gcs, damage):
-    keep = lambda **flags: store.cached_files(
-        cache, "tokenizer", {}, lambda: {"a.model": b"abc"}, **flags
-    )
-    keep()
+def test_a_damaged_cached_file_is_reported_and_rebuilt(cache, gcs, damage):
+    def cached(**flags):
+        return store.cached_files(cache, "tokenizer", {}, lambda: {"a.model": b"abc"}, **flags)
+
+    cached()
     change(folder_of("tokenizer", cache, gcs), "a.model", damage, gcs)
     with pytest.raises(
         UserError, match="tokenizer-.* is damaged .*a.model.*--config.data.rebuild=true"
     ):
-        keep()
-    assert keep(rebuild=True) == keep() == {"a.model": b"abc"}
+        cached()
+    assert cached(rebuild=True) == cached() == {"a.model": b"abc"}
 
 
 # buckets that can't be used

@@ -155,7 +155,11 @@ def test_reading_needs_no_tensorflow(prepare, tmp_path):
 import sys
 from transformer_jax.config import experiment
 from transformer_jax.data.sources import pairs
-config = experiment(model={{"name": "encoder_decoder"}}, task={{"name": "translation"}}, data={{"tfds_name": "plain", "tfds_dir": {str(tmp_path)!r}}})
+config = experiment(
+    model={{"name": "encoder_decoder"}},
+    task={{"name": "translation"}},
+    data={{"tfds_name": "plain", "tfds_dir": {str(tmp_path)!r}}},
+)
 assert len(list(pairs.of_split(config.data, "train"))) == {len(READ["train"])}
 assert "tensorflow_datasets" in sys.modules and "tensorflow" not in sys.modules
 """

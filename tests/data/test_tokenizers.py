@@ -13,7 +13,7 @@ import tokenizers as huggingface
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.data.sources import pairs
-from transformer_jax.data.tokenizers.kinds import GPT1BPE, ByteBPE
+from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.tasks.translation import Translation
 
@@ -183,6 +183,7 @@ TEXTS = [
     *ENGLISH,
     *GERMAN,
 ] * 3
+NO_TOKENIZER = "no tokenizer that can be read here"
 GPT1_MERGES = ["l o", "lo w</w>", "e r</w>", "lo w", "low er</w>"]
 
 
@@ -219,10 +220,12 @@ def gpt1(folder, merges=GPT1_MERGES):
 
 def test_byte_bpe_gives_back_any_text():
     draw = random.Random(0)
-    point = lambda: draw.choice(
-        [draw.randrange(128), draw.randrange(0x3000), draw.randrange(0xE000, 0x110000)]
-    )
-    texts = ["".join(chr(point()) for _ in range(draw.randrange(40))) for _ in range(500)]
+
+    def character():
+        points = [draw.randrange(128), draw.randrange(0x3000), draw.randrange(0xE000, 0x110000)]
+        return chr(draw.choice(points))
+
+    texts = ["".join(character() for _ in range(draw.randrange(40))) for _ in range(500)]
     texts += [
         "",
         "\0",
@@ -301,7 +304,7 @@ def test_byte_bpe_is_read_from_gpt2s_files(tmp_path, names):
     tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
     for name, content in zip(names, tokenizer.hf_files().values()):
         (tmp_path / name).write_bytes(content)
-    found = tokenizers.read(tmp_path)
+    found = tokenizers.read_published(tmp_path)
     assert type(found) is ByteBPE and found.fingerprint() == tokenizer.fingerprint()
     assert found.encode(TEXTS) == tokenizer.encode(TEXTS)
 
@@ -323,7 +326,7 @@ def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
         ),
     )
     library.save(str(tmp_path / "tokenizer.json"))
-    found = tokenizers.read(tmp_path)
+    found = tokenizers.read_published(tmp_path)
     assert (
         found.encode(TEXTS) == [each.ids for each in library.encode_batch(TEXTS)]
         and found.eos_id == 0
@@ -331,7 +334,7 @@ def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
     library.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=True)
     library.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="tokenizer.json is neither"):
-        tokenizers.read(tmp_path)
+        tokenizers.read_published(tmp_path)
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -359,17 +362,17 @@ def test_wordpiece_is_read_from_the_librarys_file(cased, tmp_path):
     library.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
     library.add_special_tokens(pieces[:5])
     library.save(str(tmp_path / "tokenizer.json"))
-    found, texts = tokenizers.read(tmp_path), ["The films!", "the é film", "dog"]
+    found, texts = tokenizers.read_published(tmp_path), ["The films!", "the é film", "dog"]
     assert type(found) is WordPiece and found.cased == cased and found.cls_id == 2
     assert found.encode(texts) == [each.ids for each in library.encode_batch(texts)]
     library.normalizer = huggingface.normalizers.BertNormalizer(lowercase=True, strip_accents=False)
     library.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="accents are kept"):
-        tokenizers.read(tmp_path)
+        tokenizers.read_published(tmp_path)
 
 
 def test_gpt1_lowers_splits_and_closes_words(tmp_path):
-    tokenizer = tokenizers.read(gpt1(tmp_path))
+    tokenizer = tokenizers.read_published(gpt1(tmp_path))
     assert type(tokenizer) is GPT1BPE and tokenizer.eos_id == tokenizer.vocab_size - 1
     (ids,) = tokenizer.encode(["Low  LOWER,\nl\u00f6w!"])
     assert tokenizer.pieces(ids) == ["low</w>", "lower</w>", "<unk>", "low</w>", "!</w>"]
@@ -383,7 +386,7 @@ def test_gpt1_without_a_lines_end_ends_with_unknown(tmp_path):
     vocab = gpt1_vocab()
     del vocab["\n</w>"]
     write(gpt1(tmp_path), vocab__json=vocab)
-    assert tokenizers.read(tmp_path).eos_id == 0
+    assert tokenizers.read_published(tmp_path).eos_id == 0
 
 
 def test_characters():
@@ -440,14 +443,14 @@ def bert(folder, pieces=BERT, **config):
     ],
 )
 def test_wordpiece_splits_as_bert_does(tmp_path, lowers, text, pieces):
-    tokenizer = tokenizers.read(bert(tmp_path, do_lower_case=lowers))
+    tokenizer = tokenizers.read_published(bert(tmp_path, do_lower_case=lowers))
     assert type(tokenizer) is WordPiece and tokenizer.cased is not lowers
     assert tokenizer.encode([text]) == [[BERT.index(piece) for piece in pieces]]
     assert tokenizer.pieces(tokenizer.encode([text])[0]) == pieces
 
 
 def test_wordpiece_has_berts_special_pieces(tmp_path):
-    tokenizer = tokenizers.read(bert(tmp_path, do_lower_case=True))
+    tokenizer = tokenizers.read_published(bert(tmp_path, do_lower_case=True))
     assert [
         tokenizer.pad_id,
         tokenizer.unk_id,
@@ -477,8 +480,10 @@ def test_wordpiece_has_berts_special_pieces(tmp_path):
 
 
 def test_wordpiece_is_cased_where_its_vocabulary_is(tmp_path):
-    assert tokenizers.read(bert(tmp_path)).cased
-    assert not tokenizers.read(bert(tmp_path, [piece for piece in BERT if piece != "Un"])).cased
+    assert tokenizers.read_published(bert(tmp_path)).cased
+    assert not tokenizers.read_published(
+        bert(tmp_path, [piece for piece in BERT if piece != "Un"])
+    ).cased
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -498,12 +503,15 @@ def test_wordpiece_is_trained(tmp_path, cased):
     assert not any(tokenizer.special[i] for ids in tokenizer.encode(TEXTS) for i in ids)
     for name, content in tokenizer.hf_files().items():
         (tmp_path / name).write_bytes(content)
-    assert tokenizers.read(tmp_path).fingerprint() == tokenizer.fingerprint()
+    assert tokenizers.read_published(tmp_path).fingerprint() == tokenizer.fingerprint()
     assert 120 < tokenizers.train(TEXTS, "wordpiece", 10_000, cased).vocab_size < 300
 
 
 def test_wordpiece_is_trained_alike_in_every_process():
-    code = f"from transformer_jax.data import tokenizers; print(tokenizers.train({TEXTS!r}, 'wordpiece', 200).fingerprint())"
+    code = f"""
+from transformer_jax.data import tokenizers
+print(tokenizers.train({TEXTS!r}, 'wordpiece', 200).fingerprint())
+"""
     prints = {
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, check=True, env=os.environ
@@ -530,7 +538,12 @@ def test_rare_characters_are_unknown_to_wordpiece():
             for kind in [*KINDS, "wordpiece"]
         ],
         ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
-        ("characters", ["abc"], 4, "has 3 characters, .* 5: more than config.model.vocab_size=4"),
+        (
+            "characters",
+            ["abc"],
+            4,
+            "config.model.vocab_size=4: must be at least 5, for the 3 characters",
+        ),
         (
             "wordpiece",
             ["abC"],
@@ -549,7 +562,8 @@ def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, mes
     [
         (
             {},
-            "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, characters.json, wordpiece.json; it holds none",
+            "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, "
+            "characters.json, wordpiece.json; it holds none",
         ),
         (
             {"byte_bpe__json": "", "characters__json": ""},
@@ -568,7 +582,7 @@ def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, mes
 def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
     with pytest.raises(
         UserError,
-        match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$",
+        match=rf"^{re.escape(str(tmp_path))}: {NO_TOKENIZER} [^\n]*{message}[^\n]*$",
     ):
         tokenizers.load(write(tmp_path, **files))
 
@@ -580,7 +594,7 @@ def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
         ({"vocab__txt": "[PAD]\n[UNK]\n"}, r"no piece '\[CLS\]'"),
         (
             {"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n"},
-            "1 pieces of the vocabulary are there twice",
+            "1 pieces of the vocabulary occur twice",
         ),
         (
             {
@@ -603,7 +617,7 @@ def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
         ),
         (
             {"vocab__json": gpt1_vocab(), "merges__txt": "l o\nlo w\n"},
-            "3 pieces that no merge makes, 'low</w>' the first",
+            "no merge makes 3 of the pieces, 'low</w>' the first",
         ),
         (
             {"vocab__json": gpt1_vocab(), "merges__txt": "\n".join([*GPT1_MERGES, "q w"])},
@@ -627,27 +641,30 @@ def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
 def test_foreign_files_that_do_not_fit_are_refused(tmp_path, files, message):
     with pytest.raises(
         UserError,
-        match=f"^{re.escape(str(tmp_path))}: no tokenizer that can be read here [^\n]*{message}[^\n]*$",
+        match=rf"^{re.escape(str(tmp_path))}: {NO_TOKENIZER} [^\n]*{message}[^\n]*$",
     ):
-        tokenizers.read(write(tmp_path, **files))
+        tokenizers.read_published(write(tmp_path, **files))
 
 
 def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
     data = types.SimpleNamespace(
         cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe", cased=False
     )
-    first = tokenizers.trained(Documents(TEXTS), data, 300)
+    first = tokenizers.train_cached(Documents(TEXTS), data, 300)
     with monkeypatch.context() as patch:
         patch.setattr(ByteBPE, "train", None)
-        assert tokenizers.trained(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
-    assert tokenizers.trained(Documents(TEXTS), data, 290).vocab_size == 290
+        assert (
+            tokenizers.train_cached(Documents(TEXTS), data, 300).fingerprint()
+            == first.fingerprint()
+        )
+    assert tokenizers.train_cached(Documents(TEXTS), data, 290).vocab_size == 290
     kept = tmp_path.glob("tokenizer-*/byte_bpe.json")
     for path in kept:
         path.write_bytes(b"")
     with pytest.raises(UserError, match="config.data.rebuild=true"):
-        tokenizers.trained(Documents(TEXTS), data, 300)
+        tokenizers.train_cached(Documents(TEXTS), data, 300)
     data.rebuild = True
-    assert tokenizers.trained(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
+    assert tokenizers.train_cached(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe", "characters", "wordpiece"])

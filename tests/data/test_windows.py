@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import build_gpt
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers, windows
+from transformer_jax.data.tokenizers import training
 from transformer_jax.runs.resolve import make_task
 
 
@@ -163,7 +164,7 @@ def test_prepared_in_a_bucket_it_is_found_there_again(gcs, tmp_path, monkeypatch
     assert any("tokenizer-" in name for name in gcs.objects) and any(
         "text-train-" in name for name in gcs.objects
     )
-    monkeypatch.setattr(tokenizers, "train", None)
+    monkeypatch.setattr(training, "train", None)
     monkeypatch.setattr(windows, "blocks", None)  # neither is done again
     again = make_task(config).rows()
     np.testing.assert_array_equal(

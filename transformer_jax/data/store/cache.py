@@ -19,10 +19,10 @@ def build(
 ) -> Store:
     """Returns the store of `key` below `cache`; builds it with `fill` where it does not exist.
 
-    `cache` is a folder or the URL of a bucket that TensorStore opens (gs://bucket/prefix, s3://...).
-    `key` is JSON-able and holds everything that decides the content. `fill` writes tokens and arrays
-    and returns the metadata; it continues from `writer.restart`. The processes of one machine that
-    need the same store wait for the first of them.
+    `cache` is a folder or the URL of a bucket that TensorStore opens (gs://bucket/prefix, s3://).
+    `key` is JSON-able and holds everything that decides the content. `fill` writes the tokens and
+    arrays and returns the metadata; it continues from `writer.restart`. The processes of one
+    machine that need the same store wait for the first of them.
     """
 
     def make(folder: Folder) -> None:

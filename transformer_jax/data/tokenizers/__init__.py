@@ -1,16 +1,12 @@
-"""Tokenizers: their kinds behind one interface, trained once and kept, or read from checkpoints."""
+"""Tokenizers: their kinds behind one interface, trained once and cached, or read from checkpoints.
 
-from transformer_jax.data.tokenizers.kinds import SentencePiece
-from transformer_jax.data.tokenizers.training import (
-    Pair,
-    check_pair,
-    load,
-    of_run,
-    read,
-    train,
-    train_pair,
-    trained,
-)
+`train_cached` and `of_run` serve training, `load` opens the tokenizer of a run, and
+`read_published` opens those of published models.
+"""
+
+from transformer_jax.data.tokenizers.loading import Pair, check_pair, load, read_published
+from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
+from transformer_jax.data.tokenizers.training import of_run, train, train_cached, train_pair
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
 __all__ = [
@@ -20,8 +16,8 @@ __all__ = [
     "check_pair",
     "load",
     "of_run",
-    "read",
+    "read_published",
     "train",
+    "train_cached",
     "train_pair",
-    "trained",
 ]

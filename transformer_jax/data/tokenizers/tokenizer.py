@@ -1,4 +1,4 @@
-"""The interface of every kind of tokenizer: text to ids and back."""
+"""The interface of all tokenizers: text to ids and back."""
 
 import hashlib
 import numbers
@@ -6,12 +6,16 @@ import pathlib
 
 from transformer_jax.config import UserError
 
+_VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
+_ENCODE = "encode takes a text or a list of texts"
+_DECODE = "decode takes a list of ids or a list of such lists"
+
 
 class Tokenizer:
-    """A kind of tokenizer. `model` is the content of the one file that it is saved in.
+    """A kind of tokenizer. `model` is the content of the one file that a tokenizer is saved in.
 
-    `eos_id` ends a document, and begins text that continues no prompt. No text encodes to a special
-    id. A kind defines `_encode` and `_decode` for lists of texts.
+    `eos_id` ends a document, and it begins generated text that has no prompt. No text encodes to a
+    special id. A kind defines `_encode` and `_decode` for lists of texts.
     """
 
     file: str
@@ -22,62 +26,63 @@ class Tokenizer:
         self.model = model
 
     def encode(self, text: str | list[str]) -> list[int] | list[list[int]]:
-        """The ids of a text, or of each text of a list; no special ids among them.
+        """Returns the ids of a text, or of each text of a list, without special ids.
 
         encode("a dog") gives [5, 9], encode(["a dog", "a"]) gives [[5, 9], [5]]. Raises UserError
-        for anything else.
+        for other arguments.
         """
         if isinstance(text, str):
             return self._encode([text])[0]
         if not isinstance(text, list):
-            raise UserError(f"encode takes a text or a list of texts, not {type(text).__name__}")
+            raise UserError(f"{_ENCODE}, not {type(text).__name__}")
         if not set(map(type, text)) <= {str}:
-            _refuse_others(text, str, "encode takes a text or a list of texts")
+            _check_items(text, str, _ENCODE)
         return self._encode(text)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         raise NotImplementedError
 
     def encode_spans(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """As `encode`, with the characters of its text that each id stands for."""
-        encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [(each.ids, each.offsets) for each in encoded]
+        """Returns the ids of each text, and the characters [start, stop) of each id."""
+        raise NotImplementedError
 
     def decode(self, ids: list[int] | list[list[int]]) -> str | list[str]:
-        """The text of a list of ids, or of each list in a list; `eos_id` gives no text.
+        """Returns the text of a list of ids, or of each list in a list; `eos_id` gives no text.
 
-        decode([5, 9]) gives "a dog", decode([[5, 9], [5]]) gives ["a dog", "a"], and decode([]) "".
-        A model's vocabulary may be larger: ids beyond this one give nothing, or the unknown
-        character. Raises UserError for anything else, such as an array: array.tolist() is a list.
+        decode([5, 9]) gives "a dog", decode([[5, 9], [5]]) gives ["a dog", "a"], decode([]) gives
+        "". A model's vocabulary may be larger: ids beyond the tokenizer's give no text, or the
+        unknown character. Raises UserError for other arguments, arrays among them; convert an array
+        with array.tolist().
         """
-        takes = "decode takes a list of ids or a list of such lists"
         if not isinstance(ids, list):
-            raise UserError(f"{takes}, not {type(ids).__name__}")
+            raise UserError(f"{_DECODE}, not {type(ids).__name__}")
         if not ids or not isinstance(ids[0], list):
-            return self._decode([_checked(ids, takes)])[0]
-        _refuse_others(ids, list, takes)
-        return self._decode([_checked(each, takes) for each in ids])
+            return self._decode([_checked_ids(ids)])[0]
+        _check_items(ids, list, _DECODE)
+        return self._decode([_checked_ids(sequence) for sequence in ids])
 
     def _decode(self, ids: list[list[int]]) -> list[str]:
         raise NotImplementedError
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """Each id as it can be shown in a picture."""
+        """Returns each id as text for a picture, with visible spaces and line ends."""
         raise NotImplementedError
 
     def words(self, ids: list[int]) -> tuple[list[str], list[int]]:
-        """The words that ids form, for a picture, and for each id the number of its word.
+        """Returns the words that ids form, for a picture, and for each id the index of its word.
 
-        Spaces divide words; the end of a document stands alone.
+        Spaces separate words. The end of a document is a word.
         """
-        found, numbers, closed = [], [], True
+        words = []
+        indices = []
+        is_complete = True
         for i, piece in zip(ids, self.pieces(ids)):
-            if closed or i == self.eos_id or self.begins_word(piece):
-                found.append("")
-            found[-1] += self.shown(piece)
-            numbers.append(len(found) - 1)
-            closed = i == self.eos_id or self.ends_word(piece)
-        return found, numbers
+            if is_complete or i == self.eos_id or self.begins_word(piece):
+                words.append("")
+            words[-1] += self.without_marks(piece)
+            indices.append(len(words) - 1)
+            is_complete = i == self.eos_id or self.ends_word(piece)
+        return words, indices
 
     def begins_word(self, piece: str) -> bool:
         return piece.startswith("▁")
@@ -85,8 +90,8 @@ class Tokenizer:
     def ends_word(self, piece: str) -> bool:
         return False
 
-    def shown(self, piece: str) -> str:
-        """A piece as a part of its word."""
+    def without_marks(self, piece: str) -> str:
+        """Returns a piece without the marks of the beginning or the end of a word."""
         return piece.strip("▁")
 
     def fingerprint(self) -> str:
@@ -96,27 +101,38 @@ class Tokenizer:
         return {self.file: self.model}
 
     def save(self, folder: pathlib.Path) -> None:
-        write(self.files(), folder)
+        write_files(self.files(), folder)
 
 
-def _checked(ids: list, takes: str) -> list[int]:
-    """The ids as ints. Raises UserError for what is none; `takes` begins its message."""
+def visible(text: str) -> str:
+    """Returns the text with marks for spaces, line ends and tabs."""
+    return text.translate(_VISIBLE)
+
+
+def known_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Returns the ids, with `unk_id` for those beyond the vocabulary."""
+    return [i if i < tokenizer.vocab_size else tokenizer.unk_id for i in ids]
+
+
+def _checked_ids(ids: list) -> list[int]:
+    """Returns the ids as ints. Raises UserError for values that are no ids."""
     if not set(map(type, ids)) <= {int}:
-        _refuse_others(ids, numbers.Integral, takes)
+        _check_items(ids, numbers.Integral, _DECODE)
         ids = [int(i) for i in ids]
     if ids and not 0 <= min(ids) <= max(ids) < 2**31:
-        wrong = next(i for i in ids if not 0 <= i < 2**31)
-        raise UserError(f"{takes}; {wrong} is no id: they are from 0 to 2^31 - 1")
+        first_bad = next(i for i in ids if not 0 <= i < 2**31)
+        raise UserError(f"{_DECODE}; {first_bad} is no id: ids are from 0 to 2^31 - 1")
     return ids
 
 
-def _refuse_others(items: list, kind: type, takes: str) -> None:
-    for place, item in enumerate(items):
+def _check_items(items: list, kind: type, usage: str) -> None:
+    """Raises UserError for an item of another type; `usage` begins the message."""
+    for index, item in enumerate(items):
         if not isinstance(item, kind) or isinstance(item, bool):
-            raise UserError(f"{takes}; item {place} of this list is {type(item).__name__}")
+            raise UserError(f"{usage}; item {index} of this list is {type(item).__name__}")
 
 
-def write(files: dict[str, bytes], folder: pathlib.Path) -> None:
+def write_files(files: dict[str, bytes], folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -1,0 +1,195 @@
+"""Byte-pair encoding: the tokenizers of GPT and of GPT-2."""
+
+import json
+from collections.abc import Iterable
+
+import tokenizers as huggingface
+
+from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers.library import LibraryTokenizer, parts_of, pieces_by_id
+from transformer_jax.data.tokenizers.tokenizer import visible
+
+
+class BPE(LibraryTokenizer):
+    """Byte-pair encoding (Sennrich et al. 2016).
+
+    The saved file lists the pieces by id, and the merges that make them by rank.
+    """
+
+    required: tuple[str, ...] = ()  # pieces that the vocabulary must have
+    hf_class: str
+    # Candidates for the end of a document; the first one in the vocabulary is used.
+    ends: tuple[str, ...]
+
+    def __init__(self, model: bytes):
+        super().__init__(model)
+        content = json.loads(model)
+        self._vocab = {piece: i for i, piece in enumerate(content["pieces"])}
+        self._merges = content["merges"]
+        self._check()
+        merges = [tuple(merge.split(" ")) for merge in self._merges]
+        self._tokenizer = self.pipeline(self._vocab, merges)
+        self.vocab_size = len(self._vocab)
+        self.eos_id = next(self._vocab[piece] for piece in self.ends if piece in self._vocab)
+
+    def _check(self) -> None:
+        """Raises ValueError for an incomplete vocabulary or incomplete merges."""
+        required = (self.ends[-1], *self.required)
+        missing = [piece for piece in required if piece not in self._vocab]
+        if missing:
+            raise ValueError(f"no piece {missing[0]!r} in the vocabulary")
+        # Without some of the merges, texts would have other ids.
+        merged = {merge.replace(" ", "") for merge in self._merges}
+        unmade = [
+            piece for piece in self._vocab if piece not in merged and not _needs_no_merge(piece)
+        ]
+        if unmade:
+            raise ValueError(f"no merge makes {len(unmade)} of the pieces, {unmade[0]!r} the first")
+
+    @classmethod
+    def of(cls, vocab: dict[str, int], merges: list[str]) -> "BPE":
+        """Returns the tokenizer of these ids by piece, and of the lines of a merges.txt."""
+        return cls(json.dumps({"pieces": pieces_by_id(vocab), "merges": merges}).encode())
+
+    @staticmethod
+    def pipeline(vocab: dict[str, int], merges: list[tuple[str, str]]) -> huggingface.Tokenizer:
+        """Returns the library's tokenizer, without special tokens: text must not encode to them."""
+        raise NotImplementedError
+
+    def _decode(self, ids):
+        return self._tokenizer.decode_batch(
+            [[i for i in sequence if i != self.eos_id] for sequence in ids]
+        )
+
+    def hf_files(self) -> dict[str, bytes]:
+        """Returns the files that Hugging Face's AutoTokenizer reads."""
+        return {
+            "vocab.json": json.dumps(self._vocab).encode(),
+            "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
+            "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode(),
+        }
+
+    def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
+        """Returns `hf_files` for a model that marks its texts with special tokens.
+
+        `marks` are the ids of the start, the delimiter and the end, the last of the vocabulary.
+        """
+        library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
+        names = ("<start>", "<delimiter>", "<extract>")
+        unused = [f"<unused {i}>" for i in range(self.vocab_size, marks[0])]
+        library.add_special_tokens([*unused, *names])
+        library.post_processor = huggingface.processors.TemplateProcessing(
+            single="<start> $A <extract>",
+            pair="<start> $A <delimiter> $B <extract>",
+            special_tokens=list(zip(names, marks)),
+        )
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        return {
+            "tokenizer.json": library.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
+
+
+def _needs_no_merge(piece: str) -> bool:
+    """Whether a piece is a single character or special."""
+    is_special = piece.startswith("<") and piece.endswith(">")
+    return is_special or len(piece.removesuffix("</w>")) == 1
+
+
+class ByteBPE(BPE):
+    """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2).
+
+    Decoding gives back every text as it was.
+    """
+
+    file = "byte_bpe.json"
+    # A printable character for each of the 256 bytes.
+    required = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
+    hf_class = "GPT2Tokenizer"
+    ends = ("<|endoftext|>",)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "ByteBPE":
+        """Returns a tokenizer with the merges of pairs that occur at least twice.
+
+        It has fewer pieces than `vocab_size` where the text has no more. Ids are in GPT-2's order:
+        bytes, merges, the end of a document.
+        """
+        if vocab_size < 257:
+            raise UserError(
+                f"config.model.vocab_size={vocab_size}: byte-level BPE needs at least 257, "
+                "the bytes and the end of a document"
+            )
+        tokenizer = cls.pipeline({}, [])
+        tokenizer.train_from_iterator(
+            texts,
+            huggingface.trainers.BpeTrainer(
+                vocab_size=vocab_size - 1,
+                min_frequency=2,
+                initial_alphabet=list(cls.required),
+                show_progress=False,
+            ),
+        )
+        parts = parts_of(tokenizer)
+        return cls.of(parts.vocab | {cls.ends[0]: len(parts.vocab)}, parts.merges)
+
+    @staticmethod
+    def pipeline(vocab, merges):
+        tokenizer = huggingface.Tokenizer(huggingface.models.BPE(vocab, merges))
+        tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = huggingface.decoders.ByteLevel()
+        return tokenizer
+
+    def pieces(self, ids):
+        return [visible(self._tokenizer.decode([i])) for i in ids]
+
+
+class GPT1BPE(BPE):
+    """GPT's BPE over the characters of lower-cased words, each closed by "</w>" (Radford et al.
+    2018).
+
+    It equals Hugging Face's OpenAIGPTTokenizer without spacy and ftfy, which splits words as BERT
+    does. The published vocabulary has no end of a document. The end of a line takes its place,
+    because no text encodes to it.
+    """
+
+    file = "gpt1_bpe.json"
+    hf_class = "OpenAIGPTTokenizer"
+    ends = ("\n</w>", "<unk>")
+
+    @staticmethod
+    def pipeline(vocab, merges):
+        tokenizer = huggingface.Tokenizer(
+            huggingface.models.BPE(
+                vocab, merges, unk_token="<unk>", end_of_word_suffix="</w>", fuse_unk=False
+            )
+        )
+        tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = huggingface.decoders.BPEDecoder(suffix="</w>")
+        return tokenizer
+
+    def pieces(self, ids):
+        return [visible(self._tokenizer.id_to_token(i) or "<unk>") for i in ids]
+
+    def ends_word(self, piece):
+        return piece.endswith("</w>")
+
+    def without_marks(self, piece):
+        return piece.removesuffix("</w>")
+
+
+def of_vocabulary(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
+    """Returns the tokenizer of these pieces; "</w>" at the ends of words distinguishes GPT's."""
+    is_gpt1 = any(piece.endswith("</w>") for piece in vocab)
+    return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges)
+
+
+def of_library(text: str) -> ByteBPE | GPT1BPE:
+    """Returns the tokenizer of a tokenizer.json. Raises ValueError where it is neither kind."""
+    parts = parts_of(huggingface.Tokenizer.from_str(text))
+    for kind in (ByteBPE, GPT1BPE):
+        if parts.settings == parts_of(kind.pipeline({}, [])).settings:
+            added = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}
+            return kind.of(parts.vocab | added, parts.merges)
+    raise ValueError("tokenizer.json is neither GPT-2's byte-level BPE nor GPT's BPE")

@@ -1,0 +1,129 @@
+"""Tokenizers from files: those of a run, and those of published models."""
+
+import contextlib
+import json
+import pathlib
+
+from transformer_jax.config import UserError
+from transformer_jax.data.sources.text_files import text_lines
+from transformer_jax.data.tokenizers import bpe, wordpiece
+from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
+from transformer_jax.data.tokenizers.characters import Characters
+from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
+from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
+from transformer_jax.data.tokenizers.wordpiece import WordPiece
+
+_KINDS = {kind.file: kind for kind in (SentencePiece, ByteBPE, GPT1BPE, Characters, WordPiece)}
+
+
+class Pair:
+    """The tokenizers of a translation's source and target.
+
+    They are one object where both sides share a vocabulary.
+    """
+
+    def __init__(self, source: SentencePiece, target: SentencePiece):
+        self.source = source
+        self.target = target
+
+    def fingerprint(self) -> list[str]:
+        return [self.source.fingerprint(), self.target.fingerprint()]
+
+    def files(self) -> dict[str, bytes]:
+        if self.source is self.target:
+            return {"shared.model": self.source.model}
+        return {"source.model": self.source.model, "target.model": self.target.model}
+
+    def save(self, folder: pathlib.Path) -> None:
+        write_files(self.files(), folder)
+
+    @classmethod
+    def of_files(cls, files: dict[str, bytes]) -> "Pair":
+        if "shared.model" in files:
+            shared = SentencePiece(files["shared.model"])
+            return cls(shared, shared)
+        return cls(SentencePiece(files["source.model"]), SentencePiece(files["target.model"]))
+
+    @classmethod
+    def load(cls, folder: pathlib.Path) -> "Pair":
+        """Returns the tokenizers that a run has saved. Raises UserError where there are none."""
+        with _unreadable_as_user_error(folder):
+            return cls.of_files({path.name: path.read_bytes() for path in folder.glob("*.model")})
+
+
+def load(folder: pathlib.Path) -> Tokenizer:
+    """Returns the tokenizer that a run has saved. Raises UserError where there is none."""
+    with _unreadable_as_user_error(folder):
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        return of_files(files)
+
+
+def of_files(files: dict[str, bytes]) -> Tokenizer:
+    """Returns the tokenizer of saved files. The name of the file gives the kind."""
+    names = [name for name in _KINDS if name in files]
+    if len(names) != 1:
+        raise ValueError(
+            f"it should hold one of {', '.join(_KINDS)}; it holds {' and '.join(names) or 'none'}"
+        )
+    return _KINDS[names[0]](files[names[0]])
+
+
+def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> None:
+    """Raises UserError where a tokenizer has more tokens than the model."""
+    if source_vocab_size is None:
+        check_size(pair.source, vocab_size)
+    else:
+        check_size(pair.source, source_vocab_size, "source_vocab_size")
+    check_size(pair.target, vocab_size)
+
+
+def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
+    """Raises UserError where the tokenizer has more tokens than config.model.`key`."""
+    if tokenizer.vocab_size > size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens: "
+            f"more than config.model.{key}={size:,}"
+        )
+
+
+def read_published(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
+    """Returns the tokenizer of a published GPT, GPT-2 or BERT.
+
+    Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
+    """
+    with _unreadable_as_user_error(folder):
+        if (folder / "vocab.txt").exists():
+            config = folder / "tokenizer_config.json"
+            return wordpiece.of_vocabulary(
+                list(text_lines(str(folder / "vocab.txt"))),
+                json.loads(config.read_bytes()) if config.exists() else {},
+            )
+        for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+            if (folder / vocab).exists() and (folder / merges).exists():
+                content = json.loads((folder / vocab).read_bytes())
+                return bpe.of_vocabulary(content, _merges(folder / merges))
+        if (folder / "tokenizer.json").exists():
+            text = (folder / "tokenizer.json").read_bytes().decode()
+            is_wordpiece = json.loads(text)["model"]["type"] == "WordPiece"
+            return wordpiece.of_library(text) if is_wordpiece else bpe.of_library(text)
+        raise ValueError(
+            "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and "
+            "vocab.bpe, or tokenizer.json"
+        )
+
+
+def _merges(path: pathlib.Path) -> list[str]:
+    """Returns the merges in a file, without the line of its version."""
+    # Only "\n" ends a line: some merges hold other characters that `splitlines` would split at.
+    first, *others = path.read_bytes().decode().split("\n")
+    lines = others if first.startswith("#version") else [first, *others]
+    return [line for line in lines if line]
+
+
+@contextlib.contextmanager
+def _unreadable_as_user_error(folder):
+    try:
+        yield
+    except Exception as error:  # The libraries raise nothing narrower.
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{folder}: no tokenizer that can be read here ({reason})") from None
