@@ -112,7 +112,10 @@ def test_a_checkpoint_goes_there_and_back(architecture, tmp_path):
     assert not [
         key for key, value in now.items() if key not in ours and was.get(key) not in (value, None)
     ]
-    assert tokenizers.read_published(back).fingerprint() == tokenizers.read_published(folder).fingerprint()
+    assert (
+        tokenizers.read_published(back).fingerprint()
+        == tokenizers.read_published(folder).fingerprint()
+    )
 
     convert.from_hf(back, tmp_path / "again")
     (task, first), (same_task, second) = open_run(run), open_run(tmp_path / "again")
