@@ -107,7 +107,7 @@ def test_an_empty_file_and_a_broken_encoding_are_named(tmp_path):
 def test_the_standard_library_is_split_by_file():
     splits = {split: python_library.PythonSources(split) for split in ("train", "valid", "test")}
     texts = {split: list(source) for split, source in splits.items()}
-    sizes = {split: sum(map(len, found)) for split, found in texts.items()}
+    sizes = {split: sum(map(len, split_texts)) for split, split_texts in texts.items()}
     assert sizes["train"] > 3_000_000 and sizes["valid"] > 50_000 and sizes["test"] > 50_000
     assert not set(texts["train"]) & set(texts["valid"])
     assert any("def " in text for text in texts["valid"])
@@ -121,12 +121,15 @@ def test_the_documentation_of_the_standard_library_is_split_by_file():
         for split in ("train", "valid", "test")
     }
     texts = {split: list(source) for split, source in splits.items()}
-    words = {split: sum(len(text.split()) for text in found) for split, found in texts.items()}
+    words = {
+        split: sum(len(text.split()) for text in split_texts)
+        for split, split_texts in texts.items()
+    }
     assert words["train"] > 250_000 and words["valid"] > 5_000 and words["test"] > 5_000
     assert all(
         text.count("\n") >= 1 and all(map(str.strip, text.split("\n")))
-        for found in texts.values()
-        for text in found
+        for split_texts in texts.values()
+        for text in split_texts
     )
     assert not set(texts["train"]) & {*texts["valid"], *texts["test"]}
     # help("objects")
@@ -197,7 +200,7 @@ def test_documentation_is_running_text(tmp_path, monkeypatch):
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(python_library.sysconfig, "get_path", lambda _: str(tmp_path))
     python_library._documentation.cache_clear()
-    found = {
+    read = {
         split: list(python_library.PythonDocstrings(split)) for split in ("train", "valid", "test")
     }
     python_library._documentation.cache_clear()
@@ -211,8 +214,8 @@ def test_documentation_is_running_text(tmp_path, monkeypatch):
         "Deep (inside)?",
         "Last!",
     ]
-    assert found["valid"] and found["test"] and sum(map(len, found.values())) == 102
-    assert set().union(*found.values()) == {"\n".join(module), "Of a.\nMore.", "Of b.\nMore."}
+    assert read["valid"] and read["test"] and sum(map(len, read.values())) == 102
+    assert set().union(*read.values()) == {"\n".join(module), "Of a.\nMore.", "Of b.\nMore."}
 
 
 def test_a_mixture_names_files_and_weights(tmp_path):

@@ -18,7 +18,7 @@ def characters(texts):
 
 
 @pytest.mark.parametrize(
-    "line, most, expected",
+    "line, max_tokens, expected",
     [
         ("One two. Three four!  Five", 12, ["One two.", "Three four!", "Five"]),
         ("Mr. A ran. It is 3.5 km.", 20, ["Mr. A ran.", "It is 3.5 km."]),
@@ -29,16 +29,16 @@ def characters(texts):
         ("   ", 3, []),
     ],
 )
-def test_parts(line, most, expected):
-    parts = long_lines.split(line, characters, most)
+def test_parts(line, max_tokens, expected):
+    parts = long_lines.split(line, characters, max_tokens)
     assert ["".join(part) for part in parts] == expected
 
 
 def test_no_part_is_too_long_and_nothing_is_lost():
     line = " ".join(f"{'word' * (n % 5)}{n}{'.' * (n % 7 == 0)} Then" for n in range(300))
-    for most in (4, 9, 100):
-        parts = long_lines.split(line, words, most)
-        assert max(map(len, parts)) <= most
+    for max_tokens in (4, 9, 100):
+        parts = long_lines.split(line, words, max_tokens)
+        assert max(map(len, parts)) <= max_tokens
         assert sum(parts, []) == words([line])[0]
 
 

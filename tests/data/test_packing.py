@@ -45,7 +45,7 @@ def test_the_seed_decides():
 
 
 @pytest.mark.parametrize("size, most", [(128, 0.06), (256, 0.03)])
-def test_padding_is_small(size, most):
+def test_padding_is_small(size, max_padding):
     source, target = lengths(6000)
     rows = packing.plan(source, target, size, size, seed=0)
-    assert 1 - target.sum() / (len(rows) * size) <= most
+    assert 1 - target.sum() / (len(rows) * size) <= max_padding

@@ -14,8 +14,8 @@ CONTINUES = (np.arange(V) >= 5) & (np.arange(V) % 4 == 0)
 DOCUMENTS = 60
 
 
-def mask(most=20, **options):
-    return masking.Masking(MASK, SPECIAL, CONTINUES, most, **options)
+def mask(max_predictions=20, **options):
+    return masking.Masking(MASK, SPECIAL, CONTINUES, max_predictions, **options)
 
 
 def fake():
@@ -58,18 +58,18 @@ def restored(rows):
 
 
 def test_masks_come_in_the_published_shares(drawn):
-    asked, filled = drawn["masked_weights"] > 0, drawn["segment_ids"] > 0
-    seen = np.take_along_axis(drawn["tokens"], drawn["masked_positions"], axis=1)[asked]
-    labels = drawn["masked_labels"][asked]
-    assert asked.sum() / filled.sum() == pytest.approx(0.15, abs=0.002)
-    masks, same = (seen == MASK).mean(), (seen == labels).mean()
+    is_predicted, filled = drawn["masked_weights"] > 0, drawn["segment_ids"] > 0
+    inputs = np.take_along_axis(drawn["tokens"], drawn["masked_positions"], axis=1)[is_predicted]
+    labels = drawn["masked_labels"][is_predicted]
+    assert is_predicted.sum() / filled.sum() == pytest.approx(0.15, abs=0.002)
+    masks, same = (inputs == MASK).mean(), (inputs == labels).mean()
     assert (
         masks == pytest.approx(0.8, abs=0.003)
         and same == pytest.approx(0.1, abs=0.003)
         and 1 - masks - same == pytest.approx(0.1, abs=0.003)
     )
-    assert not SPECIAL[labels].any() and not SPECIAL[seen[seen != MASK]].any()
-    assert asked.sum(axis=1).max() == 19 and asked.sum(axis=1).min() >= 1
+    assert not SPECIAL[labels].any() and not SPECIAL[inputs[inputs != MASK]].any()
+    assert is_predicted.sum(axis=1).max() == 19 and is_predicted.sum(axis=1).min() >= 1
     for places, weights in zip(drawn["masked_positions"][:1000], drawn["masked_weights"][:1000]):
         assert len(set(places[weights > 0])) == weights.sum()
 
@@ -113,26 +113,26 @@ def test_spans_tile_every_document_of_two_sentences_or_more():
     source = sentence_pairs.SentencePairs(stored, 64, mask(), (0, 0, 0))
     bounds = np.concatenate([[0], np.cumsum(stored.array("documents"))])
     for document in range(DOCUMENTS):
-        own = [span for span in source._spans.tolist() if span[2] == document]
+        spans = [span for span in source._spans.tolist() if span[2] == document]
         if bounds[document + 1] - bounds[document] == 1:
-            assert not own
+            assert not spans
             continue
-        assert own[0][0] == bounds[document] and own[-1][1] == bounds[document + 1]
-        assert all(a[1] == b[0] for a, b in zip(own, own[1:])) and all(
-            span[1] - span[0] >= 2 for span in own
+        assert spans[0][0] == bounds[document] and spans[-1][1] == bounds[document + 1]
+        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:])) and all(
+            span[1] - span[0] >= 2 for span in spans
         )
 
 
 def test_what_is_cut_leaves_the_longer_text_no_shorter_than_the_other():
     random = np.random.default_rng(0)
     fronts = []
-    for first, second, most in random.integers(1, 60, (3000, 3)) + [0, 0, 1]:
-        a, b = masking.truncated_pair(first, second, most, random)
-        kept = len(range(first)[a]), len(range(second)[b])
-        assert sum(kept) == min(first + second, most) and min(kept) >= 1
-        assert kept[0] == first or kept[1] == second or abs(kept[0] - kept[1]) <= 1
-        if first - kept[0] >= 10:
-            fronts.append(a.start / (first - kept[0]))
+    for first, second, max_tokens in random.integers(1, 60, (3000, 3)) + [0, 0, 1]:
+        a, b = masking.truncated_pair(first, second, max_tokens, random)
+        lengths = len(range(first)[a]), len(range(second)[b])
+        assert sum(lengths) == min(first + second, max_tokens) and min(lengths) >= 1
+        assert lengths[0] == first or lengths[1] == second or abs(lengths[0] - lengths[1]) <= 1
+        if first - lengths[0] >= 10:
+            fronts.append(a.start / (first - lengths[0]))
     assert np.mean(fronts) == pytest.approx(0.5, abs=0.05)
 
 
@@ -140,8 +140,8 @@ def test_whole_words_are_masked_whole():
     random, masked = np.random.default_rng(0), []
     for _ in range(500):
         tokens = np.concatenate([[CLS], random.integers(5, V, 60), [SEP]])
-        found = mask(whole_words=True)(tokens, random)
-        chosen = set(found["masked_positions"][found["masked_weights"] > 0].tolist())
+        row = mask(whole_words=True)(tokens, random)
+        chosen = set(row["masked_positions"][row["masked_weights"] > 0].tolist())
         masked.append(len(chosen))
         for place in range(2, 61):
             if CONTINUES[tokens[place]]:

@@ -49,9 +49,9 @@ def pairs(tmp_path):
     ids=["plain", "no last newline", "CRLF", "byte-order mark", "other line ends", "empty line"],
 )
 def test_lines(pairs, source, target, expected):
-    found = pairs(source, target)
-    assert list(found) == expected
-    assert list(found) == expected  # and again: every pass over the text begins anew
+    read = pairs(source, target)
+    assert list(read) == expected
+    assert list(read) == expected  # and again: every pass over the text begins anew
 
 
 def test_bad_utf8_is_named_by_file_and_line(pairs, tmp_path):
@@ -78,18 +78,18 @@ def test_an_empty_file_is_named(pairs, tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    there = write(tmp_path / "a.en", "one\n")
+    existing = write(tmp_path / "a.en", "one\n")
     with pytest.raises(
         UserError, match=re.escape(f"config.data.train_target={tmp_path}/no.de: no such file")
     ):
         sentence_pairs.of_split(
-            data(train_source=there, train_target=str(tmp_path / "no.de")), "train"
+            data(train_source=existing, train_target=str(tmp_path / "no.de")), "train"
         )
     with pytest.raises(
         UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: no such file"
     ):
         # a folder is no file
-        sentence_pairs.of_split(data(train_source=str(tmp_path), train_target=there), "train")
+        sentence_pairs.of_split(data(train_source=str(tmp_path), train_target=existing), "train")
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

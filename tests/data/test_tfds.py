@@ -90,9 +90,9 @@ def pairs_of(folder, name, split, **keys):
 def test_splits_of_a_prepared_set(prepare, tmp_path, index, name, keys):
     prepare(index, **keys)
     for split, prepared in (("train", "train"), ("valid", "validation")):
-        found = pairs_of(tmp_path, name, split)
-        assert sorted(found) == sorted(READ[prepared])  # TFDS shuffles when it prepares
-        assert list(found) == list(found)
+        read = pairs_of(tmp_path, name, split)
+        assert sorted(read) == sorted(READ[prepared])  # TFDS shuffles when it prepares
+        assert list(read) == list(read)
     assert pairs_of(tmp_path, name, "test") is None
     turned = pairs_of(tmp_path, name, "train", source_language="de", target_language="en")
     assert sorted(turned) == sorted((de, en) for en, de in READ["train"])

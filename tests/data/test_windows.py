@@ -89,8 +89,8 @@ def test_masked_documents_begin_at_the_end_of_the_one_before():
     np.testing.assert_array_equal(row["segment_ids"], np.cumsum(begins))
     assert row["segment_ids"].max() >= 3
     for segment in range(1, row["segment_ids"].max() + 1):
-        own = row["positions"][row["segment_ids"] == segment]
-        np.testing.assert_array_equal(own, np.arange(len(own)))
+        positions = row["positions"][row["segment_ids"] == segment]
+        np.testing.assert_array_equal(positions, np.arange(len(positions)))
 
 
 class Text:
@@ -116,9 +116,9 @@ def test_a_text_is_its_documents_each_ended_and_counted(tmp_path):
     text = Text(["déjà", "vu", "x"])
     tokenizer = tokenizers.train(text, "characters", 20)
     stored = windows.tokenised(text, data(tmp_path), tokenizer, "train")
-    (found,) = stored.read([(0, stored.meta["tokens"])])
+    (tokens,) = stored.read([(0, stored.meta["tokens"])])
     ended = [[*ids, 0] for ids in tokenizer.encode(text.texts)]
-    assert found.tolist() == sum(ended, [])
+    assert tokens.tolist() == sum(ended, [])
     assert stored.meta == {"tokens": 10, "documents": 3, "bytes": 9, "characters": 7, "eos_id": 0}
 
 

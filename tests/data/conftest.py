@@ -1,0 +1,18 @@
+"""Fixtures of the tests of token stores."""
+
+import pytest
+
+from transformer_jax.data.store import columns
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(columns, "_SHARD_BYTES", 128)  # 64 tokens
+    monkeypatch.setattr(columns, "_CHUNK_BYTES", 32)
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def cache(request, tmp_path):
+    if request.param == "bucket":
+        request.getfixturevalue("gcs")
+    return "gs://bucket/some/cache" if request.param == "bucket" else str(tmp_path)

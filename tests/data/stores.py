@@ -1,0 +1,103 @@
+"""Small token stores for the tests: building them, stopping a build, damaging files."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+
+from transformer_jax.data import store
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+TOKENS = np.arange(150) * 7 % 97
+
+
+OFFSETS = np.array([0, 5, 30, 100, 150])
+
+
+def fill(writer):
+    for start, stop in zip(OFFSETS, OFFSETS[1:]):
+        writer.append(TOKENS[start:stop])
+    writer.array("offsets", OFFSETS)
+    return {"note": "größer"}
+
+
+def build(cache, key="k", vocab_size=97, fill=fill, rebuild=False):
+    return store.build(str(cache), "pairs", {"key": key}, vocab_size, fill, rebuild=rebuild)
+
+
+def refuse(*_):
+    raise AssertionError("made twice")
+
+
+def folder_of(name, cache, gcs):
+    """The one folder of that name in the cache."""
+    if "://" not in cache:
+        (folder,) = pathlib.Path(cache).glob(f"{name}-*")
+    else:
+        (folder,) = {
+            "gs://bucket/" + re.match(f".*/{name}-[0-9a-f]*", file)[0]
+            for file in gcs.objects
+            if f"/{name}-" in file
+        }
+    return folder
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def start(cache, code):
+    """A process that runs `code` after the small shards, TOKENS and `cache` are set up."""
+    setup = f"""
+        import os, sys, time
+        import numpy as np
+        from transformer_jax.data import store
+        from transformer_jax.data.store import columns, tokens
+        columns._SHARD_BYTES, columns._CHUNK_BYTES = 128, 32
+        TOKENS, cache = np.array({TOKENS.tolist()}), {str(cache)!r}
+        """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(setup) + textwrap.dedent(code)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def marking(blocks, done):
+    """A `fill` of blocks of 10 tokens, a mark after each; notes in `done` which it does."""
+
+    def fill(writer):
+        for block in range(writer.restart["next"] if writer.restart else 0, blocks):
+            done.append(block)
+            writer.append(TOKENS[:10] + block)
+            writer.array("ends", [writer.size])
+            writer.mark({"next": block + 1})
+        writer.array("blocks", range(blocks))
+        return {"blocks": blocks}
+
+    return fill
+
+
+def flip(place):
+    return lambda content: (
+        content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        if place >= 0
+        else flip(len(content) + place)(content)
+    )
+
+
+def change(path, file, how, gcs):
+    """Puts how(content) in the place of a file's content; None deletes it."""
+    if isinstance(path, str):
+        name = f"{path.removeprefix('gs://bucket/')}/{file}"
+        gcs.put(name, how(gcs.objects[name]))
+    elif (content := how((path / file).read_bytes())) is None:
+        (path / file).unlink()
+    else:
+        (path / file).write_bytes(content)

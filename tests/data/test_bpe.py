@@ -1,0 +1,104 @@
+"""Byte-pair encoding: GPT-2's over bytes, and GPT's over characters."""
+
+import random
+
+import pytest
+import tokenizers as huggingface
+
+from tests.data.tokenizer_texts import TEXTS, gpt1, gpt1_vocab, write
+from transformer_jax.config import UserError
+from transformer_jax.data import tokenizers
+from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
+
+
+def test_byte_bpe_gives_back_any_text():
+    draw = random.Random(0)
+
+    def character():
+        points = [draw.randrange(128), draw.randrange(0x3000), draw.randrange(0xE000, 0x110000)]
+        return chr(draw.choice(points))
+
+    texts = ["".join(character() for _ in range(draw.randrange(40))) for _ in range(500)]
+    texts += [
+        "",
+        "\0",
+        " ",
+        "  a  ",
+        "\r\n",
+        "a\r\n\tb\x1b",
+        "😀👩‍👩‍👧",
+        "\ufeffa\u2028b",
+        "<|endoftext|>",
+        "naïve don't",
+    ]
+    tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
+    assert tokenizer.decode(tokenizer.encode(texts)) == texts
+    assert tokenizer.encode([""]) == [[]]
+
+
+def test_byte_bpe_is_laid_out_as_gpt2s():
+    tokenizer = tokenizers.train(["the the"] * 2, "byte_bpe", 300)
+    # bytes in GPT-2's order, then merges
+    assert tokenizer.encode(["!", "~", "the", " the"]) == [[0], [93], [257], [258]]
+    assert tokenizer.eos_id == tokenizer.vocab_size - 1
+    assert tokenizer.pieces([257, 258, tokenizer.eos_id]) == ["the", "▁the", "<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")],
+    ids=["hugging face", "openai"],
+)
+def test_byte_bpe_is_read_from_gpt2s_files(tmp_path, names):
+    tokenizer = tokenizers.train(TEXTS, "byte_bpe", 400)
+    for name, content in zip(names, tokenizer.hf_files().values()):
+        (tmp_path / name).write_bytes(content)
+    loaded = tokenizers.read_published(tmp_path)
+    assert type(loaded) is ByteBPE and loaded.fingerprint() == tokenizer.fingerprint()
+    assert loaded.encode(TEXTS) == tokenizer.encode(TEXTS)
+
+
+def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
+    library = huggingface.Tokenizer(huggingface.models.BPE())
+    library.pre_tokenizer, library.decoder = (
+        huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        huggingface.decoders.ByteLevel(),
+    )
+    alphabet = huggingface.pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator(
+        TEXTS,
+        huggingface.trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=alphabet,
+            special_tokens=["<|endoftext|>"],
+            show_progress=False,
+        ),
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    loaded = tokenizers.read_published(tmp_path)
+    assert (
+        loaded.encode(TEXTS) == [each.ids for each in library.encode_batch(TEXTS)]
+        and loaded.eos_id == 0
+    )
+    library.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="tokenizer.json is neither"):
+        tokenizers.read_published(tmp_path)
+
+
+def test_gpt1_lowers_splits_and_closes_words(tmp_path):
+    tokenizer = tokenizers.read_published(gpt1(tmp_path))
+    assert type(tokenizer) is GPT1BPE and tokenizer.eos_id == tokenizer.vocab_size - 1
+    (ids,) = tokenizer.encode(["Low  LOWER,\nl\u00f6w!"])
+    assert tokenizer.pieces(ids) == ["low</w>", "lower</w>", "<unk>", "low</w>", "!</w>"]
+    assert tokenizer.decode([[ids[0], ids[1], ids[4], tokenizer.eos_id]]) == ["low lower !"]
+    assert tokenizer.pieces([tokenizer.eos_id, 10**6]) == ["↵</w>", "<unk>"]
+    tokenizer.save(tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").encode(["lower!"]) == tokenizer.encode(["lower!"])
+
+
+def test_gpt1_without_a_lines_end_ends_with_unknown(tmp_path):
+    vocab = gpt1_vocab()
+    del vocab["\n</w>"]
+    write(gpt1(tmp_path), vocab__json=vocab)
+    assert tokenizers.read_published(tmp_path).eos_id == 0

@@ -1,0 +1,189 @@
+"""Packed translation rows: every pair once, positions, segments, padding."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from transformer_jax.config import UserError, experiment
+from transformer_jax.data import packed_pairs
+
+
+class Words:
+    """A tokenizer of numbers in words: "5 7" is [5, 7]."""
+
+    pad_id, unk_id, bos_id, eos_id = range(4)
+    vocab_size = 100
+
+    def encode(self, texts):
+        return [[int(word) for word in text.split()] for text in texts]
+
+
+class Both:
+    source = target = Words()
+
+    def fingerprint(self):
+        return ["words"]
+
+
+class Listed(list):
+    def fingerprint(self):
+        return [*self]
+
+
+def packed(folder, pairs, source_length=16, target_length=12, **keys):
+    config = experiment(
+        model={"name": "encoder_decoder"},
+        task={"name": "translation"},
+        data={"cache": str(folder / "cache"), **keys},
+    )
+    return packed_pairs.build(
+        Listed(pairs),
+        config.data,
+        Both(),
+        source_length=source_length,
+        target_length=target_length,
+        split="train",
+    )
+
+
+def made_up(count, longest_source=15, longest_target=11):
+    """Pairs of random words, no two alike."""
+    draw = np.random.default_rng(0)
+
+    def words(longest):
+        return draw.integers(4, 100, draw.integers(1, longest + 1)).tolist()
+
+    return [
+        (
+            " ".join(map(str, [4 + i % 96, 4 + i // 96, *words(longest_source - 2)])),
+            " ".join(map(str, words(longest_target))),
+        )
+        for i in range(count)
+    ]
+
+
+def segments(row, name):
+    """The tokens of each segment, told apart by the ids."""
+    ids = row[("target" if name == "labels" else name) + "_segment_ids"]
+    return [row[name][ids == number].tolist() for number in range(1, ids.max() + 1)]
+
+
+@pytest.fixture(scope="module")
+def packed_rows(tmp_path_factory):
+    """200 pairs, the packed rows of them."""
+    pairs = made_up(200)
+    stored = packed(tmp_path_factory.mktemp("packed"), pairs)
+    return pairs, stored, stored.rows([(number, 0) for number in range(len(stored))])
+
+
+def test_every_pair_comes_back_from_the_rows_exactly_once(packed_rows):
+    pairs, stored, read = packed_rows
+    decoded = []
+    for row in read:
+        for source, target, labels in zip(
+            segments(row, "source"), segments(row, "target"), segments(row, "labels"), strict=True
+        ):
+            assert source[-1] == labels[-1] == Words.eos_id
+            assert target == [Words.bos_id, *labels[:-1]]
+            decoded.append((" ".join(map(str, source[:-1])), " ".join(map(str, labels[:-1]))))
+    assert sorted(decoded) == sorted(pairs)
+    assert len(stored) < len(pairs) / 1.2  # packed at all
+    assert stored.meta["pairs"] == len(pairs) and stored.meta["skipped"] == {"long": 0, "empty": 0}
+
+
+def test_positions_segments_and_padding(packed_rows):
+    _, stored, read = packed_rows
+    for row, (side, size) in itertools.product(read, (("source", 16), ("target", 12))):
+        tokens, positions, ids = (
+            row[side + ending] for ending in ("", "_positions", "_segment_ids")
+        )
+        assert all(
+            values.dtype == np.int32 and values.shape == (size,)
+            for values in (tokens, positions, ids)
+        )
+        filled = np.count_nonzero(ids)
+        assert (
+            ids[:filled].all() and set(np.diff(ids[:filled], prepend=0)) <= {0, 1} and ids[0] == 1
+        )
+        starts = np.flatnonzero(np.diff(ids[:filled], prepend=0))
+        expected = np.concatenate([np.arange(size) for size in np.diff([*starts, filled])])
+        np.testing.assert_array_equal(positions[:filled], expected)
+        for values in (tokens, positions, ids, *([row["labels"]] if side == "target" else [])):
+            assert not values[filled:].any()
+    padding = np.mean([row["target_segment_ids"] == 0 for row in read])
+    assert padding == pytest.approx(stored.meta["padding"])
+
+
+def test_rows_are_pure(packed_rows):
+    _, stored, read = packed_rows
+    for number in (5, 0, len(stored) - 1):
+        (row,) = stored.rows([(number, 7)])
+        for name, values in read[number].items():
+            np.testing.assert_array_equal(row[name], values)
+
+
+def test_over_long_and_empty_pairs_are_dropped_counted_and_said(tmp_path, capsys):
+    def words(count):
+        return " ".join(["9"] * count)
+
+    # with the end token just as long as a row
+    fits = [(words(15), words(11)), (words(1), words(1))]
+    stored = packed(
+        tmp_path,
+        [
+            *fits,
+            (words(16), words(1)),
+            (words(1), words(12)),
+            ("", words(2)),
+            (words(2), ""),
+            ("", words(99)),
+        ],
+    )
+    assert stored.meta["pairs"] == 2 and stored.meta["skipped"] == {"long": 2, "empty": 3}
+    lengths = sorted(
+        (len(s), len(t))
+        for row in stored.rows([(n, 0) for n in range(len(stored))])
+        for s, t in zip(segments(row, "source"), segments(row, "labels"))
+    )
+    assert lengths == [(2, 2), (16, 12)]
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "train: 2 pairs in 2 rows" in said
+        and said.count("dropped 2 over-long, dropped 3 empty") == 1
+    )
+
+
+def test_nothing_left_is_refused_and_leaves_no_store(tmp_path):
+    with pytest.raises(UserError, match="no pair is left after dropping 1 empty and 1 over-long"):
+        packed(tmp_path, [("", "5"), ("5 " * 16, "5")])
+    assert not list((tmp_path / "cache").glob("pairs-*"))
+
+
+def test_blocks_tokenise_as_one(tmp_path, monkeypatch):
+    pairs = made_up(23)
+
+    def read(folder):
+        return packed(folder, pairs).rows([(0, 0), (1, 0), (2, 0)])
+
+    whole = read(tmp_path / "a")
+    monkeypatch.setattr(packed_pairs, "_PAIRS_PER_BLOCK", 5)
+    for row, other in zip(whole, read(tmp_path / "b")):
+        for name in row:
+            np.testing.assert_array_equal(row[name], other[name])
+
+
+def test_the_store_depends_on_text_lengths_and_seed_and_is_found_again(tmp_path):
+    pairs = made_up(20)
+    path = packed(tmp_path, pairs).store.path
+    built = path.stat().st_mtime_ns
+    assert packed(tmp_path, pairs).store.path == path and path.stat().st_mtime_ns == built
+    others = [
+        packed(tmp_path, pairs[1:]),
+        packed(tmp_path, pairs, source_length=20),
+        packed(tmp_path, pairs, target_length=20),
+        packed(tmp_path, pairs, seed=1),
+    ]
+    assert len({path, *(other.store.path for other in others)}) == 5
+    packed(tmp_path, pairs, rebuild=True)
+    assert path.stat().st_mtime_ns > built
