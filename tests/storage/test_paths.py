@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_jax.config import RunError, UserError
-from transformer_jax.data.sources import documents, pairs
+from transformer_jax.data.sources import documents, text_files
 from transformer_jax.storage import buckets, stream
 from transformer_jax.storage.mirror import Mirror
 
@@ -87,10 +87,10 @@ def test_text_in_a_bucket_reads_as_text_on_a_disk(texts):
     for name in TEXTS:
         local = str(texts / name)
         remote = f"gs://bucket/text/{name}"
-        assert list(pairs.text_lines(remote)) == list(pairs.text_lines(local))
-        assert pairs.sha256(remote) == pairs.sha256(local)
+        assert list(text_files.text_lines(remote)) == list(text_files.text_lines(local))
+        assert text_files.sha256(remote) == text_files.sha256(local)
     names = "gs://bucket/text/t*.txt, gs://bucket/text/more.jsonl"
-    paths = documents.paths("config.data.train_files", names)
+    paths = text_files.matching_files("config.data.train_files", names)
     files = documents.TextFiles(tuple(paths), "blank_line", "text")
     expected = ("three.txt", "two.txt", "more.jsonl")
     assert files.files == tuple(f"gs://bucket/text/{name}" for name in expected)
@@ -98,10 +98,10 @@ def test_text_in_a_bucket_reads_as_text_on_a_disk(texts):
 
 
 def test_a_change_of_text_in_a_bucket_is_noticed(gcs, texts):
-    digest = pairs.sha256("gs://bucket/text/two.txt")
+    digest = text_files.sha256("gs://bucket/text/two.txt")
     gcs.put("text/two.txt", b"y" * 16)
-    assert pairs.sha256("gs://bucket/text/two.txt") != digest
-    reading = pairs.text_lines("gs://bucket/text/three.txt")
+    assert text_files.sha256("gs://bucket/text/two.txt") != digest
+    reading = text_files.text_lines("gs://bucket/text/three.txt")
     next(reading)
     gcs.put("text/three.txt", TEXTS["three.txt"].encode())
     with pytest.raises(OSError, match="gs://bucket/text/three.txt: changed while it was read"):
@@ -117,7 +117,7 @@ def test_a_change_of_text_in_a_bucket_is_noticed(gcs, texts):
 )
 def test_missing_and_empty_text_in_a_bucket_is_an_error(texts, names, message):
     with pytest.raises(UserError, match=f"config.data.train_files={message}"):
-        documents.paths("config.data.train_files", names)
+        text_files.matching_files("config.data.train_files", names)
 
 
 def test_a_mirror_sends_changed_files_and_overwrites_no_other_run(gcs):
