@@ -35,7 +35,7 @@ def refuse(*_):
 
 
 def folder_of(name, cache, gcs):
-    """The one folder of that name in the cache."""
+    """Returns the only folder of the cache with this name."""
     if "://" not in cache:
         (folder,) = pathlib.Path(cache).glob(f"{name}-*")
     else:
@@ -52,7 +52,7 @@ def contents(folder):
 
 
 def start(cache, code):
-    """A process that runs `code` after the small shards, TOKENS and `cache` are set up."""
+    """Starts a process that runs `code`, with small shards, TOKENS and `cache`."""
     setup = f"""
         import os, sys, time
         import numpy as np
@@ -70,7 +70,7 @@ def start(cache, code):
 
 
 def marking(blocks, done):
-    """A `fill` of blocks of 10 tokens, a mark after each; notes in `done` which it does."""
+    """Returns a `fill` of blocks of 10 tokens, with a mark after each; `done` lists its blocks."""
 
     def fill(writer):
         for block in range(writer.restart["next"] if writer.restart else 0, blocks):
@@ -93,7 +93,7 @@ def flip(place):
 
 
 def change(path, file, how, gcs):
-    """Puts how(content) in the place of a file's content; None deletes it."""
+    """Replaces the content of a file by how(content); None deletes the file."""
     if isinstance(path, str):
         name = f"{path.removeprefix('gs://bucket/')}/{file}"
         gcs.put(name, how(gcs.objects[name]))

@@ -1,4 +1,4 @@
-"""Splitting lines that are too long, and the warning that names them."""
+"""Splitting lines that are too long, and the warning with their numbers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from transformer_jax.data import long_lines
 
 
 def words(texts):
-    """A token a word, its length; a word without a space has one for each five characters."""
+    """Encodes a word of n characters as n, repeated 1 + n // 6 times."""
     return [
         [len(word) for word in text.split() for _ in range(1 + len(word) // 6)] for text in texts
     ]

@@ -48,7 +48,7 @@ def packed(folder, pairs, source_length=16, target_length=12, **keys):
 
 
 def made_up(count, longest_source=15, longest_target=11):
-    """Pairs of random words, no two alike."""
+    """Returns different pairs of random words."""
     draw = np.random.default_rng(0)
 
     def words(longest):
@@ -64,14 +64,14 @@ def made_up(count, longest_source=15, longest_target=11):
 
 
 def segments(row, name):
-    """The tokens of each segment, told apart by the ids."""
+    """Returns the tokens of each segment."""
     ids = row[("target" if name == "labels" else name) + "_segment_ids"]
     return [row[name][ids == number].tolist() for number in range(1, ids.max() + 1)]
 
 
 @pytest.fixture(scope="module")
 def packed_rows(tmp_path_factory):
-    """200 pairs, the packed rows of them."""
+    """200 pairs and their packed rows."""
     pairs = made_up(200)
     stored = packed(tmp_path_factory.mktemp("packed"), pairs)
     return pairs, stored, stored.rows([(number, 0) for number in range(len(stored))])
@@ -127,7 +127,7 @@ def test_over_long_and_empty_pairs_are_dropped_counted_and_said(tmp_path, capsys
     def words(count):
         return " ".join(["9"] * count)
 
-    # with the end token just as long as a row
+    # With the end token, the first pair fills a row.
     fits = [(words(15), words(11)), (words(1), words(1))]
     stored = packed(
         tmp_path,

@@ -11,7 +11,7 @@ from transformer_jax.data import rows
 
 @dataclasses.dataclass(frozen=True)
 class Numbered:
-    """Rows that hold their own number and epoch."""
+    """Rows that hold their number and epoch."""
 
     size: int
 
@@ -26,7 +26,7 @@ class Numbered:
 
 
 def numbers(train, steps, batch):
-    """(row number, epoch) of whole batches, in order."""
+    """Returns (row number, epoch) of whole batches, in order."""
     return [
         (number, epoch) for step in steps for _, number, epoch in train.numbers(step, range(batch))
     ]

@@ -1,4 +1,4 @@
-"""BERT's rows: what is drawn, and how often (Devlin et al. 2018, section 3.1 and appendix A)."""
+"""The statistics of BERT's rows (Devlin et al. 2018, section 3.1 and appendix A)."""
 
 import types
 
@@ -19,9 +19,7 @@ def mask(max_predictions=20, **options):
 
 
 def fake():
-    """A store of documents whose tokens tell the document: number d has tokens 10 d + 5 ... 10 d +
-    14.
-    """
+    """Returns a store in which the tokens of document d are from 10 d + 5 to 10 d + 14."""
     random = np.random.default_rng(0)
     counts = random.integers(1, 20, DOCUMENTS)
     lengths = random.integers(1, 40, counts.sum())
@@ -37,7 +35,7 @@ def fake():
 
 @pytest.fixture(scope="module")
 def drawn():
-    """100,000 rows of 128, as arrays."""
+    """100,000 rows of 128 tokens, as arrays."""
     source = sentence_pairs.SentencePairs(fake(), 128, mask(), (0, 0, 0))
     epochs = 100_000 // len(source) + 1
     numbers = [(number, epoch) for epoch in range(epochs) for number in range(len(source))][
@@ -48,7 +46,7 @@ def drawn():
 
 
 def restored(rows):
-    """The tokens as they were before they were masked."""
+    """Returns the tokens before masking."""
     tokens = rows["tokens"].copy()
     for row, (places, labels, weights) in enumerate(
         zip(rows["masked_positions"], rows["masked_labels"], rows["masked_weights"])

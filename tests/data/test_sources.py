@@ -21,7 +21,7 @@ def write(path, content):
 
 @pytest.fixture
 def pairs(tmp_path):
-    """pairs(source, target) -> the training pairs of two files with this content."""
+    """pairs(source, target) returns the training pairs of two files with this content."""
     return lambda source, target: sentence_pairs.of_split(
         data(
             train_source=write(tmp_path / "a.en", source),
@@ -37,7 +37,7 @@ def pairs(tmp_path):
         ("one\ntwo\n", "eins\nzwei\n", [("one", "eins"), ("two", "zwei")]),
         ("one\ntwo", "eins\nzwei\n", [("one", "eins"), ("two", "zwei")]),  # no newline at the end
         ("one \r\ntwo\r\r\n", "eins\r\n zwei", [("one ", "eins"), ("two\r", " zwei")]),
-        # a mark is one on the first line alone
+        # A byte-order mark counts on the first line only.
         ("\ufeffone\n\ufefftwo\n", "\ufeffeins\nzwei\n", [("one", "eins"), ("\ufefftwo", "zwei")]),
         (
             "a\u2028b\x85c\x0bd\re\n\0two\n",
@@ -88,7 +88,7 @@ def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(
         UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: no such file"
     ):
-        # a folder is no file
+        # A folder is not a file.
         sentence_pairs.of_split(data(train_source=str(tmp_path), train_target=existing), "train")
 
 

@@ -45,7 +45,7 @@ def test_a_build_stopped_at_any_write_goes_on_from_its_last_mark(gcs, monkeypatc
         assert {
             name.removeprefix("part"): content for name, content in gcs.objects.items()
         } == whole
-        # the block at hand may be done again
+        # The block that was being written may be repeated.
         assert sorted({*first, *then}) == list(range(30)) and len(first) + len(then) <= 31
     assert writes > 40
     np.testing.assert_array_equal(stored.array("ends"), np.arange(10, 310, 10))
@@ -70,7 +70,7 @@ def test_a_build_killed_at_any_moment_goes_on_from_its_last_mark(tmp_path):
     for blocks in (5, 40, None):
         process = start(tmp_path / "part", code)
         done = [int(process.stdout.readline())]
-        # the block whose mark was on its way is done again, or not
+        # The block whose mark was being written may be repeated.
         assert done[0] in (last, last + 1)
         if blocks:
             done += [int(process.stdout.readline()) for _ in range(blocks)]
@@ -92,7 +92,7 @@ def test_a_build_killed_at_any_moment_goes_on_from_its_last_mark(tmp_path):
 def test_marks_are_seldom_and_no_shard_is_written_twice(gcs):
     build("gs://bucket", fill=marking(30, []))
     written = [name.split("/", 1)[1] for name in gcs.uploads]
-    # one that begins, one for each of 4 whole shards of 300 tokens
+    # One at the beginning, and one for each of the 4 full shards of 300 tokens.
     assert written.count("restart") == 5
     others = [name for name in written if name != "restart"]
     assert len(others) == len(set(others)) and others[-1] == "store.json"
@@ -102,7 +102,7 @@ def test_a_write_that_was_killed_does_not_spoil_the_next(tmp_path):
     reference = build(tmp_path / "whole").path
     half = tmp_path / reference.name
     half.mkdir()
-    # what TensorStore writes to before it renames
+    # TensorStore writes to this file, then renames it.
     (half / "store.json.__lock").write_bytes(b"x" * 10_000)
     assert contents(build(tmp_path).path) == contents(reference)
 

@@ -28,12 +28,12 @@ READ = {
 
 @pytest.fixture(scope="module")
 def builders():
-    """Sets of our own, without a configuration and with two, as the WMT sets have them."""
+    """Builders of two sets: one without configurations, and one with two, like the WMT sets."""
     import tensorflow_datasets as tfds
 
     class Plain(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
-        # looking for it TFDS imports importlib_resources, which it does not install
+        # To find it, TFDS would import importlib_resources, which it does not install.
         code_path = None
 
         def _info(self):

@@ -13,7 +13,7 @@ from transformer_jax.tasks.translation import Translation
 
 @pytest.fixture
 def data(tmp_path):
-    """data(**keys) -> config.data naming text files; keys like train_target=[lines]."""
+    """data(**keys) returns config.data with text files; a key may be train_target=[lines]."""
 
     def data(train_source=ENGLISH, train_target=GERMAN, **keys):
         named = {"train_source": train_source, "train_target": train_target, **keys}

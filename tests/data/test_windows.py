@@ -1,4 +1,4 @@
-"""Language-model rows: every token once an epoch, every token predicted once in an evaluation."""
+"""Rows of language models: an epoch tiles the text, an evaluation predicts each token once."""
 
 import types
 
@@ -13,7 +13,7 @@ from transformer_jax.runs.resolve import make_task
 
 
 def fake(size, eos_every=7):
-    """A store of tokens 1, 2, ... with eos (0) in between."""
+    """Returns a store of tokens 1, 2, ...; every `eos_every`-th is the end of a document (0)."""
     tokens = np.arange(1, size + 1, dtype=np.uint16)
     tokens[eos_every - 1 :: eos_every] = 0
     return types.SimpleNamespace(

@@ -46,7 +46,7 @@ def gpt1_vocab():
 
 
 def write(folder, **files):
-    """Files by name, the dot written as two underscores: text, or JSON."""
+    """Writes files of text or JSON; "__" in a name stands for the dot."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content)
