@@ -44,7 +44,7 @@ def test_the_seed_decides():
     assert packing.plan(*sides, 64, 64, seed=2) != first
 
 
-@pytest.mark.parametrize("size, most", [(128, 0.06), (256, 0.03)])
+@pytest.mark.parametrize("size, max_padding", [(128, 0.06), (256, 0.03)])
 def test_padding_is_small(size, max_padding):
     source, target = lengths(6000)
     rows = packing.plan(source, target, size, size, seed=0)
