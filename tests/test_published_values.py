@@ -90,7 +90,7 @@ def test_gpt_3(size):
     phase = Phase([], train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
 
     def tokens(steps):
-        return 2048 * phase.before(steps)
+        return 2048 * phase.rows_before(steps)
 
     assert tokens(train.num_steps) == pytest.approx(300e9, rel=1e-4)
     assert tokens(adam.decay_steps) == pytest.approx(260e9, rel=1e-4)
