@@ -150,7 +150,7 @@ def test_the_listing_of_keys():
     for begins in (
         "task.length=128 (a whole number): tokens of a row",
         "task.regression=true (true or false; default false): labels are",
-        "model.head_dim=none (a whole number or none): None: d_model",
+        "model.head_dim=none (a whole number or none): width of a head",
         "optimizer.warmup_steps=0.1 (a whole number of updates or a fraction of the run; def",
     ):
         assert any(line.startswith(begins) for line in lines), begins

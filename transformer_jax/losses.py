@@ -10,182 +10,236 @@ from jax.custom_derivatives import SymbolicZero
 
 from transformer_jax.distributed import sharding
 
-# float32 logits a device holds at a time: what stays in a CPU's cache (8 MB); on accelerators 256
-# MB, for fewer sums of the table's gradient
+# The largest number of float32 logits that a device holds at a time. On a CPU they stay in its
+# cache (8 MB). On accelerators (256 MB) larger chunks need fewer sums of the table's gradient.
 CHUNK_LOGITS = {"cpu": 2**21}
 CHUNK_LOGITS_DEFAULT = 2**26
-# but no fewer positions than this: each chunk adds to the table's whole gradient
+# The smallest number of positions in a chunk: each chunk adds to the whole gradient of the table.
 CHUNK_TOKENS = 256
 
+# The bias of the rows that pad a vocabulary and stand for no token.
+NO_TOKEN = -1e9
 
-NO_TOKEN = -1e9  # bias of the rows that only fill up a vocabulary: they stand for no token
+
+class _Inputs(NamedTuple):
+    """The differentiable function's arguments; see `cross_entropy`."""
+
+    hidden: jax.Array  # (B, L, M)
+    table: jax.Array  # (V, M)
+    bias: jax.Array | None  # (V,)
+    labels: jax.Array  # (B, L)
+    weights: jax.Array  # (B, L)
 
 
 class _Result(NamedTuple):
-    """What is computed of one chunk or of all; None where it is not asked for."""
+    """The result for one chunk, or for all. The gradients are those of the loss."""
 
-    sums: tuple[jax.Array, ...]  # loss, nll and correct
-    d_hidden: jax.Array | None  # gradient of the loss by hidden (B, L, M)
-    d_output: tuple[jax.Array, jax.Array | None] | None  # by (table, bias)
-    each: tuple[jax.Array, ...] | None  # loss, nll and correct of each position (B, L)
+    sums: tuple[jax.Array, ...]  # loss, nll and correct: ()
+    d_hidden: jax.Array | None  # (B, L, M); None without gradients
+    d_output: tuple[jax.Array, jax.Array | None] | None  # table (V, M), bias (V,)
+    # loss, nll and correct of each position (B, L); None if not requested
+    by_position: tuple[jax.Array, ...] | None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def cross_entropy(
     hidden: jax.Array,
     table: jax.Array,
     bias: jax.Array | None,
     labels: jax.Array,
     weights: jax.Array,
+    *,
     label_smoothing: float = 0.0,
-):
-    """Sums over positions of the cross-entropy of softmax(hidden table^T + bias).
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns sums over positions of the cross-entropy of softmax(hidden table^T + bias).
 
-    hidden (B, L, M); table (V, M) and bias (V,) float32; labels (B, L) int32; weights (B, L)
-    float32, 0 where nothing is to be predicted. Returns float32 scalars `(loss, nll, correct)`:
-    with label smoothing (mass epsilon spread evenly over the vocabulary, Szegedy et al. 2016,
-    section 7), without it, and the number of right argmaxes. Rows whose bias is NO_TOKEN are no
-    part of the vocabulary.
+    Args:
+      hidden: states (B, L, M).
+      table: output projection (V, M) float32.
+      bias: (V,) float32, or None. Rows whose bias is NO_TOKEN do not belong to the vocabulary.
+      labels: (B, L) int32.
+      weights: (B, L) float32; 0 where nothing is predicted.
+      label_smoothing: probability mass epsilon that is spread evenly over the vocabulary (Szegedy
+        et al. 2016, section 7).
 
-    All three have exact gradients; `correct` is constant in everything but the weights.
-    The logits exist in chunks of the length alone, and the gradient of the loss is formed beside
-    them in the forward pass: the same three matrix products as the plain loss, without its
-    (B, L, V) arrays. With label smoothing, the gradient of `nll` takes a second such pass.
+    Returns:
+      `(loss, nll, correct)`, float32 scalars: the cross-entropy with label smoothing, the one
+      without it, and the number of positions whose label has the largest logit. All three have
+      exact gradients. `correct` is constant in everything except the weights.
+
+    The logits exist only in chunks of the length. The forward pass forms the gradient of the loss
+    beside them. This takes the same three matrix products as the plain loss, without its arrays
+    (B, L, V). With label smoothing, the gradient of `nll` takes a second pass.
     """
-    return _scan_chunks((hidden, table, bias, labels, weights), label_smoothing).sums
+    return _cross_entropy(_Inputs(hidden, table, bias, labels, weights), label_smoothing)
 
 
-def _forward(hidden, table, bias, labels, weights, label_smoothing):
-    primals = (hidden, table, bias, labels, weights)
-    inputs = jax.tree.map(lambda x: x.value, primals, is_leaf=lambda x: hasattr(x, "perturbed"))
-    result = _scan_chunks(inputs, label_smoothing, want_grads=True, want_each=weights.perturbed)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _cross_entropy(inputs, label_smoothing):
+    return _scan_chunks(inputs, label_smoothing).sums
+
+
+def _forward(inputs, label_smoothing):
+    def is_primal(x):
+        return hasattr(x, "perturbed")
+
+    # The weights' gradient needs the terms of each position.
+    by_position = inputs.weights.perturbed
+    inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=is_primal)
+    result = _scan_chunks(inputs, label_smoothing, gradients=True, by_position=by_position)
     return result.sums, (result, inputs if label_smoothing else None)
 
 
 def _backward(label_smoothing, residuals, cotangents):
     result, inputs = residuals
     cotangents = [None if isinstance(x, SymbolicZero) else x for x in cotangents]
-    by_loss, by_nll, _ = cotangents
-    gradients = [(result.d_hidden, result.d_output)] * 2
-    if label_smoothing and by_nll is not None:
-        nll = _scan_chunks(inputs, 0.0, want_grads=True)
-        gradients[1] = nll.d_hidden, nll.d_output
-    d_hidden, d_output = _combined((by_loss, by_nll), gradients) or (None, (None, None))
-    d_weights = _combined(cotangents, result.each) if result.each else None
-    return d_hidden, *d_output, None, d_weights
+    d_loss, d_nll, _ = cotangents
+    loss_gradients = (result.d_hidden, result.d_output)
+    nll_gradients = loss_gradients
+    if label_smoothing and d_nll is not None:
+        nll = _scan_chunks(inputs, 0.0, gradients=True)
+        nll_gradients = (nll.d_hidden, nll.d_output)
+    total = _weighted_sum((d_loss, d_nll), (loss_gradients, nll_gradients))
+    d_hidden, (d_table, d_bias) = total or (None, (None, None))
+    d_weights = None
+    if result.by_position is not None:
+        d_weights = _weighted_sum(cotangents, result.by_position)
+    return (_Inputs(d_hidden, d_table, d_bias, None, d_weights),)
 
 
-def _combined(cotangents, gradients):
-    """The sum of trees, each times its cotangent; None where there is no cotangent."""
+def _weighted_sum(cotangents, gradients):
+    """Returns the sum of the trees `gradients`, each times its cotangent.
+
+    A cotangent of None stands for zero. Returns None if all are None.
+    """
     scaled = [
-        jax.tree.map(lambda x: (x * cotangent).astype(x.dtype), gradient)
+        jax.tree.map(lambda x, cotangent=cotangent: (x * cotangent).astype(x.dtype), gradient)
         for cotangent, gradient in zip(cotangents, gradients)
         if cotangent is not None
     ]
-    return functools.reduce(functools.partial(jax.tree.map, jnp.add), scaled) if scaled else None
+    if not scaled:
+        return None
+    return functools.reduce(functools.partial(jax.tree.map, jnp.add), scaled)
 
 
-# The zeros that are known while tracing tell which gradients nobody asks for.
-cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
+# Symbolic zeros are known while tracing: they tell which gradients are not needed.
+_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def num_chunks(batch: int, length: int, vocab_size: int) -> int:
-    """The fewest parts of the length whose logits stay within the limit on a device."""
-    here = batch * length * vocab_size / sharding.parts("batch") / sharding.parts("vocab")
-    limit = max(
-        CHUNK_LOGITS.get(sharding.platform(), CHUNK_LOGITS_DEFAULT),
-        CHUNK_TOKENS * vocab_size / sharding.parts("vocab"),
-    )
-    return min(math.ceil(here / limit), length)
+    """Returns the smallest number of chunks whose logits stay within a device's limit."""
+    vocab_parts = sharding.parts("vocab")
+    logits = batch * length * vocab_size / sharding.parts("batch") / vocab_parts
+    limit = CHUNK_LOGITS.get(sharding.platform(), CHUNK_LOGITS_DEFAULT)
+    limit = max(limit, CHUNK_TOKENS * vocab_size / vocab_parts)
+    return min(math.ceil(logits / limit), length)
 
 
-def _scan_chunks(inputs, smoothing, want_grads=False, want_each=False) -> _Result:
-    hidden, table, bias, labels, weights = inputs
-    batch, length, _ = hidden.shape
-    chunks = num_chunks(batch, length, table.shape[0])
-    one = functools.partial(_chunk, (table, bias), smoothing, want_grads, want_each)
+def _scan_chunks(inputs: _Inputs, smoothing, gradients=False, by_position=False) -> _Result:
+    batch, length, _ = inputs.hidden.shape
+    output = (inputs.table, inputs.bias)
+    chunks = num_chunks(batch, length, inputs.table.shape[0])
+
+    def compute(chunk):
+        hidden, labels, weights = chunk
+        return _chunk(
+            _Inputs(hidden, *output, labels, weights),
+            smoothing,
+            gradients=gradients,
+            by_position=by_position,
+        )
+
+    by_length = (inputs.hidden, inputs.labels, inputs.weights)
     if chunks == 1:
-        return one((hidden, labels, weights))
+        return compute(by_length)
     size = -(-length // chunks)
 
-    # (B, L, ...) -> (chunks, B, size, ...); what fills up the last chunk has no weight
+    # (B, L, ...) -> (chunks, B, size, ...). The padding of the last chunk has weight 0.
     def split(x):
-        x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *[(0, 0)] * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
+        padding = [(0, 0)] * x.ndim
+        padding[1] = (0, chunks * size - length)
+        x = jnp.pad(x, padding).reshape(batch, chunks, size, *x.shape[2:])
+        return jnp.moveaxis(x, 1, 0)
 
-    def join(x):  # (chunks, B, size, ...) -> (B, L, ...)
-        return jnp.moveaxis(x, 0, 1).reshape(batch, chunks * size, *x.shape[3:])[:, :length]
+    # (chunks, B, size, ...) -> (B, L, ...)
+    def join(x):
+        x = jnp.moveaxis(x, 0, 1).reshape(batch, chunks * size, *x.shape[3:])
+        return x[:, :length]
 
-    def body(carry, chunk):
-        result = one(chunk)
-        added = jax.tree.map(jnp.add, carry, (result.sums, result.d_output))
-        return added, (result.d_hidden, result.each)
+    def body(totals, chunk):
+        result = compute(chunk)
+        totals = jax.tree.map(jnp.add, totals, (result.sums, result.d_output))
+        return totals, (result.d_hidden, result.by_position)
 
-    zeros = jax.tree.map(jnp.zeros_like, (table, bias)) if want_grads else None
-    split_inputs = tuple(map(split, (hidden, labels, weights)))
-    (sums, d_output), parts = jax.lax.scan(body, ((jnp.zeros(()),) * 3, zeros), split_inputs)
-    d_hidden, each = jax.tree.map(join, parts)
-    return _Result(sums, d_hidden, d_output, each)
+    zero_sums = (jnp.zeros(()),) * 3
+    zero_output = jax.tree.map(jnp.zeros_like, output) if gradients else None
+    totals, parts = jax.lax.scan(body, (zero_sums, zero_output), tuple(map(split, by_length)))
+    sums, d_output = totals
+    d_hidden, terms = jax.tree.map(join, parts)
+    return _Result(sums, d_hidden, d_output, terms)
 
 
-def _chunk(output, smoothing, want_grads, want_each, chunk) -> _Result:
-    """One chunk (hidden, labels, weights)."""
-    (table, bias), (hidden, labels, weights) = output, chunk
+def _chunk(inputs: _Inputs, smoothing, *, gradients, by_position) -> _Result:
+    hidden, table, bias, labels, weights = inputs
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
     logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == labels[..., None]
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    picked = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
-    nll = log_z - picked
-    spread, mean = _evenly(logits, bias, smoothing)
+    log_z = jax.nn.logsumexp(logits, axis=-1)  # (B, L)
+    label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
+    nll = log_z - label_logits
+    spread, mean = _spread_mass(logits, bias, smoothing)
     loss = (1 - smoothing) * nll + (smoothing * (log_z - mean) if smoothing else 0)
-    correct = picked >= logits.max(axis=-1)  # an argmax is far slower
+    correct = label_logits >= logits.max(axis=-1)  # an argmax is far slower
     sums = tuple(jnp.sum(x * weights) for x in (loss, nll, correct))
-    each = (loss, nll, correct.astype(jnp.float32)) if want_each else None
-    if not want_grads:
-        return _Result(sums, None, None, each)
-    target = (1 - smoothing) * is_label + spread
-    d_logits = ((jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]).astype(
-        hidden.dtype
-    )
+    terms = (loss, nll, correct.astype(jnp.float32)) if by_position else None
+    if not gradients:
+        return _Result(sums, None, None, terms)
+    target = (1 - smoothing) * is_label + spread  # (B, L, V)
+    d_logits = (jnp.exp(logits - log_z[..., None]) - target) * weights[..., None]
+    d_logits = d_logits.astype(hidden.dtype)
     d_hidden = jnp.einsum("blv,vm->blm", d_logits, matrix)
     d_table = jnp.einsum("blv,blm->vm", d_logits, hidden, preferred_element_type=jnp.float32)
     d_bias = None if bias is None else d_logits.sum((0, 1), dtype=jnp.float32)
-    return _Result(sums, d_hidden, (d_table, d_bias), each)
+    return _Result(sums, d_hidden, (d_table, d_bias), terms)
 
 
-def _evenly(logits, bias, smoothing):
-    """The mass of label smoothing on each row of the table, and the mean of the tokens' logits."""
+def _spread_mass(logits, bias, smoothing):
+    """Returns the smoothing mass of each token, and the mean of all tokens' logits (B, L).
+
+    The mass is a scalar, or (V,) with 0 for rows that stand for no token.
+    """
     if not smoothing or bias is None:
         return smoothing / logits.shape[-1], logits.mean(axis=-1) if smoothing else None
     is_token = bias > NO_TOKEN / 2
     count = is_token.sum()
-    return smoothing * is_token / count, jnp.where(is_token, logits, 0).sum(axis=-1) / count
+    mean = jnp.where(is_token, logits, 0).sum(axis=-1) / count
+    return smoothing * is_token / count, mean
 
 
 def label_nll(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """-log softmax(logits)[label] where classes are few: (..., C) float32, (...) int32 -> (...)."""
-    return (
-        jax.nn.logsumexp(logits, axis=-1)
-        - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    )
+    """Returns -log softmax(logits)[label] (...), of logits (..., C) float32 of few classes.
+
+    `labels` (...) are int32.
+    """
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - label_logits
 
 
 def token_log_probs(
     hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """log softmax(hidden table^T + bias)[label], float32 (B, L), and whether the label is the
-    likeliest, bool (B, L); row by row.
+    """Returns log softmax(hidden table^T + bias)[label] (B, L) float32, one row at a time.
+
+    Also returns whether the label has the largest logit (B, L) bool.
     """
 
     def row(inputs):
-        hidden, labels = inputs
-        logits = jnp.einsum(
-            "lm,vm->lv", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32
-        )
+        hidden, labels = inputs  # (L, M), (L,)
+        matrix = table.astype(hidden.dtype)
+        logits = jnp.einsum("lm,vm->lv", hidden, matrix, preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
-        picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-        return picked - jax.nn.logsumexp(logits, axis=-1), picked >= logits.max(axis=-1)
+        label_logits = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        log_probs = label_logits - jax.nn.logsumexp(logits, axis=-1)
+        return log_probs, label_logits >= logits.max(axis=-1)
 
     return jax.lax.map(row, (hidden, labels))

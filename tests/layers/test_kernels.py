@@ -1,4 +1,4 @@
-"""Every kernel of attention against the plain one, values and gradients; and which is picked."""
+"""Attention kernels: outputs and gradients against the plain one, and the choice of a kernel."""
 
 import functools
 import types
@@ -23,31 +23,44 @@ def arrays(queries, keys, dtype=jnp.float32):
 
 
 def segments(length, count=3):
-    """Sorted, from 1, with padding of another length at each row's end."""
+    """Returns sorted segment ids from 1, with padding at the end of the first row."""
     ids = jnp.sort(jax.random.randint(jax.random.key(length), (2, length), 1, count + 1), axis=1)
     return ids.at[0, -7:].set(0)
 
 
-def same(kernel, q, k, v, mask, tolerance):
-    """Asserts equal results and gradients, but for queries that are padding."""
-    read = jnp.ones(q.shape[:2]) if mask.query_segments is None else mask.query_segments > 0
-    total = lambda kernel: jax.value_and_grad(
-        lambda x: ((kernel(*x, mask) * read[..., None, None]).astype(jnp.float32) ** 2).sum()
-    )((q, k, v))
-    for found, expected in zip(
-        *(jax.tree.leaves(total(kernel)) for kernel in (kernel, kernels.dot_product))
-    ):
-        found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+def assert_equals_plain(kernel, arrays, mask, tolerance):
+    """Asserts equal outputs and gradients, except for queries that are padding."""
+    q, _, _ = arrays
+    filled = jnp.ones(q.shape[:2]) if mask.query_segments is None else mask.query_segments > 0
+
+    def value_and_gradients(kernel):
+        def total(arrays):
+            y = kernel(*arrays, mask) * filled[..., None, None]
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        return jax.tree.leaves(jax.value_and_grad(total)(arrays))
+
+    expected = value_and_gradients(kernels.dot_product)
+    for x, y in zip(value_and_gradients(kernel), expected):
+        x = np.asarray(x, np.float32)
+        y = np.asarray(y, np.float32)
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max())
 
 
-MASKS = {
-    "all": lambda: Mask(),
-    "causal": lambda: Mask(causal=True),
-    "padded": lambda: Mask(key_segments=segments(256)),
-    "packed": lambda: Mask(causal=True, query_segments=segments(256), key_segments=segments(256)),
-    "local": lambda: Mask(causal=True, window=jnp.int32(20), windows=(20, 2**30)),
-}
+MASKS = ("all", "causal", "padded", "packed", "local")
+
+
+def make_mask(name):
+    """Returns a mask of rows of 256 positions."""
+    ids = segments(256)
+    masks = {
+        "all": Mask(),
+        "causal": Mask(causal=True),
+        "padded": Mask(key_segments=ids),
+        "packed": Mask(causal=True, query_segments=ids, key_segments=ids),
+        "local": Mask(causal=True, window=jnp.int32(20), windows=(20, 2**30)),
+    }
+    return masks[name]
 
 
 @pytest.mark.parametrize(
@@ -55,17 +68,19 @@ MASKS = {
     [*(name for name in MASKS if name != "padded"), pytest.param("padded", marks=pytest.mark.slow)],
 )
 def test_splash_equals_the_plain_kernel(name):
-    """The TPU's kernel, interpreted."""
-    same(functools.partial(kernels.splash, interpret=True), *arrays(256, 256), MASKS[name](), 2e-3)
+    """The kernel of TPUs, interpreted."""
+    kernel = functools.partial(kernels.splash, interpret=True)
+    assert_equals_plain(kernel, arrays(256, 256), make_mask(name), 2e-3)
 
 
 def test_splash_from_one_length_to_another():
     mask = Mask(query_segments=segments(128, 2), key_segments=segments(256, 2))
-    same(functools.partial(kernels.splash, interpret=True), *arrays(128, 256), mask, 2e-3)
+    kernel = functools.partial(kernels.splash, interpret=True)
+    assert_equals_plain(kernel, arrays(128, 256), mask, 2e-3)
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
-def test_splash_by_every_device_for_itself():
+def test_splash_on_a_mesh():
     q, k, v = arrays(128, 128)
     mask = Mask(causal=True, query_segments=segments(128), key_segments=segments(128))
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 2, 1), sharding.AXES)
@@ -75,22 +90,18 @@ def test_splash_by_every_device_for_itself():
         with sharding.use(mesh, sharding.RULES):
             return kernels.splash(q, k, v, mask, interpret=True)
 
-    read = np.asarray(mask.query_segments > 0)
+    filled = np.asarray(mask.query_segments > 0)
+    expected = np.asarray(kernels.dot_product(q, k, v, mask))
     np.testing.assert_allclose(
-        np.asarray(split(q, k, v, mask))[read],
-        np.asarray(kernels.dot_product(q, k, v, mask))[read],
-        rtol=2e-3,
-        atol=2e-3,
+        np.asarray(split(q, k, v, mask))[filled], expected[filled], rtol=2e-3, atol=2e-3
     )
 
 
-@pytest.mark.parametrize("name", list(MASKS))
+@pytest.mark.parametrize("name", MASKS)
 def test_cudnn_takes_every_mask(name, monkeypatch):
-    """What is lowered for a GPU, on a machine without one: of a batch, and of a batch in groups of
-    rows.
-    """
+    """The program for a GPU, lowered without one, for a batch and for a batch in groups."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-    mask = MASKS[name]()
+    mask = make_mask(name)
     arguments = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(256, 256, jnp.bfloat16)]
 
     def gradients(q, k, v, mask):
@@ -111,63 +122,66 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
     mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1, sequence=1), jax.devices()[:1])
     kind = "Softmax" if name in ("all", "causal") else "ScaleBiasSoftmax"
     for program in (gradients, of_groups):
-        lowered = (
-            jax.jit(program).trace(*arguments, mask).lower(lowering_platforms=("cuda",)).as_text()
-        )
-        assert all(f"__cudnn$fmha{kind}{way}" in lowered for way in ("", "Backward"))
+        traced = jax.jit(program).trace(*arguments, mask)
+        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert f"__cudnn$fmha{kind}" in lowered and f"__cudnn$fmha{kind}Backward" in lowered
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and TEST_PLATFORM=cuda")
-@pytest.mark.parametrize("name", list(MASKS))
+@pytest.mark.parametrize("name", MASKS)
 def test_cudnn_equals_the_plain_kernel(name):
-    same(kernels.cudnn, *arrays(256, 256, jnp.bfloat16), MASKS[name](), 3e-2)
+    assert_equals_plain(kernels.cudnn, arrays(256, 256, jnp.bfloat16), make_mask(name), 3e-2)
 
 
-def test_which_kernel_is_picked(monkeypatch):
-    def picked(
+@pytest.fixture
+def pick(monkeypatch):
+    """Returns a function that picks the kernel on a platform."""
+
+    def pick(
         platform,
-        mask=Mask(causal=True),
+        mask=None,
+        *,
         dropout=False,
         length=256,
         dtype=jnp.bfloat16,
         capability="9.0",
     ):
-        monkeypatch.setattr(
-            sharding,
-            "device",
-            lambda: types.SimpleNamespace(platform=platform, compute_capability=capability),
-        )
+        device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+        monkeypatch.setattr(sharding, "device", lambda: device)
         q, k, _ = arrays(length, length, dtype)
-        return kernels.pick(q, k, mask, dropout)
+        return kernels.pick(q, k, Mask(causal=True) if mask is None else mask, dropout)
 
-    assert (
-        picked("tpu") is kernels.splash
-        and picked("gpu") is kernels.cudnn
-        and picked("cpu") is kernels.causal_blocks
-    )
-    assert (
-        picked("cpu", Mask()) is kernels.dot_product
-        and picked("gpu", dtype=jnp.float32) is kernels.causal_blocks
-    )
-    # cuDNN's kernel wants Ampere
-    assert all(
-        picked("gpu", capability=other) is kernels.causal_blocks for other in ("7.5", "gfx942")
-    )
-    assert picked("tpu", length=200) is kernels.causal_blocks  # no tile divides it
-    assert all(
-        picked(platform, dropout=True) is kernels.causal_blocks for platform in ("tpu", "gpu")
-    )
+    return pick
+
+
+def test_each_platform_has_a_kernel(pick):
+    assert pick("tpu") is kernels.splash
+    assert pick("gpu") is kernels.cudnn
+    assert pick("cpu") is kernels.causal_blocks
+    assert pick("cpu", Mask()) is kernels.dot_product
+
+
+def test_fused_kernels_have_requirements(pick):
+    # cuDNN takes bfloat16 on an NVIDIA GPU from Ampere on.
+    assert pick("gpu", dtype=jnp.float32) is kernels.causal_blocks
+    assert pick("gpu", capability="7.5") is kernels.causal_blocks
+    assert pick("gpu", capability="gfx942") is kernels.causal_blocks
+    # No tile of splash divides 200.
+    assert pick("tpu", length=200) is kernels.causal_blocks
+    for platform in ("tpu", "gpu"):
+        assert pick(platform, dropout=True) is kernels.causal_blocks
+
+
+def test_a_split_length_takes_a_plain_kernel(pick, monkeypatch):
     monkeypatch.setattr(sharding, "parts", lambda axis: 2 if axis == "length" else 1)
-    assert (
-        picked("tpu") is picked("gpu") is picked("cpu", Mask(), dropout=True) is kernels.dot_product
-        and picked("tpu", dropout=True) is kernels.causal_blocks
-    )
-    monkeypatch.undo()
-    assert all(
-        picked(platform, length=64) is kernels.dot_product for platform in ("tpu", "gpu", "cpu")
-    )
-    assert all(
-        picked(platform, Mask(causal=True, query_slots=jnp.zeros((2, 256), jnp.int32)))
-        is kernels.dot_product
-        for platform in ("tpu", "gpu", "cpu")
-    )
+    assert pick("tpu") is kernels.dot_product
+    assert pick("gpu") is kernels.dot_product
+    assert pick("cpu", Mask(), dropout=True) is kernels.dot_product
+    assert pick("tpu", dropout=True) is kernels.causal_blocks
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+def test_short_rows_and_decoding_take_the_plain_kernel(platform, pick):
+    assert pick(platform, length=64) is kernels.dot_product
+    decoding = Mask(causal=True, query_slots=jnp.zeros((2, 256), jnp.int32))
+    assert pick(platform, decoding) is kernels.dot_product

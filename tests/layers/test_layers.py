@@ -1,4 +1,4 @@
-"""Each block against a plain NumPy version of its formula."""
+"""Each layer against its formula in NumPy."""
 
 import flax.linen as nn
 import jax
@@ -30,13 +30,14 @@ def test_linear_contracts_and_splits_axes():
         rtol=1e-5,
         atol=1e-5,
     )
-    bound = np.sqrt(6 / (20 + 42))  # Xavier, of the matrix it is
-    assert np.abs(kernel).max() <= bound and np.abs(kernel).max() > 0.9 * bound
+    bound = np.sqrt(6 / (20 + 42))  # Xavier initialization of the matrix (20, 42)
+    assert 0.9 * bound < np.abs(kernel).max() <= bound
 
 
-def test_a_heads_scores_are_not_rounded_to_bfloat16():
-    """Near 4 bfloat16 has a number every 1/64 at most."""
-    head, states = Head(1), jax.random.normal(KEY, (500, 8), jnp.bfloat16)
+def test_the_scores_of_a_head_are_not_rounded_to_bfloat16():
+    """Near 4 two bfloat16 numbers differ by at least 1/64."""
+    head = Head(1)
+    states = jax.random.normal(KEY, (500, 8), jnp.bfloat16)
     variables = nn.unbox(head.init(KEY, states))
     variables["params"]["out"]["bias"] += 4.5
     scores = head.apply(variables, states)
@@ -66,13 +67,11 @@ def test_sinusoids():
             )
 
 
-def naive_attention(q, k, v, seen):
+def naive_attention(q, k, v, visible):
     out = np.zeros_like(q)
     for b, i, h in np.ndindex(*q.shape[:3]):
-        scores = np.array(
-            [q[b, i, h] @ k[b, j, h] / np.sqrt(q.shape[-1]) for j in range(k.shape[1])]
-        )
-        scores[~seen[b, i]] = -np.inf
+        scores = k[b, :, h] @ q[b, i, h] / np.sqrt(q.shape[-1])
+        scores[~visible[b, i]] = -np.inf
         weights = np.exp(scores - scores.max())
         out[b, i, h] = (weights / weights.sum()) @ v[b, :, h]
     return out
@@ -80,36 +79,32 @@ def naive_attention(q, k, v, seen):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_attention_sees_what_the_mask_says(causal, packed):
+def test_attention_follows_the_mask(causal, packed):
     q, k, v = (np.asarray(jax.random.normal(jax.random.key(i), (2, 6, 2, 4))) for i in range(3))
     segments = np.array([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 3, 3]])
-    seen = np.ones((2, 6, 6), bool)
+    visible = np.ones((2, 6, 6), bool)
     if causal:
-        seen &= np.tril(np.ones((6, 6), bool))
+        visible &= np.tril(np.ones((6, 6), bool))
     if packed:
-        seen &= segments[:, :, None] == segments[:, None, :]
+        visible &= segments[:, :, None] == segments[:, None, :]
     mask = Mask(
         causal=causal,
         query_segments=segments if packed else None,
         key_segments=segments if packed else None,
     )
     np.testing.assert_allclose(
-        dot_product(q, k, v, mask), naive_attention(q, k, v, seen), rtol=1e-4, atol=1e-5
+        dot_product(q, k, v, mask), naive_attention(q, k, v, visible), rtol=1e-4, atol=1e-5
     )
 
 
-def test_padding_is_never_seen_and_a_blind_query_stays_finite():
-    seen = Mask(query_segments=jnp.array([[1, 0]]), key_segments=jnp.array([[1, 0, 0]])).dense(2, 3)
-    np.testing.assert_array_equal(seen[0, 0], [[True, False, False], [False, False, False]])
+def test_padding_is_hidden_and_a_query_without_keys_stays_finite():
+    mask = Mask(query_segments=jnp.array([[1, 0]]), key_segments=jnp.array([[1, 0, 0]]))
+    visible = mask.dense(2, 3)
+    np.testing.assert_array_equal(visible[0, 0], [[True, False, False], [False, False, False]])
     q = jnp.ones((1, 2, 1, 4))
-    assert np.isfinite(
-        dot_product(
-            q,
-            jnp.ones((1, 3, 1, 4)),
-            jnp.ones((1, 3, 1, 4)),
-            Mask(key_segments=jnp.zeros((1, 3), int)),
-        )
-    ).all()
+    k = jnp.ones((1, 3, 1, 4))
+    all_padding = Mask(key_segments=jnp.zeros((1, 3), int))
+    assert np.isfinite(dot_product(q, k, k, all_padding)).all()
 
 
 def test_dropout_keeps_the_mean_and_is_off_outside_training():
@@ -120,12 +115,12 @@ def test_dropout_keeps_the_mean_and_is_off_outside_training():
 
 
 def test_attention_cache_holds_rows_at_different_positions():
-    """Rows of a batch may fill different slots: what a row sees depends on its own position alone."""
+    """Rows of a batch may fill different slots. A row attends by its own position only."""
     attention = Attention(num_heads=2, head_dim=4)
     x = jax.random.normal(KEY, (2, 5, 8))
     variables = nn.unbox(attention.init(KEY, x, mask=Mask()))
     whole = attention.apply(variables, x, mask=Mask(causal=True))
-    slots = jnp.stack([jnp.arange(5), jnp.arange(5)])
+    slots = jnp.broadcast_to(jnp.arange(5), (2, 5))
     _, cache = attention.apply(
         variables,
         x[:, :3],
@@ -133,11 +128,11 @@ def test_attention_cache_holds_rows_at_different_positions():
         decode=8,
         mutable=["cache"],
     )
-    # row 0 goes on to slot 3, row 1 writes slot 2 again
-    one = jnp.stack([x[0, 3], x[1, 2]])[:, None]
+    # Row 0 continues with slot 3. Row 1 writes slot 2 again.
+    tokens = jnp.stack([x[0, 3], x[1, 2]])[:, None]
     y, _ = attention.apply(
         {**variables, **cache},
-        one,
+        tokens,
         mask=Mask(causal=True, query_slots=jnp.array([[3], [2]])),
         decode=8,
         mutable=["cache"],
@@ -147,37 +142,38 @@ def test_attention_cache_holds_rows_at_different_positions():
 
 @pytest.mark.parametrize("length", [1, 64, 65, 100, 600])
 @pytest.mark.parametrize("segments, window", [(False, None), (True, None), (True, 20)])
-def test_causal_blocks_equal_the_whole_and_so_do_their_gradients(length, segments, window):
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, length, 2, 4))
-    ids = (
-        jnp.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1)
-        if segments
-        else None
-    )
-    mask = Mask(
-        causal=True, window=window and jnp.int32(window), query_segments=ids, key_segments=ids
-    )
-    for ours, whole in zip(
-        *(
-            jax.tree.leaves(jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())((q, k, v)))
-            for kernel in (causal_blocks, dot_product)
-        )
-    ):
-        np.testing.assert_allclose(ours, whole, rtol=1e-4, atol=1e-4)
+def test_causal_blocks_equal_the_plain_kernel_and_its_gradients(length, segments, window):
+    arrays = jax.random.normal(jax.random.key(0), (3, 2, length, 2, 4))
+    mask = Mask(causal=True)
+    if segments:
+        ids = jnp.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1)
+        mask = mask.replace(query_segments=ids, key_segments=ids)
+    if window:
+        mask = mask.replace(window=jnp.int32(window))
+
+    def value_and_gradient(kernel):
+        return jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())(arrays)
+
+    value, gradient = value_and_gradient(causal_blocks)
+    expected_value, expected_gradient = value_and_gradient(dot_product)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
-    x, lengths = np.asarray(jax.random.normal(KEY, (3, 6, 4))), (6, 3, 1)
+    x = np.asarray(jax.random.normal(KEY, (3, 6, 4)))
+    lengths = (6, 3, 1)
     filled = np.arange(6) < np.array(lengths)[:, None]
     lstm = LSTM(5, reverse)
     variables = nn.unbox(lstm.init(KEY, x, filled))
-    variables = jax.tree.map(lambda p: p + 0.1, variables)  # a bias of zeros would hide the bias
-    found, p = (
-        np.asarray(lstm.apply(variables, x, filled)),
-        jax.tree.map(np.asarray, variables["params"]),
-    )
-    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+    variables = jax.tree.map(lambda p: p + 0.1, variables)  # so that no bias is zero
+    outputs = np.asarray(lstm.apply(variables, x, filled))
+    p = jax.tree.map(np.asarray, variables["params"])
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
     for row, length in enumerate(lengths):
         h, c = np.zeros(5), np.zeros(5)
         for t in reversed(range(length)) if reverse else range(length):
@@ -188,4 +184,4 @@ def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
             )
             c = sigmoid(z[1] + 1) * c + sigmoid(z[0]) * np.tanh(z[2])
             h = sigmoid(z[3]) * np.tanh(c)
-            np.testing.assert_allclose(found[row, t], h, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(outputs[row, t], h, rtol=1e-4, atol=1e-5)

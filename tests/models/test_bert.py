@@ -1,6 +1,4 @@
-"""BERT's encoder and heads: published sizes, what is seen and what is not, shapes and kinds of
-outputs.
-"""
+"""BERT's encoder and heads: published sizes, attention masks, and shapes of the outputs."""
 
 import math
 
@@ -22,14 +20,18 @@ TINY = dict(
     attention_dropout=0.0,
 )
 TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
+CLOSE = dict(rtol=1e-4, atol=1e-5)
 
 
-def built(**options):
+def build(**options):
+    """Returns a tiny model and parameters far from their small initial values."""
     model = BERT(**{**TINY, **options})
     params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
-    return model, jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params
-    )
+
+    def perturb(x):
+        return x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape)
+
+    return model, jax.tree.map(perturb, params)
 
 
 @pytest.mark.parametrize(
@@ -44,62 +46,66 @@ def built(**options):
 )
 def test_published_parameter_counts(options, encoder, heads):
     shapes = nn.unbox(jax.eval_shape(BERT(**options).init, jax.random.key(0), TOKENS))["params"]
-    size = lambda tree: sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-    found = sum(size(shapes[name]) for name in BERT.HEADS)
-    assert size(shapes) - found == encoder and heads in (None, found)
+
+    def size(tree):
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+    heads_size = sum(size(shapes[name]) for name in BERT.HEADS)
+    assert size(shapes) - heads_size == encoder
+    assert heads in (None, heads_size)
 
 
-def test_every_token_sees_every_other_but_no_padding():
-    model, params = built()
+def test_a_token_attends_to_all_others_and_to_no_padding():
+    model, params = build()
     segments = jnp.array([[1] * 9 + [0] * 3] * 2)
-    apply = lambda tokens: model.apply({"params": params}, tokens, None, None, segments)[0]
-    before = apply(TOKENS)
-    np.testing.assert_array_equal(before[:, :9], apply(TOKENS.at[:, 10].add(1) % 37)[:, :9])
-    assert (apply(TOKENS.at[:, 8].add(1) % 37)[:, :9] != before[:, :9]).any(axis=-1).all()
-    np.testing.assert_allclose(
-        before[:, :9], model.apply({"params": params}, TOKENS[:, :9])[0], rtol=1e-4, atol=1e-5
-    )
+
+    def states(tokens):
+        return model.apply({"params": params}, tokens, segment_ids=segments)[0][:, :9]
+
+    original = states(TOKENS)
+    other_padding = TOKENS.at[:, 10].add(1) % 37
+    np.testing.assert_array_equal(original, states(other_padding))
+    other_token = TOKENS.at[:, 8].add(1) % 37
+    assert (states(other_token) != original).any(axis=-1).all()
+    unpadded = model.apply({"params": params}, TOKENS[:, :9])[0]
+    np.testing.assert_allclose(original, unpadded, **CLOSE)
 
 
-def test_packed_examples_do_not_see_each_other():
-    model, params = built()
-    segments, positions = (
-        jnp.array([[1] * 5 + [2] * 7] * 2),
-        jnp.array([[*range(5), *range(7)]] * 2),
-    )
+def test_packed_examples_do_not_attend_to_each_other():
+    model, params = build()
+    segments = jnp.array([[1] * 5 + [2] * 7] * 2)
+    positions = jnp.array([[*range(5), *range(7)]] * 2)
     packed = model.apply({"params": params}, TOKENS, None, positions, segments)[0]
-    np.testing.assert_allclose(
-        packed[:, 5:], model.apply({"params": params}, TOKENS[:, 5:])[0], rtol=1e-4, atol=1e-5
-    )
+    alone = model.apply({"params": params}, TOKENS[:, 5:])[0]
+    np.testing.assert_allclose(packed[:, 5:], alone, **CLOSE)
 
 
 def test_token_types_and_heads():
-    model, params = built()
+    model, params = build()
+    variables = {"params": params}
     types = jnp.array([[0] * 5 + [1] * 7] * 2)
-    hidden, logits, following = model.apply({"params": params}, TOKENS, types)
-    assert hidden.shape == (2, 12, 16) and logits.shape == (2, 12, 37) and following.shape == (2, 2)
-    assert (hidden != model.apply({"params": params}, TOKENS)[0]).any()
-    places = jnp.array([[1, 4], [0, 7]])
-    asked = jnp.take_along_axis(hidden, places[..., None], axis=1)
-    some = model.apply(
-        {"params": params},
-        model.apply({"params": params}, asked, method="transformed"),
-        method="logits",
+    hidden, logits, next_logits = model.apply(variables, TOKENS, types)
+    assert hidden.shape == (2, 12, 16)
+    assert logits.shape == (2, 12, 37)
+    assert next_logits.shape == (2, 2)
+    assert (hidden != model.apply(variables, TOKENS)[0]).any()
+
+    masked = jnp.array([[1, 4], [0, 7]])[..., None]
+    transformed = model.apply(
+        variables, jnp.take_along_axis(hidden, masked, axis=1), method="transformed"
     )
-    np.testing.assert_allclose(
-        some, jnp.take_along_axis(logits, places[..., None], axis=1), rtol=1e-5, atol=1e-5
-    )
+    masked_logits = model.apply(variables, transformed, method="logits")
+    expected = jnp.take_along_axis(logits, masked, axis=1)
+    np.testing.assert_allclose(masked_logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_every_layers_states():
-    model, params = built()
+def test_states_of_every_layer():
+    model, params = build()
     states = model.apply({"params": params}, TOKENS, method="layers")
     hidden, _, _ = model.apply({"params": params}, TOKENS)
     assert states.shape == (4, 2, 12, 16)
     np.testing.assert_allclose(states[-1], hidden, rtol=1e-5, atol=1e-6)
-    first, _ = built(num_layers=1)
-    shallow = jax.tree.map(lambda x: x, params)
-    shallow["encoder"] = jax.tree.map(lambda x: x[:1], params["encoder"])
-    np.testing.assert_allclose(
-        states[1], first.apply({"params": shallow}, TOKENS)[0], rtol=1e-5, atol=1e-5
-    )
+    one_layer, _ = build(num_layers=1)
+    first_layer = {**params, "encoder": jax.tree.map(lambda x: x[:1], params["encoder"])}
+    expected = one_layer.apply({"params": first_layer}, TOKENS)[0]
+    np.testing.assert_allclose(states[1], expected, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The GPT models: published sizes, nothing seen that may not be, one result however it is computed."""
+"""GPT: published sizes, attention masks, and equal results in all ways of computing them."""
 
 import math
 
@@ -23,13 +23,19 @@ TINY = dict(
 TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
 
 
-def built(**options):
-    """A tiny model with parameters far from their small initial values, so that mistakes show."""
+def init(**options):
     model = GPT(**{**TINY, **options})
-    params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
-    return model, jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params
-    )
+    return model, nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+
+
+def build(**options):
+    """Returns a tiny model and parameters far from their small initial values."""
+    model, params = init(**options)
+
+    def perturb(x):
+        return x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape)
+
+    return model, jax.tree.map(perturb, params)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,8 @@ def built(**options):
 def test_published_parameter_counts(options, count):
     model = GPT(**options)
     shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) - model.num_padding() == count
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    assert size - model.num_padding() == count
 
 
 @pytest.mark.parametrize(
@@ -59,37 +66,31 @@ def test_published_parameter_counts(options, count):
         dict(unroll=4),
     ],
 )
-def test_a_future_token_changes_nothing_before_it(options):
-    model, params = built(**options)
-    changed = TOKENS.at[:, 7].add(1) % 37
-    before, after = (model.apply({"params": params}, tokens) for tokens in (TOKENS, changed))
-    np.testing.assert_array_equal(before[:, :7], after[:, :7])
-    # the dense layers carry it to every later position
-    assert (before[:, 7:] != after[:, 7:]).any(axis=-1).all()
+def test_a_token_changes_no_earlier_position(options):
+    model, params = build(**options)
+    original = model.apply({"params": params}, TOKENS)
+    changed = model.apply({"params": params}, TOKENS.at[:, 7].add(1) % 37)
+    np.testing.assert_array_equal(original[:, :7], changed[:, :7])
+    # The layers without a window carry the change to all later positions.
+    assert (original[:, 7:] != changed[:, 7:]).any(axis=-1).all()
 
 
-def test_every_second_layer_sees_a_local_window():
-    """With attention to the window alone in both layers, what is further back than both windows
-    together is not seen.
-    """
-    model, params = built(num_layers=2, local_window=3)
-    changed = TOKENS.at[:, 0].add(1) % 37
-    weights = model.apply({"params": params}, TOKENS, mutable=["intermediates"])[1][
-        "intermediates"
-    ]["decoder"]["layers"]["attention"]["weights"][0]
-    back = np.arange(12)[:, None] - np.arange(12)
-    dense, local = np.asarray(weights)
-    assert (dense[..., back >= 0] > 0).all() and (dense[..., back < 0] == 0).all()
-    assert (local[..., (back >= 0) & (back < 3)] > 0).all() and (
-        local[..., (back < 0) | (back >= 3)] == 0
-    ).all()
-    assert (
-        model.apply({"params": params}, TOKENS) != model.apply({"params": params}, changed)
-    ).any()
+def test_every_second_layer_attends_to_a_local_window():
+    model, params = build(num_layers=2, local_window=3)
+    _, collections = model.apply({"params": params}, TOKENS, mutable=["intermediates"])
+    layers = collections["intermediates"]["decoder"]["layers"]
+    dense, local = np.asarray(layers["attention"]["weights"][0])
+    distance = np.arange(12)[:, None] - np.arange(12)
+    causal = distance >= 0
+    in_window = causal & (distance < 3)
+    assert (dense[..., causal] > 0).all() and (dense[..., ~causal] == 0).all()
+    assert (local[..., in_window] > 0).all() and (local[..., ~in_window] == 0).all()
+    changed = model.apply({"params": params}, TOKENS.at[:, 0].add(1) % 37)
+    assert (model.apply({"params": params}, TOKENS) != changed).any()
 
 
-def test_documents_of_a_row_do_not_see_each_other():
-    model, params = built()
+def test_documents_of_a_row_do_not_attend_to_each_other():
+    model, params = build()
     segments = jnp.array([[1] * 5 + [2] * 7] * 2)
     positions = jnp.array([[*range(5), *range(7)]] * 2)
     packed = model.apply({"params": params}, TOKENS, positions, segments)
@@ -98,23 +99,20 @@ def test_documents_of_a_row_do_not_see_each_other():
 
 
 def test_a_padded_vocabulary_changes_neither_parameters_nor_results():
-    (plain, params), (padded, more) = (
-        (model, nn.unbox(model.init(jax.random.key(0), TOKENS))["params"])
-        for model in (GPT(**TINY), GPT(**TINY, vocab_multiple=32))
-    )
-    assert more["token_embed"]["embedding"].shape == (64, 16) and padded.num_padding() == 27 * 16
+    plain, params = init()
+    padded, padded_params = init(vocab_multiple=32)
+    table = padded_params["token_embed"]["embedding"]
+    assert table.shape == (64, 16) and padded.num_padding() == 27 * 16
+    np.testing.assert_array_equal(table[:37], params["token_embed"]["embedding"])
+    np.testing.assert_array_equal(table[37:], 0)
     np.testing.assert_array_equal(
-        more["token_embed"]["embedding"][:37], params["token_embed"]["embedding"]
-    )
-    np.testing.assert_array_equal(more["token_embed"]["embedding"][37:], 0)
-    np.testing.assert_array_equal(
-        plain.apply({"params": params}, TOKENS), padded.apply({"params": more}, TOKENS)
+        plain.apply({"params": params}, TOKENS), padded.apply({"params": padded_params}, TOKENS)
     )
 
 
-def test_what_adds_to_the_residual_stream_begins_smaller():
-    model = GPT(**{**TINY, "d_model": 64, "num_layers": 8})
-    layers = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]["decoder"]["layers"]
+def test_projections_into_the_residual_stream_start_smaller():
+    _, params = init(d_model=64, num_layers=8)
+    layers = params["decoder"]["layers"]
     assert layers["mlp"]["wi"]["kernel"].std() == pytest.approx(0.02, rel=0.05)
     for kernel in (layers["mlp"]["wo"]["kernel"], layers["attention"]["out"]["kernel"]):
         assert kernel.std() == pytest.approx(0.02 / 4, rel=0.05)
@@ -122,42 +120,37 @@ def test_what_adds_to_the_residual_stream_begins_smaller():
 
 @pytest.mark.parametrize("options", [{}, dict(norm_position="post"), dict(local_window=4)])
 def test_cached_decoding_equals_the_whole_prefix(options):
-    """Prompts of unequal length in one batch; what stands behind the shorter one is overwritten
-    before it is seen.
-    """
-    model, params = built(**options)
-    whole = model.apply({"params": params}, TOKENS)
+    """Prompts have different lengths. Slots behind a short prompt are overwritten before use."""
+    model, params = build(**options)
+    expected = model.apply({"params": params}, TOKENS)
     lengths = jnp.array([5, 8])
     prompts = jnp.where(jnp.arange(8) < lengths[:, None], TOKENS[:, :8], 9)
-    run = lambda cache, tokens, positions: model.apply(
-        {"params": params, **cache},
-        tokens,
-        positions,
-        decode=16,
-        method="hidden",
-        mutable=["cache"],
-    )
-    hidden, cache = run({}, prompts, jnp.broadcast_to(jnp.arange(8), (2, 8)))
     rows = jnp.arange(2)
-    np.testing.assert_allclose(
-        model.apply({"params": params}, hidden[rows, lengths - 1], method="logits"),
-        whole[rows, lengths - 1],
-        rtol=1e-4,
-        atol=1e-4,
-    )
-    for _ in range(4):
-        hidden, cache = run(cache, TOKENS[rows, lengths][:, None], lengths[:, None])
-        np.testing.assert_allclose(
-            model.apply({"params": params}, hidden[:, 0], method="logits"),
-            whole[rows, lengths],
-            rtol=1e-4,
-            atol=1e-4,
+
+    def decode(cache, tokens, positions):
+        return model.apply(
+            {"params": params, **cache},
+            tokens,
+            positions,
+            decode=16,
+            method="hidden",
+            mutable=["cache"],
         )
+
+    def assert_logits(hidden, positions):
+        logits = model.apply({"params": params}, hidden, method="logits")
+        np.testing.assert_allclose(logits, expected[rows, positions], rtol=1e-4, atol=1e-4)
+
+    hidden, cache = decode({}, prompts, jnp.broadcast_to(jnp.arange(8), (2, 8)))
+    assert_logits(hidden[rows, lengths - 1], lengths - 1)
+    for _ in range(4):
+        hidden, cache = decode(cache, TOKENS[rows, lengths][:, None], lengths[:, None])
+        assert_logits(hidden[:, 0], lengths)
         lengths = lengths + 1
 
 
 def test_flops_count_the_matrix_products():
-    """Against a count by hand, of GPT-2's published shape at length 1024."""
+    """GPT-2 at length 1024, counted by hand."""
     model, length, width = GPT(), 1024, 768
     layer = 2 * length * (4 * width**2 + 8 * width**2) + 2 * 2 * width * length**2 / 2
     assert model.flops(length) == 12 * layer + 2 * length * width * 50_257

@@ -1,4 +1,4 @@
-"""A row that is too long and an id that is not there are errors, not NaN."""
+"""A row that is too long and an id outside the vocabulary are errors, not NaN."""
 
 from functools import partial
 
@@ -24,21 +24,29 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def applied(request):
-    """(name, tokens -> what the model makes of them, as both source and target)"""
+    """Returns the name of a model, and a function from tokens to its outputs.
+
+    The function takes source and target. One argument is used for both.
+    """
     model = MODELS[request.param]
-    sides = 2 if isinstance(model, EncoderDecoder) else 1
-    params = jax.jit(model.init)(jax.random.key(0), *[tokens(1, 2)] * sides)["params"]
-    return request.param, lambda *tokens: model.apply({"params": params}, *(tokens * sides)[:sides])
+    num_inputs = 2 if isinstance(model, EncoderDecoder) else 1
+    params = jax.jit(model.init)(jax.random.key(0), *[tokens(1, 2)] * num_inputs)["params"]
+
+    def apply(*tokens):
+        return model.apply({"params": params}, *(tokens * num_inputs)[:num_inputs])
+
+    return request.param, apply
 
 
 def tokens(*shape):
     return jnp.arange(np.prod(shape)).reshape(shape) % SIZE["vocab_size"]
 
 
-def test_a_row_is_no_longer_than_its_positions(applied):
+def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
     name, apply = applied
     assert np.isfinite(jax.tree.leaves(apply(tokens(2, 6)))[0]).all()
-    if name == "sinusoidal":  # there is no table
+    if name == "sinusoidal":
+        # Sinusoids have no table.
         assert np.isfinite(apply(tokens(2, 7))).all()
         return
     for call in (apply, jax.jit(apply), partial(jax.eval_shape, apply)):
@@ -49,23 +57,23 @@ def test_a_row_is_no_longer_than_its_positions(applied):
             apply(tokens(2, 6), tokens(2, 7))
 
 
-@pytest.mark.parametrize("wrong", [20, -1])  # 20 is a row of zeros in GPT's table
-def test_ids_are_those_of_the_vocabulary(applied, wrong):
+@pytest.mark.parametrize("invalid", [20, -1])  # GPT's table has a row of zeros at 20
+def test_ids_are_in_the_vocabulary(applied, invalid):
     name, apply = applied
     key = "source_vocab_size=30" if name == "learned" else "vocab_size=20"
-    source = jnp.array([[1, 30 if name == "learned" and wrong > 0 else wrong]])
+    source = jnp.array([[1, 30 if name == "learned" and invalid > 0 else invalid]])
     with pytest.raises(UserError, match=f"the id -?[0-9]+ is not from 0 to .* .config.model.{key}"):
         apply(source)
     if name in ("learned", "sinusoidal"):
-        with pytest.raises(UserError, match=f"the id {wrong} is not from 0 to 19"):
-            apply(tokens(1, 2), jnp.array([[1, wrong]]))
+        with pytest.raises(UserError, match=f"the id {invalid} is not from 0 to 19"):
+            apply(tokens(1, 2), jnp.array([[1, invalid]]))
 
 
 @pytest.mark.parametrize(
     "argument, values, key",
     [("positions", (0, 6), "max_length=6"), ("token_types", (0, 2), "num_token_types=2")],
 )
-def test_positions_and_types_are_those_of_their_tables(argument, values, key):
+def test_positions_and_types_are_in_their_tables(argument, values, key):
     model = MODELS["bert"]
     params = jax.jit(model.init)(jax.random.key(0), tokens(1, 2))["params"]
     with pytest.raises(UserError, match=f"config.model.{key}"):
@@ -73,7 +81,7 @@ def test_positions_and_types_are_those_of_their_tables(argument, values, key):
 
 
 @pytest.mark.parametrize("length, slots", [(2, 7), (4, 3)])
-def test_a_cache_has_a_slot_for_each_token_and_no_more_than_positions(length, slots):
+def test_a_cache_has_a_slot_for_each_token_and_at_most_max_length(length, slots):
     model = MODELS["gpt"]
     params = jax.jit(model.init)(jax.random.key(0), tokens(1, 2))["params"]
 

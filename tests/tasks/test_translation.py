@@ -198,8 +198,8 @@ def test_the_loss_counts_each_target_token_once(translation):
         arrays["target"],
         arrays["source_positions"],
         arrays["source_segment_ids"],
-        arrays["target_positions"],
-        arrays["target_segment_ids"],
+        target_positions=arrays["target_positions"],
+        target_segment_ids=arrays["target_segment_ids"],
     )
     log_p = np.asarray(jax.nn.log_softmax(logits))
     filled = np.argwhere(batch["target_segment_ids"] > 0)

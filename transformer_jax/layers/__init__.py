@@ -1,5 +1,9 @@
-"""Every block, written once. Models compose them.
+"""The blocks of all models, each written once. The models compose them.
 
-Axis letters, in einsum strings and shape comments:
-    B batch   L length (Q of queries, K of keys)   M d_model   H heads   D head_dim   F d_ff   V vocabulary
+Axis letters in einsum strings and shape comments:
+    B  batch                    H  attention heads
+    L  length of a row          D  width of a head
+    Q  queries, K  keys         F  width of the MLP's hidden layer
+    S  source, T  target        V  vocabulary
+    M  width of the model
 """

@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2), with the key/value cache of decoding."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2.2), with a cache for decoding."""
 
 from collections.abc import Callable
 
@@ -12,18 +12,18 @@ from transformer_jax.layers import kernels
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.masks import Mask
 
-# How the cache keeps (B, L, H, D): keys as their product with queries wants them, values as that
-# with weights does.
-_CACHED = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3)}
+# The axes of keys and values (B, L, H, D) in the order of the cache: keys (B, H, D, L) as q k^T
+# reads them, values (B, H, L, D) as their product with the weights reads them.
+_CACHE_AXES = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3)}
 
 
 class Attention(nn.Module):
     """Attention from x to `memory`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
 
-    Decoding: `decode` is the number of slots of a cache that begins here (0: no decoding).
-    Self-attention writes the keys and values of x to the slots `mask.query_slots` of the "cache"
-    and attends to all slots the mask shows. Cross-attention keeps those of `memory` in the "memory"
-    collection the first time; later calls pass no memory.
+    `decode` is the number of slots of the cache; 0 means no decoding. In decoding, self-attention
+    writes the keys and values of x to the slots `mask.query_slots` of the collection "cache". It
+    attends to all slots that the mask shows. Cross-attention stores the keys and values of `memory`
+    in the collection "memory" in the first call. Later calls pass no memory.
     """
 
     num_heads: int
@@ -31,7 +31,7 @@ class Attention(nn.Module):
     dropout: float = 0.0  # on the attention weights
     cross: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    # of the output projection; None: kernel_init
+    # Initializer of the output projection; None: kernel_init.
     output_init: nn.initializers.Initializer | None = None
     dtype: jnp.dtype = jnp.float32
 
@@ -46,116 +46,132 @@ class Attention(nn.Module):
         decode: int = 0,
     ) -> jax.Array:
         heads = (self.num_heads, self.head_dim)
-        model = (x.shape[-1],)
-
-        def project(name, y):
-            y = Linear(
-                model,
-                heads,
-                ("embed", "heads", "head_dim"),
-                True,
-                self.kernel_init,
-                self.dtype,
-                name=name,
-            )(y)
-            return sharding.constrain(y, "batch", "length", "heads", "head_dim")
-
-        q = project("query", x)
+        q = self._project("query", x)  # (B, Q, H, D)
         if decode and self.cross and memory is None:
-            k, v = (
-                self.get_variable("memory", name).transpose(np.argsort(order))
-                for name, order in _CACHED.items()
-            )
+            k = self._stored_memory("keys")
+            v = self._stored_memory("values")
         else:
             source = memory if self.cross else x
-            k, v = project("key", source), project("value", source)
-        if decode and self.cross:
-            if memory is not None:
-                for name, new in (("keys", k), ("values", v)):
-                    # now: XLA would do it again for each token
-                    self.put_variable(
-                        "memory", name, jax.lax.optimization_barrier(new.transpose(_CACHED[name]))
-                    )
-        elif decode:
-            k, v = (
-                self._remember("keys", k, mask.query_slots, decode),
-                self._remember("values", v, mask.query_slots, decode),
-            )
-        dropout = Dropout(self.dropout, name="weight_dropout")
+            k = self._project("key", source)  # (B, K, H, D)
+            v = self._project("value", source)
+            if decode and self.cross:
+                self._store_memory("keys", k)
+                self._store_memory("values", v)
+            elif decode:
+                k = self._update_cache("keys", k, mask.query_slots, decode)
+                v = self._update_cache("values", v, mask.query_slots, decode)
+        weight_dropout = Dropout(self.dropout, name="weight_dropout")
+
+        def dropout(weights):
+            return weight_dropout(weights, train=train)
+
         if self.is_mutable_collection("intermediates"):
             self.sow("intermediates", "weights", kernels.attention_weights(q, k, mask))
         kernel = kernels.pick(q, k, mask, dropout=train and self.dropout > 0)
-        y = kernel(q, k, v, mask, lambda w: dropout(w, train=train)).reshape(*x.shape[:-1], *heads)
-        return Linear(
+        y = kernel(q, k, v, mask, dropout)
+        output = Linear(
             heads,
-            model,
-            ("heads", "head_dim", "embed"),
-            True,
-            self.output_init or self.kernel_init,
-            self.dtype,
+            (x.shape[-1],),
+            axes=("heads", "head_dim", "embed"),
+            kernel_init=self.output_init or self.kernel_init,
+            dtype=self.dtype,
             name="out",
-        )(y)
+        )
+        return output(y.reshape(*x.shape[:-1], *heads))
 
-    def _remember(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int) -> jax.Array:
-        """Writes (B, L, H, D) to each row's `slots` (B, L) of the cache, or from slot () on;
-        returns the whole cache (B, K, H, D).
+    def _project(self, name: str, x: jax.Array) -> jax.Array:
+        """Projects (B, L, M) to heads (B, L, H, D)."""
+        projection = Linear(
+            (x.shape[-1],),
+            (self.num_heads, self.head_dim),
+            axes=("embed", "heads", "head_dim"),
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name=name,
+        )
+        return sharding.constrain(projection(x), "batch", "length", "heads", "head_dim")
+
+    def _stored_memory(self, name: str) -> jax.Array:
+        """Returns the keys or values (B, K, H, D) of the collection "memory"."""
+        order = np.argsort(_CACHE_AXES[name])
+        return self.get_variable("memory", name).transpose(order)
+
+    def _store_memory(self, name: str, new: jax.Array) -> None:
+        """Writes the keys or values (B, K, H, D) to the collection "memory"."""
+        # Transpose now: without the barrier XLA transposes again for each token.
+        stored = jax.lax.optimization_barrier(new.transpose(_CACHE_AXES[name]))
+        self.put_variable("memory", name, stored)
+
+    def _update_cache(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int):
+        """Writes keys or values (B, L, H, D) to the cache and returns all of it (B, K, H, D).
+
+        `slots` are the slots of each row (B, L), or the first slot () of all rows.
         """
-        (batch, _, heads, size), order = new.shape, _CACHED[name]
-        shape = tuple(np.array((batch, num_slots, heads, size))[list(order)])
+        batch, _, heads, head_dim = new.shape
+        order = _CACHE_AXES[name]
+        shape = tuple((batch, num_slots, heads, head_dim)[axis] for axis in order)
         cache = self.variable("cache", name, lambda: jnp.zeros(shape, new.dtype))
-        if slots.ndim == 0:  # in place, and much faster than a scatter
+        if slots.ndim == 0:
+            # Updates in place, and is much faster than a scatter.
             cache.value = jax.lax.dynamic_update_slice_in_dim(
                 cache.value, new.transpose(order), slots, order.index(1)
             )
         else:
-            # XLA makes a slice's update of one index, computes it twice and copies the cache for
-            # it; two stay a scatter, in place
+            # XLA turns a scatter to one index into a slice update: it computes the slice twice and
+            # copies the cache. A scatter to two equal indices stays a scatter, in place.
             if slots.size == 1:
-                slots, new = jnp.repeat(slots, 2, axis=1), jnp.repeat(new, 2, axis=1)
-            place = (
-                jnp.arange(batch)[:, None],
-                *(slots if axis == 1 else slice(None) for axis in order[1:]),
-            )
-            cache.value = cache.value.at[place].set(new)
+                slots = jnp.repeat(slots, 2, axis=1)
+                new = jnp.repeat(new, 2, axis=1)
+            rows = jnp.arange(batch)[:, None]
+            index = (rows, *(slots if axis == 1 else slice(None) for axis in order[1:]))
+            cache.value = cache.value.at[index].set(new)
         return cache.value.transpose(np.argsort(order))
 
 
 def resized(cached: dict, num_slots: int) -> dict:
-    """A collection "cache" or "memory" with so many slots, the last cut off or added."""
+    """Returns a collection "cache" or "memory" with `num_slots` slots.
+
+    Slots are cut off or added at the end.
+    """
 
     def fit(x, axis):
-        kept = jax.lax.slice_in_dim(x, 0, min(num_slots, x.shape[axis]), axis=axis)
-        return jnp.pad(
-            kept, [(0, num_slots - size if a == axis else 0) for a, size in enumerate(kept.shape)]
-        )
+        x = jax.lax.slice_in_dim(x, 0, min(num_slots, x.shape[axis]), axis=axis)
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, num_slots - x.shape[axis])
+        return jnp.pad(x, padding)
 
-    return _along_slots(fit, cached)
+    return _map_slots(fit, cached)
 
 
 def rolled(cached: dict, shift: jax.Array) -> dict:
-    """A collection "cache" with what its slots hold moved on by so many, around the end."""
-    return _along_slots(lambda x, axis: jnp.roll(x, shift, axis), cached)
+    """Returns a collection "cache" with the content of its slots moved by `shift`, cyclically."""
+
+    def roll(x, axis):
+        return jnp.roll(x, shift, axis)
+
+    return _map_slots(roll, cached)
 
 
 def written(cached: dict, new: dict, row: jax.Array, slot: jax.Array) -> dict:
-    """A collection "cache" or "memory" with a smaller one in it, from that row and slot on."""
+    """Returns a collection "cache" or "memory" with `new` written over it from row and slot on."""
 
-    def write(x, axis, y):
-        return jax.lax.dynamic_update_slice(
-            x, y, [row if a == 0 else slot if a == axis else 0 for a in range(x.ndim)]
-        )
+    def write(x, axis, update):
+        start = [0] * x.ndim
+        start[0] = row
+        start[axis] = slot
+        return jax.lax.dynamic_update_slice(x, update, start)
 
-    return _along_slots(write, cached, new)
+    return _map_slots(write, cached, new)
 
 
-def _along_slots(function: Callable, *collections: dict) -> dict:
-    """function(array, axis of its slots, arrays...) of all that collections keep."""
-    axis_of = lambda path: next(
-        _CACHED[key.key].index(1) for key in path if getattr(key, "key", None) in _CACHED
-    )
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x, *others: function(x, axis_of(path), *others), *collections
-    )
+def _map_slots(function: Callable, *collections: dict) -> dict:
+    """Maps function(array, axis of its slots, ...) over the arrays of the collections."""
+
+    def map_array(path, x, *others):
+        name = next(key.key for key in path if getattr(key, "key", None) in _CACHE_AXES)
+        return function(x, _CACHE_AXES[name].index(1), *others)
+
+    return jax.tree_util.tree_map_with_path(map_array, *collections)
 
 
 def weights_in(
@@ -166,12 +182,12 @@ def weights_in(
     method: str = "hidden",
     cross: bool = False,
 ) -> np.ndarray:
-    """The attention weights (layers, H, Q, K) float32 in one stack of a model applied to one row of
-    `tokens`, (1, L) each.
+    """Returns the attention weights (layers, H, Q, K) float32 of one stack of a model.
+
+    The model is applied to one row: `tokens` are arrays (1, L).
     """
-    _, found = model.apply({"params": params}, *tokens, method=method, mutable=["intermediates"])
-    return np.asarray(
-        found["intermediates"][stack]["layers"]["cross_attention" if cross else "attention"][
-            "weights"
-        ][0][:, 0]
-    )
+    variables = {"params": params}
+    _, collections = model.apply(variables, *tokens, method=method, mutable=["intermediates"])
+    layers = collections["intermediates"][stack]["layers"]
+    (weights,) = layers["cross_attention" if cross else "attention"]["weights"]
+    return np.asarray(weights[:, 0])

@@ -1,4 +1,4 @@
-"""A Transformer layer, and a stack of them."""
+"""A Transformer layer, and a stack of layers."""
 
 import itertools
 from collections.abc import Callable
@@ -13,26 +13,28 @@ from transformer_jax.distributed import sharding
 from transformer_jax.layers.linear import Dropout
 from transformer_jax.layers.masks import Mask
 
-# What the backward pass keeps of a layer; the rest it computes again.
+# The activations of a layer that are saved for the backward pass. It recomputes the others.
 REMAT = {
-    "none": None,  # keep all
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep the matrix products
-    "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
+    "none": None,  # saves all activations
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
+    "full": jax.checkpoint_policies.nothing_saveable,  # saves the input of each layer only
 }
 Remat = Literal["none", "dots", "full"]
 
-_NO_WINDOW = 2**30  # beyond any length: one compiled layer serves dense and local attention
+# A window beyond any length, for layers without one: one compiled layer serves both kinds.
+_NO_WINDOW = 2**30
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is one, and MLP, each in a residual branch: (B,
-    L, M) -> (B, L, M).
+    """Self-attention, optional cross-attention, and MLP: (B, L, M) -> (B, L, M).
 
-    post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017); pre-LN: x <- x +
-    dropout(f(norm(x))) (Xiong et al. 2020).
+    Each sublayer f is in a residual branch.
+    post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017, section 3.1)
+    pre-LN: x <- x + dropout(f(norm(x))) (Xiong et al. 2020)
     """
 
-    attention: Callable[..., nn.Module]  # constructors; the model binds their options
+    # Constructors. The model binds their options.
+    attention: Callable[..., nn.Module]
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
     cross_attention: Callable[..., nn.Module] | None = None
@@ -58,25 +60,26 @@ class Block(nn.Module):
             return sharding.constrain(x, "batch", "length", None)
 
         attention = self.attention(name="attention")
-        x = residual(x, lambda y: attention(y, mask=mask, train=train, decode=decode), "attention")
+        attend = partial(attention, mask=mask, train=train, decode=decode)
+        x = residual(x, attend, "attention")
         if self.cross_attention is not None:
-            cross = self.cross_attention(name="cross_attention")
-            x = residual(
-                x,
-                lambda y: cross(y, memory, mask=cross_mask, train=train, decode=decode),
-                "cross_attention",
+            cross_attention = self.cross_attention(name="cross_attention")
+            attend = partial(
+                cross_attention, memory=memory, mask=cross_mask, train=train, decode=decode
             )
+            x = residual(x, attend, "cross_attention")
         return residual(x, self.mlp(name="mlp"), "mlp")
 
 
 class Stack(nn.Module):
-    """`num_layers` blocks in turn, by nn.scan: one compiled layer, parameters stacked on a leading
-    "layers" axis.
+    """`num_layers` blocks in sequence: (B, L, M) -> (B, L, M).
 
-    `unroll` layers are compiled in line per iteration; the parameter tree does not depend on it.
-    `windows`, in turn over the layers, bound how far back each attends (None: not at all). Decoding
-    takes the layers in line: its collections, and its parameters where `for_decoding` has prepared
-    them, are tuples of what each layer has.
+    nn.scan compiles one layer. The parameters of all layers are stacked on a leading axis "layers".
+    `unroll` layers are unrolled in each iteration of the scan; the parameter tree stays the same.
+    `windows` limit the attention distance, in turn over the layers; None is no limit.
+
+    Decoding unrolls all layers. Its collections are tuples with one entry for each layer, and so
+    are the parameters that `for_decoding` returns.
     """
 
     block: Callable[..., Block]
@@ -96,31 +99,30 @@ class Stack(nn.Module):
         every_layer: bool = False,
         **kwargs,
     ) -> jax.Array:
-        """The last layer's output (B, L, M), or that of every layer (layers, B, L, M)."""
-        local = list(itertools.islice(itertools.cycle(self.windows), self.num_layers))
-        if decode:
-            return self._in_line(
-                x,
-                args,
-                [
-                    kwargs | dict(mask=mask.replace(window=window), decode=decode)
-                    for window in local
-                ],
-            )
+        """Returns the output of the last layer (B, L, M).
 
-        reach = [_NO_WINDOW if window is None else window for window in local] if any(local) else []
-        mask = mask.replace(windows=tuple(sorted(set(reach))))
+        With `every_layer`, returns the outputs of all layers (layers, B, L, M).
+        """
+        windows = list(itertools.islice(itertools.cycle(self.windows), self.num_layers))
+        if decode:
+            masks = [mask.replace(window=window) for window in windows]
+            return self._decode(x, args, masks, decode=decode, **kwargs)
+
+        scanned_windows = None
+        if any(windows):
+            windows = [_NO_WINDOW if window is None else window for window in windows]
+            mask = mask.replace(windows=tuple(sorted(set(windows))))
+            scanned_windows = jnp.array(windows, jnp.int32)
 
         def layer(block, x, window):
             x = block(x, *args, mask=mask.replace(window=window), train=train, **kwargs)
             return x, x if every_layer else None
 
         if self.remat != "none":
-            # A loop keeps what is computed twice apart; in line XLA would find it equal and keep
-            # the first (on a CPU it does nevertheless).
-            layer = nn.remat(
-                layer, policy=REMAT[self.remat], prevent_cse=self.unroll >= self.num_layers
-            )
+            # A scan keeps the forward pass and its recomputation apart. In unrolled layers XLA
+            # would merge them as common subexpressions. On a CPU it merges them nevertheless.
+            unrolled = self.unroll >= self.num_layers
+            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=unrolled)
         scan = nn.scan(
             layer,
             length=self.num_layers,
@@ -129,42 +131,53 @@ class Stack(nn.Module):
             metadata_params={nn.PARTITION_NAME: "layers"},
             variable_axes={"params": 0, "intermediates": 0},
         )
-        last, every = scan(
-            self.block(name="layers"), x, jnp.array(reach, jnp.int32) if reach else None
-        )
-        return every if every_layer else last
+        last_output, outputs = scan(self.block(name="layers"), x, scanned_windows)
+        return outputs if every_layer else last_output
 
-    def _in_line(self, x: jax.Array, args: tuple, each: list[dict]) -> jax.Array:
-        """The layers in turn, layer i with the arguments each[i]; what they keep goes to the
-        collections.
-        """
-        kept = {
+    def _decode(self, x: jax.Array, args: tuple, masks: list[Mask], **kwargs) -> jax.Array:
+        """Applies the layers in sequence, layer i with masks[i], and updates the collections."""
+        variables = {
             name: self.variables[name]["layers"]
             for name in ("params", "cache", "memory")
             if self.has_variable(name, "layers")
         }
-        block, found = self.block(parent=None), []
-        for number, kwargs in enumerate(each):
-            own = jax.tree.map(
-                lambda leaf: leaf[number], kept, is_leaf=lambda leaf: isinstance(leaf, tuple)
+        block = self.block(parent=None)
+        updates = []
+        for number, mask in enumerate(masks):
+            layer_variables = _layer_of(variables, number)
+            x, update = block.apply(
+                layer_variables, x, *args, mask=mask, **kwargs, mutable=["cache", "memory"]
             )
-            x, new = block.apply(own, x, *args, **kwargs, mutable=["cache", "memory"])
-            found.append(new)
-        for name, layers in jax.tree.map(lambda *leaves: leaves, *found).items():
+            updates.append(update)
+        by_layer = jax.tree.map(lambda *leaves: leaves, *updates)
+        for name, layers in by_layer.items():
             self.put_variable(name, "layers", layers)
         return x
 
 
+def _layer_of(variables: dict, number: int) -> dict:
+    """Returns the variables of one layer. Their leaves are stacked arrays, or tuples of layers."""
+
+    def is_leaf(leaf):
+        return isinstance(leaf, tuple)
+
+    return jax.tree.map(lambda leaf: leaf[number], variables, is_leaf=is_leaf)
+
+
 @partial(jax.jit, static_argnums=1)
 def for_decoding(params: dict, dtype: jnp.dtype) -> dict:
-    """The parameters of a model as its decoding is fastest with: matrices in `dtype`, in which it
-    computes, and of the stack "decoder" tuples of its layers' own.
+    """Returns the parameters of a model in the form in which decoding is fastest.
 
-    A loop over tokens would cast them and cut them out of the stack anew for each token.
+    Matrices are cast to the compute dtype `dtype`. The stacked parameters of the stack "decoder"
+    become tuples with one entry for each layer. Otherwise a loop over tokens would cast and slice
+    them again for each token.
     """
 
-    def cast(path, leaf):
-        leaf = leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
-        return tuple(leaf) if path[0].key == "decoder" and path[1].key == "layers" else leaf
+    def prepare(path, leaf):
+        if path[-1].key in ("kernel", "embedding"):
+            leaf = leaf.astype(dtype)
+        if path[0].key == "decoder" and path[1].key == "layers":
+            leaf = tuple(leaf)
+        return leaf
 
-    return jax.tree_util.tree_map_with_path(cast, params)
+    return jax.tree_util.tree_map_with_path(prepare, params)

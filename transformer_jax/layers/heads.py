@@ -1,4 +1,4 @@
-"""What is put on a pre-trained model for a task of its own."""
+"""The heads that fine-tuning puts on a pre-trained model."""
 
 import flax.linen as nn
 import jax
@@ -9,8 +9,9 @@ from transformer_jax.layers.lstm import LSTM
 
 
 class Head(nn.Module):
-    """One affine map behind dropout, in float32, where bfloat16 would have scores tie: (..., M) ->
-    float32 (..., features).
+    """Dropout and one affine map: (..., M) -> float32 (..., features).
+
+    The map is computed in float32: bfloat16 would round different scores to equal ones.
     """
 
     features: int
@@ -20,21 +21,22 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         x = Dropout(self.dropout)(x, train=train).astype(jnp.float32)
-        return Linear(
+        output = Linear(
             (x.shape[-1],),
             (self.features,),
-            ("embed", None),
-            self.use_bias,
-            nn.initializers.truncated_normal(0.02),
+            axes=("embed", None),
+            use_bias=self.use_bias,
+            kernel_init=nn.initializers.truncated_normal(0.02),
             name="out",
-        )(x)
+        )
+        return output(x)
 
 
 class RecurrentHead(nn.Module):
-    """A two-layer bidirectional LSTM on the states of several layers (Devlin et al. 2018, section
-    5.3): (layers, B, L, M), filled (B, L) -> float32 (B, L, features).
+    """A two-layer bidirectional LSTM on frozen features (Devlin et al. 2018, section 5.3).
 
-    The states are concatenated, or summed with learned weights that add up to 1.
+    States of several layers (layers, B, L, M), filled (B, L) bool -> float32 (B, L, features). The
+    layers' states are concatenated, or summed with learned weights that add up to 1.
     """
 
     features: int
@@ -47,20 +49,12 @@ class RecurrentHead(nn.Module):
         if self.concatenate:
             x = jnp.concatenate(list(states), axis=-1)
         else:
-            weights = self.param(
-                "weights",
-                nn.with_logical_partitioning(nn.initializers.zeros, (None,)),
-                (len(states),),
-            )
-            x = jnp.einsum("s,sblm->blm", jax.nn.softmax(weights).astype(states.dtype), states)
+            init = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
+            weights = self.param("weights", init, (len(states),))
+            weights = jax.nn.softmax(weights).astype(states.dtype)
+            x = jnp.einsum("s,sblm->blm", weights, states)
         for layer in range(2):
-            ways = [
-                LSTM(
-                    self.width // 2,
-                    reverse,
-                    name=f"lstm_{layer}_{'backward' if reverse else 'forward'}",
-                )(x, filled)
-                for reverse in (False, True)
-            ]
-            x = jnp.concatenate(ways, axis=-1)
+            forward = LSTM(self.width // 2, name=f"lstm_{layer}_forward")
+            backward = LSTM(self.width // 2, reverse=True, name=f"lstm_{layer}_backward")
+            x = jnp.concatenate([forward(x, filled), backward(x, filled)], axis=-1)
         return Head(self.features, self.dropout, name="tags")(x, train=train)

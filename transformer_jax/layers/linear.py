@@ -11,10 +11,10 @@ from transformer_jax.distributed import sharding
 
 
 class Linear(nn.Module):
-    """y = x W + b, contracting the last axes of x: (B, L, *inputs) -> (B, L, *outputs).
+    """y = x W + b over the last axes of x: (B, L, *inputs) -> (B, L, *outputs).
 
-    `inputs` and `outputs` are shapes, `axes` the logical axes of the kernel (inputs, then outputs).
-    The kernel has shape (*inputs, *outputs), float32; the product is computed in `dtype`.
+    `inputs` and `outputs` are shapes. `axes` are the logical axes of the kernel, those of the
+    inputs first. The kernel (*inputs, *outputs) is float32; the product is computed in `dtype`.
     """
 
     inputs: tuple[int, ...]
@@ -26,37 +26,40 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        fan_in, fan_out = math.prod(self.inputs), math.prod(self.outputs)
+        fan_in = math.prod(self.inputs)
+        fan_out = math.prod(self.outputs)
 
-        def init(key, shape):  # as the matrix it is used as, whatever the axes it is kept in
+        # The fans of the initializer are those of the matrix (fan_in, fan_out), not those of the
+        # kernel's shape.
+        def init(key, shape):
             return self.kernel_init(key, (fan_in, fan_out), jnp.float32).reshape(shape)
 
-        kernel = self.param(
-            "kernel", nn.with_logical_partitioning(init, self.axes), self.inputs + self.outputs
-        )
-        # Gathered over fsdp here, once: else the partitioner gathers attention's kernels again
-        # behind their reshape (GPT-3 175B on 64 chips: a tenth of all that is sent).
-        kernel = sharding.constrain(
-            kernel.astype(self.dtype), *[None if axis == "embed" else axis for axis in self.axes]
-        )
+        kernel_init = nn.with_logical_partitioning(init, self.axes)
+        kernel = self.param("kernel", kernel_init, self.inputs + self.outputs)
+        # Gather the kernel over fsdp once. Otherwise the partitioner gathers the kernels of
+        # attention again behind their reshape: a tenth of all communication of GPT-3 175B on 64
+        # chips.
+        gathered = [None if axis == "embed" else axis for axis in self.axes]
+        kernel = sharding.constrain(kernel.astype(self.dtype), *gathered)
         matrix = kernel.reshape(fan_in, fan_out)
-        lead = x.shape[: x.ndim - len(self.inputs)]
-        # One token axis: XLA on CPU back-propagates (B, L, M) products 1.6 times slower. A split
-        # length can't be merged.
-        tokens = lead if sharding.parts("length") > 1 else (math.prod(lead),)
+        # Merge batch and length: XLA on CPU differentiates products of (B, L, M) 1.6 times slower.
+        # A length that is split over devices cannot be merged.
+        batch_shape = x.shape[: x.ndim - len(self.inputs)]
+        tokens = batch_shape if sharding.parts("length") > 1 else (math.prod(batch_shape),)
         y = x.astype(self.dtype).reshape(*tokens, fan_in) @ matrix
         if self.use_bias:
-            bias = self.param(
-                "bias",
-                nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs) :]),
-                self.outputs,
-            )
+            bias_axes = self.axes[len(self.inputs) :]
+            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, bias_axes)
+            bias = self.param("bias", bias_init, self.outputs)
             y = y + bias.astype(self.dtype).reshape(fan_out)
-        return y.reshape(*lead, *self.outputs)
+        return y.reshape(*batch_shape, *self.outputs)
 
 
 class Dropout(nn.Module):
-    """Zeroes a fraction `rate` of x and scales the rest by 1 / (1 - rate) (Srivastava et al. 2014)."""
+    """Dropout (Srivastava et al. 2014).
+
+    Sets a fraction `rate` of x to zero and scales the rest by 1 / (1 - rate).
+    """
 
     rate: float
 
@@ -73,7 +76,10 @@ class Dropout(nn.Module):
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """The dtype `config.model.dtype` names; "auto" is bfloat16 on accelerators, float32 on CPU."""
+    """Returns the dtype named by `config.model.dtype`.
+
+    "auto" is bfloat16 on accelerators and float32 on a CPU.
+    """
     if name == "auto":
         name = "float32" if sharding.platform() == "cpu" else "bfloat16"
     return jnp.dtype(name)

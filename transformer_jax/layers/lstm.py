@@ -1,4 +1,4 @@
-"""Long short-term memory (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000)."""
+"""Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000)."""
 
 import flax.linen as nn
 import jax
@@ -8,8 +8,10 @@ from transformer_jax.layers.linear import Linear
 
 
 class LSTM(nn.Module):
-    """x (B, L, M), filled (B, L) bool -> outputs (B, L, features). Padding leaves the state as it
-    was, so that `reverse` begins at each row's end.
+    """x (B, L, M), filled (B, L) bool -> outputs (B, L, features).
+
+    Positions that are not filled are padding and leave the state unchanged. With `reverse`, the
+    recurrence therefore starts at the last filled position of each row.
     """
 
     features: int
@@ -17,29 +19,31 @@ class LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, filled: jax.Array) -> jax.Array:
-        # input, forget, candidate, output
+        # (B, L, 4, features): input gate, forget gate, candidate, output gate
         gates = Linear(
-            (x.shape[-1],), (4, self.features), ("embed", None, "mlp"), dtype=x.dtype, name="input"
+            (x.shape[-1],),
+            (4, self.features),
+            axes=("embed", None, "mlp"),
+            dtype=x.dtype,
+            name="input",
         )(x)
         init = nn.with_logical_partitioning(nn.initializers.orthogonal(), ("mlp", None))
-        recurrent = self.param(
-            "recurrent", init, (self.features, 4 * self.features), jnp.float32
-        ).astype(x.dtype)
+        shape = (self.features, 4 * self.features)
+        recurrent = self.param("recurrent", init, shape, jnp.float32).astype(x.dtype)
 
-        def step(state, at):
+        def step(state, inputs):
             output, cell = state
-            gates, filled = at
-            i, f, g, o = jnp.moveaxis(gates + (output @ recurrent).reshape(gates.shape), 1, 0)
-            # + 1: at first it remembers
+            gates, filled = inputs
+            gates = gates + (output @ recurrent).reshape(gates.shape)
+            i, f, g, o = jnp.moveaxis(gates, 1, 0)
+            # The forget gate has a bias of 1: at initialization the cell keeps its content.
             new_cell = jax.nn.sigmoid(f + 1) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            new = jax.nn.sigmoid(o) * jnp.tanh(new_cell), new_cell
-            state = jax.tree.map(
-                lambda new, old: jnp.where(filled[:, None], new, old), new, (output, cell)
-            )
-            return state, state[0]
+            new_output = jax.nn.sigmoid(o) * jnp.tanh(new_cell)
+            output = jnp.where(filled[:, None], new_output, output)
+            cell = jnp.where(filled[:, None], new_cell, cell)
+            return (output, cell), output
 
         zeros = jnp.zeros((len(x), self.features), x.dtype)
-        _, outputs = jax.lax.scan(
-            step, (zeros, zeros), (jnp.moveaxis(gates, 1, 0), filled.T), reverse=self.reverse
-        )
+        inputs = (jnp.moveaxis(gates, 1, 0), filled.T)
+        _, outputs = jax.lax.scan(step, (zeros, zeros), inputs, reverse=self.reverse)
         return jnp.moveaxis(outputs, 0, 1)

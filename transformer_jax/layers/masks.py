@@ -1,4 +1,4 @@
-"""Which keys a query sees, as a description. Each attention kernel turns it into what it needs."""
+"""A description of the keys that each query attends to. Each kernel turns it into its own form."""
 
 import jax
 import jax.numpy as jnp
@@ -7,53 +7,61 @@ from flax import struct
 
 @struct.dataclass
 class Mask:
-    """A query sees a key if every condition that is present holds. Nothing present: it sees all.
+    """A query attends to a key if all conditions that are set hold. Without any, it attends to all.
 
-    Segment ids name the example a position of a packed row belongs to; 0 is padding and is never
-    seen.
+    A segment id names the example that a position of a packed row belongs to. Id 0 is padding. No
+    query attends to padding.
     """
 
-    # keys at or before the query's slot
+    # A query attends to keys in its own slot and before it.
     causal: bool = struct.field(pytree_node=False, default=False)
-    window: jax.Array | None = None  # () int32: of those, only the last `window` (causal only)
-    # what `window` may be, in order
+    # () int32. With `causal`, a query attends to the last `window` of those keys only.
+    window: jax.Array | None = None
+    # All values that `window` can have, in ascending order.
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
-    query_segments: jax.Array | None = None  # (B, Q) int32
-    # (B, K) int32; without query_segments: any non-zero key is seen
+    # (B, Q) int32. Queries and keys must belong to the same segment.
+    query_segments: jax.Array | None = None
+    # (B, K) int32. Without query_segments, queries attend to all keys with a non-zero id.
     key_segments: jax.Array | None = None
-    # (B, Q) int32, slots of the queries among the keys; () int32: of the first one, in all rows;
-    # default 0..Q-1
+    # Slots of the queries among the keys: (B, Q) int32, or () int32 for the slot of the first
+    # query in all rows. The default is 0..Q-1.
     query_slots: jax.Array | None = None
-    # (B, Q, P) int32, of a beam search: the keys are what Q beams wrote in each of P slots, a query
-    # sees one of each (-1: none)
+    # (B, Q, P) int32, in beam search. The keys are those that Q beams wrote in each of P slots. A
+    # query attends in each slot to the key of one beam, or to none (-1).
     ancestors: jax.Array | None = None
 
     def block(self, start: int, stop: int) -> "Mask":
-        """Of the queries from start to stop and the keys up to stop: all that these queries see, if
-        the mask is causal and keys are as many as queries.
+        """Returns the mask of the queries in [start, stop) and the keys in [0, stop).
+
+        The mask must be causal, with as many keys as queries: then no other key is visible to
+        these queries.
         """
         queries = None if self.query_segments is None else self.query_segments[:, start:stop]
         keys = None if self.key_segments is None else self.key_segments[:, :stop]
-        return self.replace(
-            query_segments=queries, key_segments=keys, query_slots=jnp.arange(start, stop)[None]
-        )
+        slots = jnp.arange(start, stop)[None]
+        return self.replace(query_segments=queries, key_segments=keys, query_slots=slots)
 
     def dense(self, num_queries: int, num_keys: int) -> jax.Array | None:
-        """Boolean (B or 1, 1, Q, K), True where seen; None where all is seen."""
-        seen = None
+        """Returns a bool array (B or 1, 1, Q, K), True where the query attends to the key.
+
+        Returns None where every query attends to every key.
+        """
+        visible = None
         if self.causal:
             first = 0 if self.query_slots is None else self.query_slots
             slots = first if jnp.ndim(first) else first + jnp.arange(num_queries)[None]
-            back = slots[:, None, :, None] - jnp.arange(num_keys)
-            seen = back >= 0 if self.window is None else (back >= 0) & (back < self.window)
+            distance = slots[:, None, :, None] - jnp.arange(num_keys)
+            visible = distance >= 0
+            if self.window is not None:
+                visible = visible & (distance < self.window)
         if self.ancestors is not None:
-            seen = (self.ancestors[..., None] == jnp.arange(num_queries)).reshape(
-                -1, 1, num_queries, num_keys
-            )
+            is_ancestor = self.ancestors[..., None] == jnp.arange(num_queries)
+            visible = is_ancestor.reshape(-1, 1, num_queries, num_keys)
         if self.key_segments is not None:
             keys = self.key_segments[:, None, None, :]
-            same = keys > 0
+            same_segment = keys > 0
             if self.query_segments is not None:
-                same = same & (keys == self.query_segments[:, None, :, None])
-            seen = same if seen is None else seen & same
-        return seen
+                queries = self.query_segments[:, None, :, None]
+                same_segment = same_segment & (keys == queries)
+            visible = same_segment if visible is None else visible & same_segment
+        return visible

@@ -1,4 +1,4 @@
-"""Position-wise feed-forward network."""
+"""The position-wise feed-forward network."""
 
 from collections.abc import Callable
 
@@ -16,23 +16,30 @@ class MLP(nn.Module):
     d_ff: int
     activation: Callable[[jax.Array], jax.Array] = jax.nn.relu
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    # of the second projection; None: kernel_init
+    # Initializer of the second kernel; None: kernel_init.
     output_init: nn.initializers.Initializer | None = None
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        model, hidden = (x.shape[-1],), (self.d_ff,)
-        y = Linear(model, hidden, ("embed", "mlp"), True, self.kernel_init, self.dtype, name="wi")(
-            x
+        model = (x.shape[-1],)
+        hidden = (self.d_ff,)
+        first = Linear(
+            model,
+            hidden,
+            axes=("embed", "mlp"),
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name="wi",
         )
-        y = sharding.constrain(self.activation(y), "batch", "length", "mlp")
-        return Linear(
+        second = Linear(
             hidden,
             model,
-            ("mlp", "embed"),
-            True,
-            self.output_init or self.kernel_init,
-            self.dtype,
+            axes=("mlp", "embed"),
+            kernel_init=self.output_init or self.kernel_init,
+            dtype=self.dtype,
             name="wo",
-        )(y)
+        )
+        y = self.activation(first(x))  # (B, L, F)
+        y = sharding.constrain(y, "batch", "length", "mlp")
+        return second(y)

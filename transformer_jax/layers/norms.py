@@ -1,4 +1,4 @@
-"""Layer normalisation, in float32 whatever the compute dtype."""
+"""Layer normalization, computed in float32."""
 
 import flax.linen as nn
 import jax
@@ -6,22 +6,22 @@ import jax.numpy as jnp
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation with scale and bias over the last axis (Ba et al. 2016): (..., M) ->
-    (..., M), dtype of x.
+    """Layer normalization over the last axis (Ba et al. 2016): (..., M) -> (..., M).
+
+    The computation is in float32; the result has the dtype of x.
     """
 
     epsilon: float = 1e-6
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        size = (x.shape[-1],)
-        scale = self.param(
-            "scale", nn.with_logical_partitioning(nn.initializers.ones, ("norm",)), size
-        )
-        bias = self.param(
-            "bias", nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)), size
-        )
+        shape = (x.shape[-1],)
+        scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("norm",))
+        scale = self.param("scale", scale_init, shape)  # (M,)
+        bias = self.param("bias", bias_init, shape)  # (M,)
         y = x.astype(jnp.float32)
         y = y - y.mean(axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + self.epsilon)
+        variance = jnp.square(y).mean(axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(variance + self.epsilon)
         return (y * scale + bias).astype(x.dtype)

@@ -1,1 +1,1 @@
-"""One family a file, composition only."""
+"""The model families, one in each file. A family composes `layers`."""

@@ -1,6 +1,4 @@
-"""The bidirectional encoder of BERT (Devlin et al. 2018), with the heads of its two pre-training
-tasks.
-"""
+"""The bidirectional encoder BERT with the heads of its pre-training tasks (Devlin et al. 2018)."""
 
 from functools import partial
 from typing import ClassVar, Literal
@@ -23,29 +21,32 @@ from transformer_jax.layers.norms import LayerNorm
 class BERT(nn.Module):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
-    Token types (B, L) tell the first text of a pair (0) from the second (1). Segment ids, from 1,
-    keep the examples of a packed row apart; 0 is padding, which nothing sees. By default a row is
-    one example of type 0.
+    Token types (B, L) distinguish the first text of a pair (0) from the second (1). Segment ids
+    start at 1 and separate the examples of a packed row; 0 is padding. By default a row is one
+    example of type 0.
     """
 
-    vocab_size: int = 30_522  # tokens of the vocabulary
+    vocab_size: int = 30_522  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # None: 4 * d_model
-    num_layers: int = 12  # blocks
+    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: int = 12  # number of blocks
     num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # None: d_model / num_heads
-    max_length: int = 512  # learned positions
-    num_token_types: int = 2  # segments of a row, such as a pair's two texts
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    max_length: int = 512  # number of learned positions
+    num_token_types: int = 2  # number of token types; a pair of texts has two
     norm_epsilon: float = 1e-12  # added to the variance in layer norms
-    init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
+    # standard deviation of the initial weights; narrow models learn faster with a larger value
+    init_std: float = 0.02
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.1  # on the attention weights
-    # of computation; auto: bfloat16 on accelerators
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers compiled in line
-    remat: Remat = "none"  # computed again in backward: nothing, all but products, all
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
 
-    # parameters of pre-training alone
+    # Parameters that only pre-training uses.
     HEADS: ClassVar[tuple[str, ...]] = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
 
     def setup(self):
@@ -56,9 +57,11 @@ class BERT(nn.Module):
         self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         self.type_embed = embed(self.num_token_types, axes=(None, "embed"), key="num_token_types")
         norm = partial(LayerNorm, self.norm_epsilon)
-        self.embed_norm, self.embed_dropout = norm(), Dropout(self.dropout)
+        self.embed_norm = norm()
+        self.embed_dropout = Dropout(self.dropout)
+
         linear = dict(kernel_init=init, dtype=dtype)
-        gelu = partial(jax.nn.gelu, approximate=False)
+        self.gelu = partial(jax.nn.gelu, approximate=False)
         attention = partial(
             Attention,
             num_heads=self.num_heads,
@@ -66,83 +69,76 @@ class BERT(nn.Module):
             dropout=self.attention_dropout,
             **linear,
         )
-        mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=gelu, **linear)
-        self.encoder = Stack(
-            partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout),
-            self.num_layers,
-            self.unroll,
-            self.remat,
-        )
+        mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=self.gelu, **linear)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        self.encoder = Stack(block, self.num_layers, unroll=self.unroll, remat=self.remat)
+
         model = (self.d_model,)
-        self.pooler = Linear(model, model, ("embed", "mlp"), **linear)
-        self.mlm_transform, self.mlm_norm = Linear(model, model, ("embed", "mlp"), **linear), norm()
+        self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.mlm_norm = norm()
         self.mlm_bias = Bias(self.vocab_size, "vocab")
-        self.nsp = Linear(model, (2,), ("embed", None), kernel_init=init)
-        self.gelu = gelu
+        self.nsp = Linear(model, (2,), axes=("embed", None), kernel_init=init)
 
     def __call__(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
-        """Hidden states (B, L, M), logits of the tokens (B, L, V), and of the second text (B, 2):
-        it follows the first, it does not.
+        """Returns the states and the logits of both pre-training tasks (section 3.1).
+
+        The states are (B, L, M), the logits of masked tokens (B, L, V), and those of next-sentence
+        prediction (B, 2).
         """
         hidden = self.hidden(tokens, token_types, positions, segment_ids, train=train)
         return hidden, self.logits(self.transformed(hidden)), self.next_logits(hidden)
 
     def hidden(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
-        """(B, L, M)."""
-        return self._encoded(tokens, token_types, positions, segment_ids, train)[-1]
+        """Returns the states of the last layer (B, L, M)."""
+        x = self._embed(tokens, token_types, positions, train=train)
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        return self.encoder(x, mask=mask, train=train)
 
     def layers(self, tokens, token_types=None, positions=None, segment_ids=None):
-        """The embeddings and every layer's hidden states (layers + 1, B, L, M)."""
-        x, every = self._encoded(
-            tokens, token_types, positions, segment_ids, False, every_layer=True
-        )
-        return jnp.concatenate([x[None], every])
+        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
+        x = self._embed(tokens, token_types, positions, train=False)
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        outputs = self.encoder(x, mask=mask, every_layer=True)  # (layers, B, L, M)
+        return jnp.concatenate([x[None], outputs])
 
-    def _encoded(self, tokens, token_types, positions, segment_ids, train, every_layer=False):
-        """The embeddings (B, L, M), and the last hidden states, or those of every layer."""
-        positions = row_positions(tokens, self.max_length) if positions is None else positions
-        token_types = jnp.zeros_like(tokens) if token_types is None else token_types
+    def _embed(self, tokens, token_types, positions, *, train):
+        """Returns the sum of the token, position and type embeddings (B, L, M) (section 3)."""
+        if positions is None:
+            positions = row_positions(tokens, self.max_length)
+        if token_types is None:
+            token_types = jnp.zeros_like(tokens)
         x = self.token_embed(tokens) + self.position_embed(positions) + self.type_embed(token_types)
-        x = self.embed_dropout(self.embed_norm(x), train=train)
-        return x, self.encoder(
-            x,
-            mask=Mask(query_segments=segment_ids, key_segments=segment_ids),
-            train=train,
-            every_layer=every_layer,
-        )
+        return self.embed_dropout(self.embed_norm(x), train=train)
 
     def pooled(self, hidden):
-        """Hidden states (B, L, M) -> one vector an example (B, M), from its first token."""
+        """Returns one vector for each example (B, M), from the state of its first token."""
         return jnp.tanh(self.pooler(hidden[:, 0]))
 
     def next_logits(self, hidden):
-        """Hidden states (B, L, M) -> float32 (B, 2): the second text follows the first, it does not
-        (in this order in the published code).
+        """Returns the logits of next-sentence prediction (B, 2) float32 (section 3.1, task 2).
+
+        Class 0: the second text follows the first. Class 1: it does not. The published code has the
+        same order.
         """
         return self.nsp(self.pooled(hidden).astype(jnp.float32))
 
     def transformed(self, hidden):
-        """Hidden states (..., M) -> what the output projection multiplies (..., M)."""
-        # whole in M: split over both fsdp and tensor, the loss's gradients came out wrong (seen
-        # with jax 0.10.2 on CPU)
-        return self.mlm_norm(
-            sharding.constrain(
-                self.gelu(self.mlm_transform(hidden)), "batch", *(None,) * (hidden.ndim - 1)
-            )
-        )
+        """Applies the layer in front of the output projection to states (..., M) -> (..., M)."""
+        x = self.gelu(self.mlm_transform(hidden))
+        # Do not split M: with M split over fsdp and tensor, the gradients of the loss were wrong
+        # (jax 0.10.2 on a CPU).
+        x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
+        return self.mlm_norm(x)
 
     def logits(self, transformed):
-        """(..., M) -> float32 (..., V)."""
+        """Projects transformed states (..., M) to logits (..., V) float32."""
         table, bias = self.output()
-        return (
-            jnp.dot(
-                transformed, table.astype(transformed.dtype).T, preferred_element_type=jnp.float32
-            )
-            + bias
-        )
+        table = table.astype(transformed.dtype)
+        return jnp.dot(transformed, table.T, preferred_element_type=jnp.float32) + bias
 
     def output(self):
-        """The output projection: the token embeddings (V, M) and a bias (V,), float32."""
+        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
         return self.token_embed.table(), self.mlm_bias()
 
     def flops(self, length: int, predictions: int) -> float:

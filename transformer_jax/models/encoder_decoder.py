@@ -18,56 +18,61 @@ from transformer_jax.layers.norms import LayerNorm
 
 
 class EncoderDecoder(nn.Module):
-    """Source and target tokens (B, S), (B, T) int32 -> logits of each next target token (B, T, V)
-    float32.
+    """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    Positions count from 0 within each example, segment ids from 1 within each packed row (0:
-    padding); both default to one example a row.
+    Segment ids start at 1 and separate the examples of a packed row; 0 is padding. Positions count
+    from 0 within each example. By default a row is one example.
     """
 
-    # of the target, and of the source unless source_vocab_size says otherwise
+    # number of tokens in the target vocabulary, and in the source vocabulary unless
+    # source_vocab_size is set
     vocab_size: int = 37_000
-    source_vocab_size: int | None = None  # None: source and target share vocabulary and embeddings
+    # number of tokens in the source vocabulary; None: source and target share vocabulary and
+    # embeddings
+    source_vocab_size: int | None = None
     d_model: int = 512  # width of the residual stream
     d_ff: int = 2048  # width of the MLP's hidden layer
     num_heads: int = 8  # attention heads of a layer
-    head_dim: int | None = None  # None: d_model / num_heads
-    num_encoder_layers: int = 6  # blocks of the encoder
-    num_decoder_layers: int = 6  # blocks of the decoder
-    # post as published; pre needs less warm-up and adds a last norm
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    num_encoder_layers: int = 6  # number of encoder blocks
+    num_decoder_layers: int = 6  # number of decoder blocks
+    # post: as published; pre: needs less warm-up, and adds a final norm to each stack
     norm_position: Literal["post", "pre"] = "post"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # how positions are encoded
-    max_length: int = 1024  # positions there are
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # kind of position embeddings
+    max_length: int = 1024  # largest number of positions in a source or target
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.0  # on the attention weights
-    tie_output: bool = True  # output projection = target embeddings
-    # of computation; auto: bfloat16 on accelerators
+    tie_output: bool = True  # uses the target embeddings as output projection
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers compiled in line
-    remat: Remat = "none"  # computed again in backward: nothing, all but products, all
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
-        embed = partial(
-            Embed,
-            features=self.d_model,
-            init=nn.initializers.normal(self.d_model**-0.5),
-            dtype=dtype,
-        )
+        init = nn.initializers.normal(self.d_model**-0.5)
+        embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
         self.target_embed = embed(self.vocab_size)
-        own = self.source_vocab_size and embed(self.source_vocab_size, key="source_vocab_size")
-        self.source_embed = own or self.target_embed
+        if self.source_vocab_size:
+            self.source_embed = embed(self.source_vocab_size, key="source_vocab_size")
+        else:
+            self.source_embed = self.target_embed
         if self.positions == "learned":
             self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         if not self.tie_output:
             self.output_embed = embed(self.vocab_size)
         self.embed_dropout = Dropout(self.dropout)
 
-        heads = dict(
-            num_heads=self.num_heads, head_dim=self.head_dim or self.d_model // self.num_heads
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            dtype=dtype,
         )
-        attention = partial(Attention, **heads, dropout=self.attention_dropout, dtype=dtype)
-        block = partial(
+        encoder_block = partial(
             Block,
             attention=attention,
             mlp=partial(MLP, d_ff=self.d_ff, dtype=dtype),
@@ -75,13 +80,13 @@ class EncoderDecoder(nn.Module):
             norm_position=self.norm_position,
             dropout=self.dropout,
         )
+        decoder_block = partial(encoder_block, cross_attention=partial(attention, cross=True))
         stack = partial(Stack, unroll=self.unroll, remat=self.remat)
-        self.encoder = stack(block, self.num_encoder_layers)
-        self.decoder = stack(
-            partial(block, cross_attention=partial(attention, cross=True)), self.num_decoder_layers
-        )
+        self.encoder = stack(encoder_block, self.num_encoder_layers)
+        self.decoder = stack(decoder_block, self.num_decoder_layers)
         if self.norm_position == "pre":
-            self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
+            self.encoder_norm = LayerNorm()
+            self.decoder_norm = LayerNorm()
 
     def __call__(
         self,
@@ -89,22 +94,21 @@ class EncoderDecoder(nn.Module):
         target,
         source_positions=None,
         source_segment_ids=None,
+        *,
         target_positions=None,
         target_segment_ids=None,
-        *,
         train=False,
     ):
-        return self.logits(
-            self.hidden(
-                source,
-                target,
-                source_positions,
-                source_segment_ids,
-                target_positions,
-                target_segment_ids,
-                train=train,
-            )
+        hidden = self.hidden(
+            source,
+            target,
+            source_positions,
+            source_segment_ids,
+            target_positions=target_positions,
+            target_segment_ids=target_segment_ids,
+            train=train,
         )
+        return self.logits(hidden)
 
     def hidden(
         self,
@@ -112,19 +116,19 @@ class EncoderDecoder(nn.Module):
         target,
         source_positions=None,
         source_segment_ids=None,
+        *,
         target_positions=None,
         target_segment_ids=None,
-        *,
         train=False,
     ):
-        """As __call__, before the output projection: (B, T, M)."""
+        """Returns the decoder's states before the output projection (B, T, M)."""
         memory = self.encode(source, source_positions, source_segment_ids, train=train)
         return self.decode(
             target, memory, target_positions, target_segment_ids, source_segment_ids, train=train
         )
 
     def encode(self, source, positions=None, segment_ids=None, *, train=False):
-        """Source tokens (B, S) -> memory (B, S, M)."""
+        """Encodes source tokens (B, S) to memory (B, S, M)."""
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         x = self._embed(self.source_embed, source, positions, train)
         x = self.encoder(x, mask=mask, train=train)
@@ -143,12 +147,14 @@ class EncoderDecoder(nn.Module):
         slots=None,
         ancestors=None,
     ):
-        """Target tokens (B, T) and memory (B, S, M) -> hidden states (B, T, M).
+        """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, M).
 
-        With `decode`, the number of slots of a cache that begins here, the tokens fill `slots` (B,
-        T), or those from () on in all rows, by default those of their positions, and `memory` is
-        needed in the first call alone. With `ancestors` (B, T, P) the T tokens are beams side by
-        side, at positions (B, 1), which see of every T slots that of the beam they descend from.
+        In decoding, `decode` is the number of slots of the cache, and only the first call needs
+        `memory`. The tokens fill `slots` (B, T), or the slots from () on in all rows. The default
+        of `slots` is `positions`.
+
+        With `ancestors` (B, T, P), the T tokens are the beams of one search, at positions (B, 1). A
+        beam attends, in each group of T slots, to the slot of the beam that it descends from.
         """
         slots = positions if slots is None else slots
         mask = Mask(
@@ -164,19 +170,19 @@ class EncoderDecoder(nn.Module):
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
     def logits(self, hidden):
-        """Hidden states (..., M) -> float32 (..., V)."""
-        return jnp.dot(
-            hidden, self.output_table().astype(hidden.dtype).T, preferred_element_type=jnp.float32
-        )
+        """Projects states (..., M) to logits (..., V) float32."""
+        table = self.output_table().astype(hidden.dtype)
+        return jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)
 
     def output_table(self):
-        """The output projection, (V, M) float32."""
+        """Returns the output projection (V, M) float32."""
         return (self.target_embed if self.tie_output else self.output_embed).table()
 
     def _embed(self, embed, tokens, positions, train):
+        """Returns scaled token embeddings plus positions (B, L, M) (sections 3.4 and 3.5)."""
         if positions is None:
-            longest = self.max_length if self.positions == "learned" else tokens.shape[1]
-            positions = row_positions(tokens, longest)
+            max_length = self.max_length if self.positions == "learned" else tokens.shape[1]
+            positions = row_positions(tokens, max_length)
         positions = jnp.broadcast_to(positions, tokens.shape)
         x = embed(tokens) * math.sqrt(self.d_model)
         if self.positions == "learned":

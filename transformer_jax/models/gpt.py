@@ -1,5 +1,6 @@
-"""The decoder-only Transformers of GPT-1, GPT-2 and GPT-3 (Radford et al. 2018, 2019; Brown et al.
-2020).
+"""The decoder-only Transformers GPT-1, GPT-2 and GPT-3.
+
+GPT-1: Radford et al. 2018. GPT-2: Radford et al. 2019. GPT-3: Brown et al. 2020.
 """
 
 from functools import partial
@@ -22,55 +23,54 @@ from transformer_jax.losses import NO_TOKEN
 
 
 class GPT(nn.Module):
-    """Tokens (B, L) int32 -> logits of each next token (B, L, V) float32; a position sees itself
-    and those before.
+    """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    Segment ids, from 1, keep the documents of a row apart (0: padding); by default a row is one
-    segment and positions count from 0.
+    A position attends to itself and to earlier positions. Segment ids start at 1 and separate the
+    documents of a packed row; 0 is padding. By default a row is one document, with positions
+    0..L-1.
     """
 
-    vocab_size: int = 50_257  # tokens of the vocabulary
+    vocab_size: int = 50_257  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # None: 4 * d_model
-    num_layers: int = 12  # blocks
+    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: int = 12  # number of blocks
     num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # None: d_model / num_heads
-    max_length: int = 1024  # learned positions
-    # pre, with a last norm: GPT-2 and GPT-3; post: GPT-1
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    max_length: int = 1024  # number of learned positions
+    # pre, with a final norm: GPT-2 and GPT-3; post: GPT-1
     norm_position: Literal["pre", "post"] = "pre"
     norm_epsilon: float = 1e-5  # added to the variance in layer norms
-    init_std: float = 0.02  # of all weights at first; narrow models learn sooner from more
-    # what adds to the residual stream begins 1 / sqrt(2 * num_layers) as large (Radford et al.
-    # 2019, section 2.3)
+    # standard deviation of the initial weights; narrow models learn faster with a larger value
+    init_std: float = 0.02
+    # divides the initial weights of the projections into the residual stream by
+    # sqrt(2 * num_layers) (Radford et al. 2019, section 2.3)
     scaled_init: bool = True
-    # every second layer sees only so many positions back (GPT-3, which does not publish the width);
-    # None: all
+    # number of positions that every second layer attends to (GPT-3, whose width is not published);
+    # None: all layers attend to all earlier positions
     local_window: int | None = None
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.1  # on the attention weights
-    # rows of zeros are added to the embeddings up to a multiple of it, for the hardware; results do
-    # not change
+    # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
+    # do not change
     vocab_multiple: int = 1
-    # of computation; auto: bfloat16 on accelerators
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers compiled in line
-    remat: Remat = "none"  # computed again in backward: nothing, all but products, all
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.normal(self.init_std)
-        output_init = (
-            nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5)
-            if self.scaled_init
-            else init
-        )
-        self.token_embed = Embed(
-            self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple
-        )
-        self.position_embed = Embed(
-            self.max_length, self.d_model, init, (None, "embed"), dtype, key="max_length"
-        )
+        output_init = init
+        if self.scaled_init:
+            output_init = nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5)
+        embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
+        self.token_embed = embed(self.vocab_size, multiple=self.vocab_multiple)
+        self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         self.embed_dropout = Dropout(self.dropout)
+
         linear = dict(kernel_init=init, output_init=output_init, dtype=dtype)
         attention = partial(
             Attention,
@@ -95,7 +95,11 @@ class GPT(nn.Module):
             dropout=self.dropout,
         )
         self.decoder = Stack(
-            block, self.num_layers, self.unroll, self.remat, windows=(None, self.local_window)
+            block,
+            self.num_layers,
+            unroll=self.unroll,
+            remat=self.remat,
+            windows=(None, self.local_window),
         )
         if self.norm_position == "pre":
             self.norm = norm()
@@ -104,46 +108,46 @@ class GPT(nn.Module):
         return self.logits(self.hidden(tokens, positions, segment_ids, train=train))
 
     def hidden(self, tokens, positions=None, segment_ids=None, *, train=False, decode=0):
-        """As __call__, before the output projection: (B, L, M).
+        """Returns the states before the output projection (B, L, M).
 
-        With `decode` slots of cache, `positions` (B, L) also say which slots the tokens fill.
+        In decoding, `decode` is the number of slots of the cache, and the tokens fill the slots
+        `positions` (B, L).
         """
+        if decode and not tokens.shape[1] <= decode <= self.max_length:
+            raise UserError(
+                f"decode={decode}: must be at least the number of tokens in a row, "
+                f"{tokens.shape[1]}, and at most config.model.max_length={self.max_length}"
+            )
         mask = Mask(
             causal=True,
             query_segments=segment_ids,
             key_segments=segment_ids,
             query_slots=positions if decode else None,
         )
-        if decode and not tokens.shape[1] <= decode <= self.max_length:
-            raise UserError(
-                f"decode={decode}: a cache has a slot for each of a row's tokens "
-                f"({tokens.shape[1]}) and at most config.model.max_length="
-                f"{self.max_length}"
-            )
-        positions = row_positions(tokens, self.max_length) if positions is None else positions
-        x = self.embed_dropout(
-            self.token_embed(tokens) + self.position_embed(positions), train=train
-        )
+        if positions is None:
+            positions = row_positions(tokens, self.max_length)
+        x = self.token_embed(tokens) + self.position_embed(positions)  # (B, L, M)
+        x = self.embed_dropout(x, train=train)
         x = self.decoder(x, mask=mask, train=train, decode=decode)
         return self.norm(x) if self.norm_position == "pre" else x
 
     def logits(self, hidden):
-        """Hidden states (..., M) -> float32 (..., V)."""
+        """Projects states (..., M) to logits (..., V) float32."""
         table, _ = self.output()
-        return jnp.dot(
-            hidden,
-            table[: self.vocab_size].astype(hidden.dtype).T,
-            preferred_element_type=jnp.float32,
-        )
+        table = table[: self.vocab_size].astype(hidden.dtype)  # (V, M)
+        return jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)
 
     def output(self):
-        """The output projection, tied to the embeddings: table (V, M) float32, and bias (V,) or
-        None; V a multiple of vocab_multiple.
+        """Returns the output projection: table (V, M) float32, and bias (V,) or None.
+
+        The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias
+        excludes the rows that pad the vocabulary.
         """
         table = self.token_embed.table()
         if table.shape[0] == self.vocab_size:
             return table, None
-        return table, jnp.where(jnp.arange(table.shape[0]) < self.vocab_size, 0.0, NO_TOKEN)
+        is_token = jnp.arange(table.shape[0]) < self.vocab_size
+        return table, jnp.where(is_token, 0.0, NO_TOKEN)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
@@ -160,5 +164,5 @@ class GPT(nn.Module):
         return (self.num_layers - num_local) * full + num_local * local + output
 
     def num_padding(self) -> int:
-        """Parameters that only fill up the vocabulary: no part of the model's size."""
+        """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return (-self.vocab_size % self.vocab_multiple) * self.d_model

@@ -115,8 +115,8 @@ class Translation(BaseTask):
             batch["target"],
             batch["source_positions"],
             batch["source_segment_ids"],
-            batch["target_positions"],
-            batch["target_segment_ids"],
+            target_positions=batch["target_positions"],
+            target_segment_ids=batch["target_segment_ids"],
             train=train,
             method="hidden",
             rngs={"dropout": rng} if train else None,
@@ -125,7 +125,12 @@ class Translation(BaseTask):
         filled = batch["target_segment_ids"] > 0
         weights = filled.astype(jnp.float32)
         loss, nll, correct = cross_entropy(
-            hidden, table, None, batch["labels"], weights, self.label_smoothing if train else 0.0
+            hidden,
+            table,
+            None,
+            batch["labels"],
+            weights,
+            label_smoothing=self.label_smoothing if train else 0.0,
         )
         count = weights.sum()
         metrics = {
