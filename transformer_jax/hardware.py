@@ -1,4 +1,4 @@
-"""What chips can do: peak rates, memory and links, in one table with its sources."""
+"""Peak rates, memory and links of chips, with their sources."""
 
 import dataclasses
 import functools
@@ -11,37 +11,37 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device as JAX shows it; of a TPU v4, one chip (JAX joins its two cores)."""
+    """One device of JAX. For a TPU v4 that is a chip: JAX joins its two cores."""
 
     name: str
     flops: float  # peak bfloat16 FLOP/s, dense
     memory: float  # bytes a program may use
     memory_bandwidth: float  # bytes/s
-    # bytes/s that leave the chip over all its links to others of its kind together, one way
+    # bytes/s that leave the chip, one way, over all its links to chips of its kind
     link_bandwidth: float
 
 
 _GB, _GIB, _TERA = 1e9, 2**30, 1e12
 
-# TPUs: "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e. Links: half of
-# "bidirectional ICI bandwidth per chip" (v4, whose page gives none: 6 links of 50 GB/s, Jouppi et
-# al. 2023, table 4). Memory: not the nominal 32, 16, 95 and 32 GB but what the compiler (libtpu
-# 0.0.42) lets a program use.
+# TPUs: section "System architecture" of cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e. Links: half
+# of "bidirectional ICI bandwidth per chip". The page of v4 does not give it: 6 links of 50 GB/s
+# (Jouppi et al. 2023, table 4). Memory: the bytes that the compiler (libtpu 0.0.42) allows a
+# program, instead of the nominal 32, 16, 95 and 32 GB.
 V4 = Chip("TPU v4", 275 * _TERA, 30.75 * _GIB, 1200 * _GB, 300 * _GB)
 V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB)
 V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB)
 V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 
-# GPUs: NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU", "H200 Tensor Core GPU",
-# rates without sparsity. Links: half of NVLink's bidirectional 600 (A100) and 900 GB/s (H100,
-# H200): within a node.
+# GPUs: NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU", "H200 Tensor Core GPU".
+# Rates without sparsity. Links: half of NVLink's bidirectional 600 (A100) and 900 GB/s (H100, H200)
+# within a node.
 A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB)
 A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB)
 H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB)
 H100_PCIE = Chip("H100 PCIe", 756 * _TERA, 80 * _GB, 2000 * _GB, 300 * _GB)
 H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB)
 
-# device_kind as JAX gives it
+# By jax.Device.device_kind.
 _BY_KIND = {
     "TPU v4": V4,
     "TPU v5 lite": V5E,
@@ -59,7 +59,7 @@ _BY_KIND = {
     "NVIDIA H200": H200,
 }
 
-# what people call them
+# By the names of the command line.
 NAMES = {
     "v4": V4,
     "v5e": V5E,
@@ -73,43 +73,50 @@ NAMES = {
 
 
 def of(device_kind: str) -> Chip | None:
-    """The chip that `jax.Device.device_kind` names; None where the table does not know it (a CPU,
-    above all).
-    """
+    """Returns the chip named by `jax.Device.device_kind`; None for an unknown chip or a CPU."""
     return _BY_KIND.get(device_kind)
 
 
 def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
-    """(bfloat16 FLOP/s of all its devices together, where the figure is from): by the table, else
-    what a matrix product reaches here.
+    """Returns the peak bfloat16 FLOP/s of all devices of the mesh, and the source of the figure.
 
-    The virtual devices of a CPU share its cores: together they are one.
+    The rate of an unknown chip is measured with a matrix product. The virtual devices of a host's
+    CPU share its cores and count as one.
     """
-    device, hosts = mesh.devices.flat[0], {d.process_index for d in mesh.devices.flat}
+    device = mesh.devices.flat[0]
     if chip := of(device.device_kind):
         return mesh.size * chip.flops, f"the peak of {mesh.size} x {chip.name}"
+    hosts = {device.process_index for device in mesh.devices.flat}
     count = len(hosts) if device.platform == "cpu" else mesh.size
-    return (
-        count * measured(device.platform),
-        f"{count} x the rate of a matrix product as measured here, for no table knows {device.device_kind!r}",
+    source = (
+        f"{count} x the measured rate of a matrix product: the peak of {device.device_kind!r} "
+        "is not known"
     )
+    return count * measured(device.platform), source
 
 
 @functools.lru_cache
 def measured(platform: str) -> float:
-    """FLOP/s of products of two random matrices on this process's first device, in the dtype models
-    compute in there; the best of five.
+    """Returns the measured FLOP/s of matrix products on the first device of this process.
 
-    On a CPU one product of 1024 x 1024; on others, which take longer to be asked than to multiply,
-    30 of 4096 x 4096 in a row.
+    The dtype is that of models on this platform. On a CPU it is one product of 1024 x 1024. On an
+    accelerator, where a call takes longer than a product, it is a sequence of 30 products of
+    4096 x 4096. The result is the best of five.
     """
-    size, times, dtype = (1024, 1, jnp.float32) if platform == "cpu" else (4096, 30, jnp.bfloat16)
+    if platform == "cpu":
+        size, num_products, dtype = 1024, 1, jnp.float32
+    else:
+        size, num_products, dtype = 4096, 30, jnp.bfloat16
     matrix = jax.random.normal(jax.random.key(0), (size, size), dtype) / math.sqrt(size)
-    products = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: y @ x, x))
-    products(matrix).block_until_ready()
-    best = float("inf")
+
+    @jax.jit
+    def multiply(x):
+        return jax.lax.fori_loop(0, num_products, lambda _, y: y @ x, x)
+
+    multiply(matrix).block_until_ready()
+    seconds = []
     for _ in range(5):
-        began = time.perf_counter()
-        products(matrix).block_until_ready()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 * times / best
+        start = time.perf_counter()
+        multiply(matrix).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 * num_products / min(seconds)

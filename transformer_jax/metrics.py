@@ -1,7 +1,7 @@
-"""Streaming metrics: pairs of sums that add over positions, microbatches, updates and devices.
+"""Streaming metrics: sums that add over positions, microbatches, updates and devices.
 
-Metrics are a dict {name: (total, count)} of scalars; the mean is total / count. Counts that must
-stay exact are int32.
+Metrics are a dict {name: (total, count)} of scalars. The mean is total / count. Counts that must be
+exact are int32.
 """
 
 import math
@@ -14,16 +14,17 @@ Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
 def add(a: Metrics, b: Metrics) -> Metrics:
-    """Where both are on the host, the sum is, too."""
+    """Returns the sums of both. The sum of two arrays on the host stays on the host."""
     return jax.tree.map(operator.add, a, b)
 
 
 def zeros_like(metrics: Metrics) -> Metrics:
+    """Returns zeros with the names, shapes and dtypes of `metrics`."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
 
 
 def means(metrics: Metrics) -> dict[str, float]:
-    """Plain floats, of metrics fetched to the host; nan where nothing was counted."""
+    """Returns the means of metrics on the host as floats. A mean with count 0 is nan."""
     return {
         name: float(total) / float(count) if count else math.nan
         for name, (total, count) in metrics.items()
