@@ -1,9 +1,10 @@
-"""EleutherAI's lm-evaluation-harness on a run: python -m transformer_jax.lm_eval_adapter
---workdir=DIR --tasks=lambada_openai,piqa
+"""Evaluates a run with EleutherAI's lm-evaluation-harness.
 
-Needs the extra `lm_eval`; prints one JSON object. --config.decode.batch=16 and the like hold for
-this call. With this module imported, the harness knows the model "transformer_jax" with the
-arguments workdir and step.
+python -m transformer_jax.lm_eval_adapter --workdir=DIR --tasks=lambada_openai,piqa
+
+Needs the extra `lm_eval`. Prints one JSON object. Keys such as --config.decode.batch=16 apply to
+this call only. After an import of this module, the harness knows the model "transformer_jax" with
+the arguments workdir and step.
 """
 
 import json
@@ -21,16 +22,21 @@ try:
     import lm_eval
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
-except ImportError:  # `main` says so
-    lm_eval, LM, register_model = None, object, lambda name: lambda cls: cls
+except ImportError:
+    # `main` raises an error that names the extra to install.
+    lm_eval = None
+    LM = object
+
+    def register_model(name):
+        return lambda cls: cls
 
 
 @register_model("transformer_jax")
 class WorkdirLM(LM):
-    """A run of a causal language model as the harness sees a model: requests with `args` in,
-    answers in order out. See lm_eval.api.model.LM.
+    """A causal language model of a run, with the interface of lm_eval.api.model.LM.
 
-    The harness passes its own batch size and device, too: here the config's are used.
+    Each method takes requests with their arguments in `args`, and returns the answers in order. The
+    harness also passes a batch size and a device: the run's config is used instead.
     """
 
     def __init__(
@@ -42,53 +48,60 @@ class WorkdirLM(LM):
         self.task, self.params = open_run(workdir, step, overrides)
         if not hasattr(self.task, "log_likelihoods"):
             raise UserError(
-                f"--workdir={workdir}: a {self.task.config.task.name} run, not a language model"
+                f"--workdir={workdir}: its task is {self.task.config.task.name}: must be a "
+                "language model"
             )
 
     def loglikelihood(self, requests) -> list[tuple[float, bool]]:
-        found = self.task.log_likelihoods(self.params, [request.args for request in requests])
-        return [
-            (each.log_prob, each.greedy)
-            for each in track(found, "comparing continuations", len(requests))
-        ]
+        """Returns (log P(continuation | context), whether greedy decoding gives it)."""
+        pairs = [request.args for request in requests]
+        likelihoods = self.task.log_likelihoods(self.params, pairs)
+        likelihoods = track(likelihoods, "comparing continuations", len(pairs))
+        return [(likelihood.log_prob, likelihood.greedy) for likelihood in likelihoods]
 
     def loglikelihood_rolling(self, requests) -> list[float]:
+        """Returns log P(text) of each text."""
         tokenizer = self.task.tokenizer
+        max_length = self.task.model.max_length
         texts = tokenizer.encode([request.args[0] for request in requests])
-        windows = [
-            (number, window)
-            for number, ids in enumerate(texts)
-            for window in rolling_windows(ids, self.task.model.max_length, tokenizer.eos_id)
-        ]
-        sums, size = [0.0] * len(texts), 16 * self.task.config.decode.batch
+        text_numbers = []
+        windows = []
+        for number, ids in enumerate(texts):
+            for window in rolling_windows(ids, max_length, tokenizer.eos_id):
+                text_numbers.append(number)
+                windows.append(window)
+        log_probs = [0.0] * len(texts)
+        size = 16 * self.task.config.decode.batch
         with Bar("reading (windows)", len(windows)) as bar:
             for start in range(0, len(windows), size):
-                numbers, chosen = zip(*windows[start : start + size])
-                for number, found in zip(
-                    numbers, self.task.token_log_likelihoods(self.params, chosen)
-                ):
-                    sums[number] += found.log_prob
-                bar.advance(len(chosen))
-        return sums
+                numbers = text_numbers[start : start + size]
+                chunk = windows[start : start + size]
+                likelihoods = self.task.token_log_likelihoods(self.params, chunk)
+                for number, likelihood in zip(numbers, likelihoods):
+                    log_probs[number] += likelihood.log_prob
+                bar.advance(len(chunk))
+        return log_probs
 
     def generate_until(self, requests) -> list[str]:
-        groups, texts = {}, [""] * len(requests)
+        """Returns the completion of each context."""
+        groups = {}  # requests with equal settings are completed together
         for number, request in enumerate(requests):
-            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
+            key = json.dumps(request.args[1], sort_keys=True)
+            groups.setdefault(key, []).append(number)
+        completions = [""] * len(requests)
         with Bar("completing", len(requests)) as bar:
             for numbers in groups.values():
-                contexts, settings = (
-                    [requests[number].args[0] for number in numbers],
-                    requests[numbers[0]].args[1],
-                )
-                for number, text in zip(numbers, self._completions(contexts, **settings)):
-                    texts[number] = text
+                contexts = [requests[number].args[0] for number in numbers]
+                settings = requests[numbers[0]].args[1]
+                for number, text in zip(numbers, self._complete(contexts, **settings)):
+                    completions[number] = text
                     bar.advance()
-        return texts
+        return completions
 
-    def _completions(
+    def _complete(
         self,
-        contexts,
+        contexts: list[str],
+        *,
         until=(),
         max_gen_toks=256,
         max_new_tokens=None,
@@ -98,36 +111,43 @@ class WorkdirLM(LM):
         top_p=1.0,
         **ignored,
     ) -> Iterator[str]:
-        """With the harness's names and defaults; a context that leaves no room for the completion
-        loses its beginning.
+        """Yields the completion of each context. Settings have the harness's names and defaults.
+
+        A context that leaves no room for the completion loses its beginning.
         """
         from transformer_jax.inference.sampling import Sampling
 
         if ignored:
-            say(f"generation settings not known here are ignored: {', '.join(ignored)}")
-        longest, max_gen_toks = self.task.model.max_length, max_new_tokens or max_gen_toks
-        if max_gen_toks >= longest:
+            say(f"these generation settings are ignored: {', '.join(ignored)}")
+        max_length = self.task.model.max_length
+        max_tokens = max_new_tokens or max_gen_toks
+        if max_tokens >= max_length:
             say(
-                f"completions end after {longest // 2} tokens: the task's {max_gen_toks} are more than the model takes ({longest})"
+                f"completions end after {max_length // 2} tokens: the task asks for {max_tokens}, "
+                f"and the model takes {max_length}"
             )
-            max_gen_toks = longest // 2
-        how = Sampling(
+            max_tokens = max_length // 2
+        sampling = Sampling(
             temperature=0.0 if do_sample is False else temperature, top_k=top_k, top_p=top_p
         )
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        # what stands before a text takes room, too
-        room = longest - max_gen_toks - (len(self.task.with_start([0])) - 1)
+        # The tokens that the task puts in front of a text take room too.
+        num_prefix = len(self.task.with_start([0])) - 1
+        room = max_length - max_tokens - num_prefix
         prompts = [last_tokens(context, room, self.task.tokenizer) for context in contexts]
-        settings = dict(max_tokens=max_gen_toks, how=how, stop=stop, window="refuse")
-        found = self.task.generate(self.params, prompts, **settings)
-        return (continuation.text for continuation in found)
+        continuations = self.task.generate(
+            self.params, prompts, max_tokens=max_tokens, how=sampling, stop=stop, window="refuse"
+        )
+        return (continuation.text for continuation in continuations)
 
 
 def rolling_windows(
     ids: list[int], length: int, prefix: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(context, continuation) by which every token is predicted once, the first from `prefix`:
-    disjoint windows, the last filled up with context.
+    """Yields pairs (context, continuation) that predict each token of a text once.
+
+    The context of the first token is `prefix`. The continuations are disjoint windows of at most
+    `length` tokens. Context fills the last window up to the same length.
     """
     ids = [prefix, *ids]
     for start in range(1, len(ids), length):
@@ -136,9 +156,10 @@ def rolling_windows(
 
 
 def last_tokens(text: str, count: int, tokenizer) -> str:
-    """The end of the text that has at most `count` tokens."""
+    """Returns the end of the text, with at most `count` tokens."""
     while len(ids := tokenizer.encode([text])[0]) > count:
-        text = tokenizer.decode([ids[-count:]])[0].lstrip("\ufffd")  # no half of a character
+        # A cut within a character decodes to the replacement character.
+        text = tokenizer.decode([ids[-count:]])[0].lstrip("\ufffd")
     return text
 
 
@@ -146,14 +167,14 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_list("tasks", [], "Tasks or groups of the harness, or YAML files of tasks.")
-    flags.DEFINE_string("include_path", None, "Folder of further tasks.")
+    flags.DEFINE_string("include_path", None, "Folder with additional tasks.")
     flags.DEFINE_integer(
         "num_fewshot",
         None,
-        "Examples before each item; without it the task's own number.",
+        "Number of examples in front of each item; default: that of the task.",
         lower_bound=0,
     )
-    flags.DEFINE_integer("limit", None, "Only so many items of each task.", lower_bound=1)
+    flags.DEFINE_integer("limit", None, "Largest number of items of each task.", lower_bound=1)
 
 
 def main() -> None:
@@ -163,20 +184,9 @@ def main() -> None:
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=options.include_path)
-    if not options.tasks:
-        raise UserError(
-            "--tasks=... is missing: tasks or groups of the harness, or YAML files of tasks"
-        )
-    if unknown := [
-        name
-        for name in options.tasks
-        if name not in manager.all_tasks and not pathlib.Path(name).is_file()
-    ]:
-        raise UserError(
-            f"--tasks: no task {unknown[0]!r} in the harness{f' or in {options.include_path}' if options.include_path else ''}, and no such file"
-        )
+    _check_tasks(options.tasks, manager, options.include_path)
     model = WorkdirLM(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
-    found = lm_eval.simple_evaluate(
+    evaluation = lm_eval.simple_evaluate(
         model,
         tasks=options.tasks,
         num_fewshot=options.num_fewshot,
@@ -184,17 +194,28 @@ def main() -> None:
         task_manager=manager,
         log_samples=False,
     )
-    kept = {key: found[key] for key in ("results", "versions", "n-shot", "n-samples")}
-    print(
-        json.dumps(
-            {
-                "workdir": options.workdir,
-                "step": options.step,
-                "lm_eval": lm_eval.__version__,
-                **kept,
-            }
+    report = {
+        "workdir": options.workdir,
+        "step": options.step,
+        "lm_eval": lm_eval.__version__,
+    }
+    for key in ("results", "versions", "n-shot", "n-samples"):
+        report[key] = evaluation[key]
+    print(json.dumps(report))
+
+
+def _check_tasks(tasks: list[str], manager, include_path: str | None) -> None:
+    """Raises UserError for a task that is neither known to the harness nor a file."""
+    if not tasks:
+        raise UserError(
+            "--tasks is missing: name tasks or groups of the harness, or YAML files of tasks"
         )
-    )
+    for task in tasks:
+        if task not in manager.all_tasks and not pathlib.Path(task).is_file():
+            folders = f" or in --include_path={include_path}" if include_path else ""
+            raise UserError(
+                f"--tasks={task}: no task {task!r} in the harness{folders}, and no such file"
+            )
 
 
 if __name__ == "__main__":
