@@ -1,12 +1,15 @@
-"""Converts published checkpoints to workdirs, and runs to what Hugging Face's transformers load; a
-folder appears whole or not at all.
+"""Converts Hugging Face checkpoints to workdirs, and runs to Hugging Face checkpoints.
 
-python -m transformer_jax.convert --from_hf=DIR --workdir=NEW      (config.json, *.safetensors and the tokenizer's files, of GPT, GPT-2 or BERT)
+python -m transformer_jax.convert --from_hf=DIR --workdir=NEW
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
 
-Fine-tuned heads, too. What config.json does not say of their task is set beside --from_hf:
---config.task.pair=2 --config.task.label=3 (there are two texts),
---config.task.choices='("2", "3", "4", "5")' --config.task.label=6 (four choices).
+A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer, of GPT, GPT-2
+or BERT. The new folder is complete or not there at all.
+
+Fine-tuned heads are converted too. Set what config.json does not say about their task together
+with --from_hf:
+    two texts:     --config.task.pair=2 --config.task.label=3
+    four choices:  --config.task.choices='("2", "3", "4", "5")' --config.task.label=6
 """
 
 import contextlib
@@ -25,32 +28,32 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_string(
-        "from_hf", None, "Folder of a Hugging Face checkpoint; --workdir is made from it."
+        "from_hf", None, "Folder of a Hugging Face checkpoint to convert to --workdir."
     )
-    flags.DEFINE_string("to_hf", None, "Folder to make, with the checkpoint of --workdir.")
+    flags.DEFINE_string(
+        "to_hf", None, "New folder for the checkpoint of --workdir in Hugging Face's format."
+    )
 
 
 def main() -> None:
     options = cli.FLAGS
     if bool(options.from_hf) == bool(options.to_hf):
-        raise UserError("give --from_hf=DIR or --to_hf=DIR, one of them")
+        raise UserError("give either --from_hf=DIR or --to_hf=DIR")
     if options.from_hf and options["step"].present:
-        raise UserError("--step goes with --to_hf")
+        raise UserError("--step can only be given with --to_hf")
     if options.from_hf:
-        from_hf(
-            options.from_hf,
-            options.workdir,
-            cli.overrides(allowed=("model.vocab_multiple", "task.")),
-        )
+        overrides = cli.overrides(allowed=("model.vocab_multiple", "task."))
+        from_hf(options.from_hf, options.workdir, overrides)
     else:
-        to_hf(
-            options.workdir, options.to_hf, options.step, cli.overrides(allowed=("decode.average",))
-        )
+        overrides = cli.overrides(allowed=("decode.average",))
+        to_hf(options.workdir, options.to_hf, options.step, overrides)
 
 
 def from_hf(folder, target, overrides=()) -> None:
-    """Makes the workdir `target` of a Hugging Face checkpoint: a run at step 0. `overrides` may set
-    config.model.vocab_multiple and config.task's keys.
+    """Converts the Hugging Face checkpoint in `folder` to the workdir `target`, a run at step 0.
+
+    `overrides` are pairs of a key and a value. They may set config.model.vocab_multiple and the
+    keys of config.task. Raises UserError for a checkpoint that cannot be converted.
     """
     import jax
     import numpy as np
@@ -62,53 +65,46 @@ def from_hf(folder, target, overrides=()) -> None:
     from transformer_jax.training import state
 
     folder = buckets.path(folder)
-    theirs = tensors.read_json(folder / "config.json")
-    families = {family.architecture: family for family in _families()}
-    named = theirs.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in families:
-        raise UserError(
-            f"{folder / 'config.json'}: architectures={named}: only {', '.join(families)} can be read"
-        )
-    family, there = families[named[0]], tensors.stored(folder).keys()
-    for fuller in families.values():  # published BERTs name themselves after one of their two heads
-        if (
-            fuller.task == family.task
-            and fuller.table.keys() > family.table.keys()
-            and fuller.table.keys() - family.table.keys() <= there
-        ):
-            family = fuller
-    with _appearing(target) as half:
-        config = family.to_ours(theirs, folder)
+    hf_config = tensors.read_json(folder / "config.json")
+    family = _family_of(folder, hf_config)
+    with _new_folder(target) as unfinished:
+        config = family.read_config(hf_config, folder)
         for key, value in overrides:
             configs.set_key(config, key, value)
         configs.validate(config)
-        if not family.holds(config):
+        if not family.matches(config):
             raise UserError(
-                f"{folder}: with these overrides of config.task it is no {family.architecture}"
+                f"{folder}: with these values of config.task it is not a {family.architecture}"
             )
         heads.check(config.task)
         task = make_task(config)
-        # ids added for fine-tuning are no text's
-        if task.tokenizer.vocab_size > theirs["vocab_size"]:
+        # The ids that fine-tuning adds belong to no text.
+        vocab_size = hf_config["vocab_size"]
+        if task.tokenizer.vocab_size > vocab_size:
             raise UserError(
-                f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: more than vocab_size={theirs['vocab_size']:,} of config.json"
+                f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: must be at "
+                f"most vocab_size={vocab_size:,} of config.json"
             )
-        # what the checkpoint lacks begins as it would anew
+        # Parameters that the checkpoint lacks keep their initial values.
         params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
-        # a view: zeros that fill up the vocabulary, and tokens it has grown by, stay
-        vectors = params["token_embed"]["embedding"][: theirs["vocab_size"]]
-        filled = {**params, "token_embed": {"embedding": vectors}}
+        # A view: the rows of padding and of added tokens keep their values.
+        embeddings = params["token_embed"]["embedding"][:vocab_size]
+        targets = {**params, "token_embed": {"embedding": embeddings}}
         tensors.read(
             folder,
-            tensors.views(filled, family.table, task.model.num_layers),
+            tensors.views(targets, family.table, task.model.num_layers),
             family.prefix,
             family.ignored,
         )
-        record.create(half, task, params)
+        record.create(unfinished, task, params)
 
 
 def to_hf(run, target, step="best", overrides=()) -> None:
-    """Makes the Hugging Face folder `target` of a run's checkpoint."""
+    """Writes a checkpoint of the workdir `run` to the new folder `target` in Hugging Face's format.
+
+    `step` is a number, "best" or "latest". Raises UserError for a run that Hugging Face's models
+    do not compute.
+    """
     import jax
 
     from transformer_jax.huggingface import gpt, tensors
@@ -117,27 +113,30 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     if "://" in str(target):
         raise UserError(f"--to_hf={target}: must be a folder on a disk")
     task, params = open_run(run, step, overrides)
-    family = next((family for family in _families() if family.holds(task.config)), None)
+    family = next((family for family in _families() if family.matches(task.config)), None)
     if family is None:
+        supported = ", ".join(family.architecture for family in _families())
         raise UserError(
-            f"--workdir={run}: config.model.name={task.config.model.name!r} with config.task.name={task.config.task.name!r}: "
-            f"only {', '.join(family.architecture for family in _families())} can be written"
+            f"--workdir={run}: config.model.name={task.config.model.name!r} with "
+            f"config.task.name={task.config.task.name!r}: only {supported} can be written"
         )
-    content = family.to_theirs(task.config, task.tokenizer.eos_id)
+    content = family.write_config(task.config, task.tokenizer.eos_id)
     params = jax.device_get(params)
-    # without config.model.vocab_multiple's rows
-    params["token_embed"]["embedding"] = params["token_embed"]["embedding"][: task.model.vocab_size]
-    with _appearing(target) as half:
-        (half / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-        tensors.write(half, tensors.views(params, family.table, task.model.num_layers))
+    # Leave out the rows that config.model.vocab_multiple adds.
+    embeddings = params["token_embed"]["embedding"][: task.model.vocab_size]
+    params["token_embed"]["embedding"] = embeddings
+    with _new_folder(target) as unfinished:
+        (unfinished / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+        tensors.write(unfinished, tensors.views(params, family.table, task.model.num_layers))
         files = task.tokenizer.hf_files() if hasattr(task.tokenizer, "hf_files") else {}
         if files and content.get(gpt.MARKS):
             files |= task.tokenizer.hf_marked(task.encoder.marks(task.tokenizer))
         for name, data in files.items():
-            (half / name).write_bytes(data)
+            (unfinished / name).write_bytes(data)
     if not files:
         say(
-            f"{target}: no tokenizer written, for transformers has none like {type(task.tokenizer).__name__}; {run}/tokenizer holds it"
+            f"{target}: no tokenizer written: transformers has no {type(task.tokenizer).__name__} "
+            f"tokenizer; it is in {run}/tokenizer"
         )
 
 
@@ -147,38 +146,66 @@ def _families() -> list:
     return [*gpt.FAMILIES, *bert.FAMILIES]
 
 
+def _family_of(folder, hf_config: dict):
+    """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
+    from transformer_jax.huggingface import tensors
+
+    families = {family.architecture: family for family in _families()}
+    architectures = hf_config.get("architectures")
+    if (
+        not isinstance(architectures, list)
+        or len(architectures) != 1
+        or str(architectures[0]) not in families
+    ):
+        raise UserError(
+            f"{folder / 'config.json'}: architectures={architectures}: "
+            f"only {', '.join(families)} can be read"
+        )
+    family = families[architectures[0]]
+    names = tensors.stored(folder).keys()
+    # Published BERTs name one of their two heads. Take the family with all heads in the file.
+    for other in families.values():
+        additional = other.table.keys() - family.table.keys()
+        contains = other.table.keys() > family.table.keys()
+        if other.task == family.task and contains and additional <= names:
+            family = other
+    return family
+
+
 @contextlib.contextmanager
-def _appearing(folder):
-    """A folder to fill, which is `folder` once the context is left without an error. Raises
-    UserError where there is something already.
+def _new_folder(target):
+    """Yields a folder to fill. It becomes `target` when the context ends without an error.
+
+    Raises UserError if `target` exists and is not an empty folder.
     """
     from transformer_jax.storage import buckets, errors, whole
 
-    if "://" in str(folder):
-        with _appearing_in_bucket(buckets.folder_of_run(folder)) as there:
-            yield there
+    if "://" in str(target):
+        with _new_folder_in_bucket(buckets.folder_of_run(target)) as folder:
+            yield folder
         return
-    folder = buckets.path(folder).resolve()
-    with errors.writing(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder}: there is something already; name a new folder")
-    with whole.appearing(folder) as temporary:
-        with errors.writing(folder):
-            temporary.mkdir(parents=True)
-        yield temporary
+    target = buckets.path(target).resolve()
+    with errors.writing(target):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"{target}: exists already; name a new folder")
+    with whole.appearing(target) as unfinished:
+        with errors.writing(target):
+            unfinished.mkdir(parents=True)
+        yield unfinished
 
 
 @contextlib.contextmanager
-def _appearing_in_bucket(folder):
-    """`_appearing` where nothing can be renamed: a run is there once its config.json is, which is
-    written last.
+def _new_folder_in_bucket(target):
+    """`_new_folder` in a bucket, which cannot rename.
+
+    A run exists once its config.json does, and that is written last.
     """
-    if folder.exists():
-        raise UserError(f"{folder}: there is something already; name a new folder")
+    if target.exists():
+        raise UserError(f"{target}: exists already; name a new folder")
     try:
-        yield folder
+        yield target
     except BaseException:
-        folder.rmtree(missing_ok=True)
+        target.rmtree(missing_ok=True)
         raise
 
 

@@ -177,7 +177,7 @@ def test_a_converted_checkpoint_in_a_bucket(fast):
     fixture = "tests/fixtures/huggingface/GPT2LMHeadModel"
     convert.from_hf(fixture, "gs://bucket/gpt2")
     assert fast.uploads[-1] == "gpt2/config.json" and open_run("gs://bucket/gpt2")[1]
-    with pytest.raises(UserError, match="^gs://bucket/gpt2: there is something already"):
+    with pytest.raises(UserError, match="^gs://bucket/gpt2: exists already"):
         convert.from_hf(fixture, "gs://bucket/gpt2")
     with pytest.raises(UserError, match="^--to_hf=gs://bucket/other: must be a folder on a disk"):
         convert.to_hf("gs://bucket/gpt2", "gs://bucket/other")

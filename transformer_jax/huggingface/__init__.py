@@ -1,7 +1,15 @@
-"""Hugging Face's checkpoints, read and written: `tensors` moves the weights, each other file
-describes a family's config and names.
+"""Reads and writes Hugging Face checkpoints.
 
-A family has `architecture`, `task` (our name of it), `prefix` and `ignored` (of tensor names),
-`table` (see `tensors.views`), `holds`, `to_ours` and `to_theirs` (configs); `heads` knows what
-config.json says of a fine-tuned head.
+`tensors` moves the weights. Each of `gpt` and `bert` describes a family of architectures. `heads`
+translates the keys of a fine-tuned head, `keys` those of a model.
+
+A family has:
+    architecture  the name in the list "architectures" of config.json
+    task          the value of config.task.name
+    table         names and layouts of the tensors, see `tensors.views`
+    prefix        prefix that tensor names may lack
+    ignored       endings of tensor names that are not read
+    matches       whether the family can hold a run
+    read_config   from the content of config.json to a run's config
+    write_config  from a run's config to the content of config.json
 """

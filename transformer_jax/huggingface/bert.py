@@ -1,4 +1,4 @@
-"""BERT with its heads of pre-training and of fine-tuning, to and from `models/bert.py`."""
+"""BERT with the heads of pre-training and of fine-tuning, from and to `models/bert.py`."""
 
 import dataclasses
 import pathlib
@@ -8,44 +8,45 @@ from ml_collections import ConfigDict
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import heads
+from transformer_jax.huggingface.keys import Keys, check_head_dim
 
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "d_model",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "d_ff",
-    "max_position_embeddings": "max_length",
-}
-_OTHERS = {
-    "type_vocab_size": ("num_token_types", 2),
-    "layer_norm_eps": ("norm_epsilon", 1e-12),
-    "hidden_dropout_prob": ("dropout", 0.1),
-    # with their defaults
-    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-    "initializer_range": ("init_std", 0.02),
-}
-_ONLY = {
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute", None),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-    # the values of its config's keys that our model computes, the default first
-    "tie_word_embeddings": (True,),
-}
+_KEYS = Keys(
+    required={
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "max_position_embeddings": "max_length",
+    },
+    optional={
+        "type_vocab_size": ("num_token_types", 2),
+        "layer_norm_eps": ("norm_epsilon", 1e-12),
+        "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        "initializer_range": ("init_std", 0.02),
+    },
+    allowed={
+        "hidden_act": ("gelu",),
+        "position_embedding_type": ("absolute", None),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+)
 
 
-def _linear(theirs: str, ours: str, layout: str = "linear") -> dict:
+def _linear(name: str, path: str, layout: str = "linear") -> dict:
     return {
-        f"{theirs}.weight": (layout, f"{ours}/kernel"),
-        f"{theirs}.bias": ("vector", f"{ours}/bias"),
+        f"{name}.weight": (layout, f"{path}/kernel"),
+        f"{name}.bias": ("vector", f"{path}/bias"),
     }
 
 
-def _norm(theirs: str, ours: str) -> dict:
+def _norm(name: str, path: str) -> dict:
     return {
-        f"{theirs}.weight": ("same", f"{ours}/scale"),
-        f"{theirs}.bias": ("same", f"{ours}/bias"),
+        f"{name}.weight": ("same", f"{path}/scale"),
+        f"{name}.bias": ("same", f"{path}/bias"),
     }
 
 
@@ -69,14 +70,15 @@ _ENCODER = {
         for name, (layout, path) in _LAYER.items()
     },
 }
-_MLM = {
+_MASKED_LM = {
     **_linear("cls.predictions.transform.dense", "mlm_transform"),
     **_norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
     "cls.predictions.bias": ("same", "mlm_bias/bias"),
 }
 _POOLER = _linear("bert.pooler.dense", "pooler")
-_PAIRS = _linear("cls.seq_relationship", "nsp")
+_NEXT_SENTENCE = _linear("cls.seq_relationship", "nsp")
 _CLASSIFIER = _linear("classifier", "head/out")
+_SPAN = _linear("qa_outputs", "head/out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,40 +88,32 @@ class Family:
     table: dict[str, tuple[str, ...]]
     next_sentence: bool = False
     prefix: str = ""
-    # tied; 0, 1, 2, ...
     ignored: tuple[str, ...] = (
+        # Tied to the embeddings and to cls.predictions.bias.
         "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
+        # The numbers 0, 1, 2, ...
         "embeddings.position_ids",
-        # where the table lacks them: older releases saved them beside any
-        # head
+        # Older releases save the pooler with every head, even where the table lacks it.
         "bert.pooler.dense.weight",
         "bert.pooler.dense.bias",
     )
 
-    def holds(self, config: ConfigDict) -> bool:
-        """Whether a run with this config is of the family."""
+    def matches(self, config: ConfigDict) -> bool:
+        """Returns whether a run with this config is of the family."""
         return (
             config.model.name == "bert"
             and config.task.name == self.task
             and bool(config.task.get("next_sentence")) == self.next_sentence
         )
 
-    def to_ours(self, theirs: dict, folder: pathlib.Path) -> ConfigDict:
-        """The config of a run that begins with the folder's weights. Raises UserError for what our
-        model can't compute.
+    def read_config(self, hf_config: dict, folder: pathlib.Path) -> ConfigDict:
+        """Returns the config of a run that starts from the weights in `folder`.
+
+        Raises UserError for a model that `models/bert.py` does not compute.
         """
         path = folder / "config.json"
-        if missing := [key for key in _SIZES if key not in theirs]:
-            raise UserError(f"{path}: no {' and no '.join(missing)}")
-        for key, values in _ONLY.items():
-            if theirs.get(key, values[0]) not in values:
-                raise UserError(
-                    f"{path}: {key}={theirs[key]!r}: only {values[0]!r} can be computed here"
-                )
-        model = {ours: theirs[key] for key, ours in _SIZES.items()} | {
-            ours: theirs.get(key, default) for key, (ours, default) in _OTHERS.items()
-        }
+        model = _KEYS.read(path, hf_config)
         try:
             config = configs.experiment(
                 model=dict(name="bert", **model),
@@ -127,54 +121,59 @@ class Family:
                 data=dict(tokenizer="wordpiece", tokenizer_files=str(folder)),
                 decode=dict(batch=8),
             )
-            for key, value in self._task(config, theirs).items():
+            for key, value in self._task_keys(config, hf_config).items():
                 configs.set_key(config, f"task.{key}", value)
             configs.validate(config)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         return config
 
-    def _task(self, config: ConfigDict, theirs: dict) -> dict:
+    def _task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
         if self.task == "masked_lm":
             length = min(config.model.max_length, 512)
+            num_masked = max(int(0.15 * length), 1)
             return dict(
-                next_sentence=float(self.next_sentence),
-                phases=((1.0, length, max(int(0.15 * length), 1)),),
+                next_sentence=float(self.next_sentence), phases=((1.0, length, num_masked),)
             )
-        dropout = theirs.get("classifier_dropout")
-        return heads.to_ours(config, theirs, config.model.dropout if dropout is None else dropout)
+        dropout = hf_config.get("classifier_dropout")
+        if dropout is None:
+            dropout = config.model.dropout
+        return heads.read_keys(config, hf_config, dropout)
 
-    def to_theirs(self, config: ConfigDict, _) -> dict:
-        """The content of config.json. Raises UserError for what Hugging Face's model can't compute."""
-        model, head = config.model, {}
+    def write_config(self, config: ConfigDict, eos_id: int) -> dict:
+        """Returns the content of config.json. `eos_id` is not used: BERT has no such token.
+
+        Raises UserError for a model that Hugging Face's does not compute.
+        """
+        head = {}
         if self.task != "masked_lm":
-            head = heads.to_theirs(config.task) | (
-                {} if self.task == "span" else {"classifier_dropout": config.task.head_dropout}
-            )
-        if model.head_dim not in (None, model.d_model / model.num_heads):
-            raise UserError(
-                f"config.model.head_dim={model.head_dim}: {self.architecture} has only d_model / num_heads"
-            )
-        ours = _SIZES | {key: name for key, (name, _) in _OTHERS.items()}
+            head = heads.write_keys(config.task)
+            # Hugging Face's head for spans has no dropout.
+            if self.task != "span":
+                head["classifier_dropout"] = config.task.head_dropout
+        check_head_dim(config.model, self.architecture)
         return {
             "architectures": [self.architecture],
             "model_type": "bert",
             "dtype": "float32",
             "pad_token_id": 0,
-            **{key: model[name] for key, name in ours.items()},
-            "intermediate_size": model.d_ff or 4 * model.d_model,
-            **{key: values[0] for key, values in _ONLY.items()},
+            **_KEYS.write(config.model),
+            "intermediate_size": config.model.d_ff or 4 * config.model.d_model,
+            **_KEYS.fixed(),
             **head,
         }
 
 
 FAMILIES = [
     Family(
-        "BertForPreTraining", "masked_lm", _ENCODER | _POOLER | _PAIRS | _MLM, next_sentence=True
+        "BertForPreTraining",
+        "masked_lm",
+        _ENCODER | _POOLER | _NEXT_SENTENCE | _MASKED_LM,
+        next_sentence=True,
     ),
-    Family("BertForMaskedLM", "masked_lm", _ENCODER | _MLM),
+    Family("BertForMaskedLM", "masked_lm", _ENCODER | _MASKED_LM),
     Family("BertForSequenceClassification", "classification", _ENCODER | _POOLER | _CLASSIFIER),
     Family("BertForMultipleChoice", "choice", _ENCODER | _POOLER | _CLASSIFIER),
     Family("BertForTokenClassification", "tagging", _ENCODER | _CLASSIFIER),
-    Family("BertForQuestionAnswering", "span", _ENCODER | _linear("qa_outputs", "head/out")),
+    Family("BertForQuestionAnswering", "span", _ENCODER | _SPAN),
 ]

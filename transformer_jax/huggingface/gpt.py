@@ -1,11 +1,13 @@
-"""GPT (openai-gpt) and GPT-2 with their language-model heads, and GPT-2 that classifies, to and
-from `models/gpt.py`.
+"""GPT and GPT-2 with a language-model head, and GPT-2 classifiers, from and to `models/gpt.py`.
 
-Our rows of texts to classify stand between tokens of their own, the last three ids (see
-`finetuning/encoder.py`). A published GPT-2 that classifies has never seen them: converted, its
-vocabulary has grown by three vectors as initialised, so it computes what it did of rows without
-them, but has to be fine-tuned further before `predict` is of use. What was exported from here has
-them, says so by a key of its own in config.json, and its tokenizer sets texts between them.
+Our rows for classification have tokens at the beginning, between texts and at the end: the last
+three ids of the vocabulary (see `finetuning/encoder.py`). A published GPT-2 classifier never saw
+them. Its conversion adds three newly initialized vectors to the vocabulary. The outputs for rows
+without these tokens stay the same, but the model needs further fine-tuning before `predict` is
+useful.
+
+A run exported from here has the three tokens. A key in config.json says so, and the exported
+tokenizer adds them to each row.
 """
 
 import dataclasses
@@ -17,21 +19,38 @@ from ml_collections import ConfigDict
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import heads
+from transformer_jax.huggingface.keys import Keys, check_head_dim
 from transformer_jax.pictures.progress import say
 
-_SIZES = {
+_REQUIRED = {
     "vocab_size": "vocab_size",
     "n_positions": "max_length",
     "n_embd": "d_model",
     "n_layer": "num_layers",
     "n_head": "num_heads",
 }
-# with their defaults
-_OTHERS = {
+_OPTIONAL = {
     "layer_norm_epsilon": ("norm_epsilon", 1e-5),
     "resid_pdrop": ("dropout", 0.1),
     "attn_pdrop": ("attention_dropout", 0.1),
 }
+# GPT's "gelu" is the tanh approximation.
+_GPT1_KEYS = Keys(
+    _REQUIRED,
+    _OPTIONAL,
+    allowed={"afn": ("gelu",), "tie_word_embeddings": (True,)},
+)
+_GPT2_KEYS = Keys(
+    _REQUIRED,
+    _OPTIONAL,
+    allowed={
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+)
 
 _LAYER = {
     "ln_1.weight": ("same", "attention_norm/scale"),
@@ -61,33 +80,25 @@ _LAYERS = {
     f"transformer.h.{{}}.{name}": (layout, *(f"decoder/layers/{path}" for path in paths))
     for name, (layout, *paths) in _LAYER.items()
 }
-_EMBEDDINGS = ("same", "token_embed/embedding"), ("same", "position_embed/embedding")
-_GPT1 = (
-    dict(
-        zip(("transformer.tokens_embed.weight", "transformer.positions_embed.weight"), _EMBEDDINGS)
-    )
-    | _LAYERS
-)
-_GPT2 = (
-    dict(zip(("transformer.wte.weight", "transformer.wpe.weight"), _EMBEDDINGS))
-    | _LAYERS
-    | {
-        "transformer.ln_f.weight": ("same", "norm/scale"),
-        "transformer.ln_f.bias": ("same", "norm/bias"),
-    }
-)
-
-# its "gelu" is the tanh approximation
-_GPT1_ONLY = {"afn": ("gelu",), "tie_word_embeddings": (True,)}
-_GPT2_ONLY = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
+_TOKENS = ("same", "token_embed/embedding")
+_POSITIONS = ("same", "position_embed/embedding")
+_GPT1 = {
+    "transformer.tokens_embed.weight": _TOKENS,
+    "transformer.positions_embed.weight": _POSITIONS,
+    **_LAYERS,
 }
-# key of config.json: the last three ids are those that begin, part and end a row
+_GPT2 = {
+    "transformer.wte.weight": _TOKENS,
+    "transformer.wpe.weight": _POSITIONS,
+    **_LAYERS,
+    "transformer.ln_f.weight": ("same", "norm/scale"),
+    "transformer.ln_f.bias": ("same", "norm/bias"),
+}
+_CLASSIFIER = {"score.weight": ("linear", "head/out/kernel")}
+
+# A key of config.json: the last three ids begin, separate and end the texts of a row.
 MARKS = "transformer_jax_marks"
+_NUM_MARKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,113 +106,110 @@ class Family:
     architecture: str
     model_type: str
     norm_position: Literal["pre", "post"]
-    # the values of its config's keys that our model computes, the default first
-    only: dict[str, tuple]
+    keys: Keys
     table: dict[str, tuple[str, ...]]
     task: str = "causal_lm"
     prefix: str = "transformer."
-    # tied to the embeddings; causal masks
+    # The output projection, tied to the embeddings, and the causal masks.
     ignored: tuple[str, ...] = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
 
-    def holds(self, config: ConfigDict) -> bool:
-        """Whether a run with this config is of the family."""
+    def matches(self, config: ConfigDict) -> bool:
+        """Returns whether a run with this config is of the family."""
         return (
             config.model.name == "gpt"
             and config.model.norm_position == self.norm_position
             and config.task.name == self.task
         )
 
-    def to_ours(self, theirs: dict, folder: pathlib.Path) -> ConfigDict:
-        """The config of a run that begins with the folder's weights. Raises UserError for what our
-        model can't compute.
+    def read_config(self, hf_config: dict, folder: pathlib.Path) -> ConfigDict:
+        """Returns the config of a run that starts from the weights in `folder`.
+
+        Raises UserError for a model that `models/gpt.py` does not compute.
         """
         path = folder / "config.json"
-        if missing := [key for key in _SIZES if key not in theirs]:
-            raise UserError(f"{path}: no {' and no '.join(missing)}")
-        for key, values in self.only.items():
-            if theirs.get(key, values[0]) not in values:
-                raise UserError(
-                    f"{path}: {key}={theirs[key]!r}: only {' or '.join(map(repr, values))} can be computed here"
-                )
-        model = {ours: theirs[key] for key, ours in _SIZES.items()} | {
-            ours: theirs.get(key, default) for key, (ours, default) in _OTHERS.items()
-        }
-        if theirs.get("embd_pdrop", 0.1) != model["dropout"]:
+        model = self.keys.read(path, hf_config)
+        embedding_dropout = hf_config.get("embd_pdrop", 0.1)
+        if embedding_dropout != model["dropout"]:
             say(
-                f"{path}: embd_pdrop={theirs.get('embd_pdrop', 0.1)} becomes {model['dropout']}: config.model.dropout is that of resid_pdrop, too"
+                f"{path}: embd_pdrop={embedding_dropout} becomes {model['dropout']}, the value of "
+                "resid_pdrop: config.model.dropout stands for both"
             )
         try:
             config = configs.experiment(
                 model=dict(
                     name="gpt",
                     norm_position=self.norm_position,
-                    d_ff=theirs.get("n_inner") if self.norm_position == "pre" else None,
+                    d_ff=hf_config.get("n_inner") if self.norm_position == "pre" else None,
                     **model,
                 ),
                 task=dict(name=self.task),
                 data=dict(tokenizer_files=str(folder)),
                 decode=dict(batch=8),
             )
-            for key, value in self._task(config, theirs).items():
+            for key, value in self._task_keys(config, hf_config).items():
                 configs.set_key(config, f"task.{key}", value)
-            if self.task != "causal_lm" and not theirs.get(MARKS):
-                configs.set_key(config, "model.vocab_size", config.model.vocab_size + 3)
+            if self.task != "causal_lm" and not hf_config.get(MARKS):
+                configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NUM_MARKS)
                 say(
-                    f"{path}: this model never saw the tokens that begin and end our rows: fine-tune it further before use"
+                    f"{path}: this model never saw the tokens that begin and end our rows; "
+                    "fine-tune it before you use it"
                 )
             configs.validate(config)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         return config
 
-    def _task(self, config: ConfigDict, theirs: dict) -> dict:
+    def _task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
         if self.task == "causal_lm":
             return {"length": config.model.max_length}
-        return heads.to_ours(config, theirs, dropout=0.0)  # there is none before its head
+        # GPT-2's head has no dropout.
+        return heads.read_keys(config, hf_config, dropout=0.0)
 
-    def to_theirs(self, config: ConfigDict, eos_id: int) -> dict:
-        """The content of config.json. Raises UserError for what Hugging Face's model can't compute."""
-        model, head = config.model, {}
-        # it reads the last token that is no padding: ours ends a row, and 0 fills up rows here, too
+    def write_config(self, config: ConfigDict, eos_id: int) -> dict:
+        """Returns the content of config.json.
+
+        Raises UserError for a model that Hugging Face's does not compute.
+        """
+        model = config.model
+        head = {}
         if self.task != "causal_lm":
-            head = heads.to_theirs(config.task) | {"pad_token_id": 0, MARKS: True}
+            # The head reads the last token that is not padding: the one that ends our rows. Id 0 is
+            # our padding.
+            head = {**heads.write_keys(config.task), "pad_token_id": 0, MARKS: True}
         if model.local_window is not None:
             raise UserError(
-                f"config.model.local_window={model.local_window}: {self.architecture} has no local attention"
+                f"config.model.local_window={model.local_window}: {self.architecture} has no "
+                "local attention"
             )
-        if model.head_dim not in (None, model.d_model / model.num_heads):
-            raise UserError(
-                f"config.model.head_dim={model.head_dim}: {self.architecture} has only d_model / num_heads"
-            )
+        check_head_dim(model, self.architecture)
         inner = {"n_inner": model.d_ff} if self.norm_position == "pre" else {}
         if not inner and model.d_ff not in (None, 4 * model.d_model):
             raise UserError(
                 f"config.model.d_ff={model.d_ff}: {self.architecture} has only 4 * d_model"
             )
-        ours = _SIZES | {key: name for key, (name, _) in _OTHERS.items()}
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "dtype": "float32",
             "bos_token_id": eos_id,
             "eos_token_id": eos_id,
-            **{key: model[name] for key, name in ours.items()},
+            **self.keys.write(model),
             "embd_pdrop": model.dropout,
             **inner,
-            **{key: values[0] for key, values in self.only.items()},
+            **self.keys.fixed(),
             **head,
         }
 
 
 FAMILIES = [
-    Family("OpenAIGPTLMHeadModel", "openai-gpt", "post", _GPT1_ONLY, _GPT1),
-    Family("GPT2LMHeadModel", "gpt2", "pre", _GPT2_ONLY, _GPT2),
+    Family("OpenAIGPTLMHeadModel", "openai-gpt", "post", _GPT1_KEYS, _GPT1),
+    Family("GPT2LMHeadModel", "gpt2", "pre", _GPT2_KEYS, _GPT2),
     Family(
         "GPT2ForSequenceClassification",
         "gpt2",
         "pre",
-        _GPT2_ONLY,
-        _GPT2 | {"score.weight": ("linear", "head/out/kernel")},
-        "classification",
+        _GPT2_KEYS,
+        _GPT2 | _CLASSIFIER,
+        task="classification",
     ),
 ]

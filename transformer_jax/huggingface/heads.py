@@ -1,5 +1,6 @@
-"""Heads of fine-tuning: what config.json says of them, to and from `config.task` of
-tasks/{classification,tagging,span,choice}.py.
+"""Fine-tuned heads: their keys in Hugging Face's config.json, and those of `config.task`.
+
+The tasks are tasks/{classification,tagging,span,choice}.py.
 """
 
 from ml_collections import ConfigDict
@@ -7,62 +8,63 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError
 
 
-def to_ours(config: ConfigDict, theirs: dict, dropout: float) -> dict:
-    """The keys of `config.task`, whose name and whose model's sizes are set. Raises UserError for
-    heads that our tasks don't have.
+def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
+    """Returns the keys of `config.task` for the content of config.json.
+
+    `config.task.name` and the sizes of the model are set. `dropout` is the one in front of the
+    head. Raises UserError for a head that our tasks do not have.
     """
-    room = config.model.max_length
-    # as SQuAD is read, in parts that fit; with fewer positions in the same proportions
+    max_length = config.model.max_length
     if config.task.name == "span":
-        length = min(room, 384)
-        # there is no dropout before this head
+        # The lengths of SQuAD (Devlin et al. 2018), or the same proportions of a shorter row. This
+        # head has no dropout.
+        length = min(max_length, 384)
         return {
             "length": length,
             "stride": min(128, length // 3),
             "max_question": min(64, length // 6),
         }
-    options = {"length": min(room, 512), "head_dropout": dropout}
-    # the head scores one choice at a time, so config.json can't say how many there are: two, unless
-    # overridden
+    keys = {"length": min(max_length, 512), "head_dropout": dropout}
     if config.task.name == "choice":
-        return options | {"choices": ("2", "3"), "label": "4"}
-    labels = _labels(theirs)
+        # The head scores one choice at a time, so config.json does not say how many choices there
+        # are. The default is two.
+        return keys | {"choices": ("2", "3"), "label": "4"}
+    labels = _read_labels(hf_config)
     if config.task.name == "tagging":
-        return options | {"labels": labels}
-    # transformers infers it, too
-    kind = theirs.get("problem_type") or (
-        "regression" if len(labels) == 1 else "single_label_classification"
-    )
-    if kind not in ("regression", "single_label_classification") or (kind == "regression") != (
-        len(labels) == 1
-    ):
+        return keys | {"labels": labels}
+    # transformers infers a missing problem_type in the same way.
+    inferred = "regression" if len(labels) == 1 else "single_label_classification"
+    problem = hf_config.get("problem_type") or inferred
+    if problem != inferred:
         raise UserError(
-            f"problem_type={kind!r} with {len(labels)} labels: only one of several labels, or one number, can be computed here"
+            f"problem_type={problem!r} with {len(labels)} labels: only regression with 1 label, "
+            "and single_label_classification with 2 or more, are supported"
         )
-    return options | ({"regression": True} if kind == "regression" else {"labels": labels})
+    return keys | ({"regression": True} if problem == "regression" else {"labels": labels})
 
 
 def check(task: ConfigDict) -> None:
-    """Raises UserError for what Hugging Face's heads can't compute."""
+    """Raises UserError for a task that Hugging Face's heads do not compute."""
     if task.get("symmetric"):
         raise UserError(
-            "config.task.symmetric=True: Hugging Face's models read one row of an example, not both orders of its texts"
+            "config.task.symmetric=True: Hugging Face's models read one row of each example, not "
+            "both orders of its texts"
         )
     if task.get("features"):
         raise UserError(
-            f"config.task.features={task.features!r}: Hugging Face's models have no LSTM for a head"
+            f"config.task.features={task.features!r}: Hugging Face's models have no LSTM head"
         )
 
 
-def to_theirs(task: ConfigDict) -> dict:
-    """The keys of config.json; see `check`."""
+def write_keys(task: ConfigDict) -> dict:
+    """Returns the keys of config.json for `config.task`. Raises UserError as `check` does."""
     check(task)
     if task.get("regression"):
-        return _named(("LABEL_0",)) | {"problem_type": "regression"}
-    return _named(task.labels) if "labels" in task else {}
+        return _label_maps(("LABEL_0",)) | {"problem_type": "regression"}
+    return _label_maps(task.labels) if "labels" in task else {}
 
 
-def _named(labels) -> dict:
+def _label_maps(labels) -> dict:
     labels = [str(label) for label in labels]
     return {
         "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -70,23 +72,25 @@ def _named(labels) -> dict:
     }
 
 
-def _labels(theirs: dict) -> tuple[str, ...]:
-    """By their numbers. Without names they are called as transformers calls them, two unless
-    num_labels says otherwise.
+def _read_labels(hf_config: dict) -> tuple[str, ...]:
+    """Returns the labels by number.
+
+    Without id2label, the labels have the names that transformers gives them. Their number is
+    num_labels, or two.
     """
-    named = theirs.get("id2label")
-    if named is None:
-        count = theirs.get("num_labels", 2)
+    id2label = hf_config.get("id2label")
+    if id2label is None:
+        count = hf_config.get("num_labels", 2)
         if not isinstance(count, int) or count < 1:
-            raise UserError(f"num_labels={count!r}: a whole number from 1 is asked for")
+            raise UserError(f"num_labels={count!r}: must be a whole number from 1")
         return tuple(f"LABEL_{number}" for number in range(count))
-    if (
-        not isinstance(named, dict)
-        or not named
-        or named.keys() != {str(number) for number in range(len(named))}
-    ):
-        raise UserError("id2label: it must name the labels 0, 1, 2, ...")
-    labels = tuple(str(named[str(number)]) for number in range(len(named)))
-    if twice := [label for number, label in enumerate(labels) if label in labels[:number]]:
-        raise UserError(f"id2label: two labels are called {twice[0]!r}")
+    if not isinstance(id2label, dict) or not id2label:
+        raise UserError("id2label: must be an object that names the labels 0, 1, 2, ...")
+    numbers = [str(number) for number in range(len(id2label))]
+    if id2label.keys() != set(numbers):
+        raise UserError("id2label: must name the labels 0, 1, 2, ... without a gap")
+    labels = tuple(str(id2label[number]) for number in numbers)
+    duplicates = [label for number, label in enumerate(labels) if label in labels[:number]]
+    if duplicates:
+        raise UserError(f"id2label: two labels have the name {duplicates[0]!r}")
     return labels

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face's folders. Safetensors only: nothing that is read can run code."""
+"""The weights in Hugging Face folders. Only safetensors are read: they cannot run code."""
 
 import functools
 import json
@@ -13,115 +13,152 @@ from safetensors.numpy import save_file
 from transformer_jax.config import UserError
 from transformer_jax.storage import errors
 
-# One layer's array of ours -> Hugging Face's. Each is a view, so that what is written to it stands
-# in ours.
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _vector(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1)
+
+
+def _linear(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), -1).T
+
+
+def _linear_merge(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1, x.shape[-1]).T
+
+
+def _conv1d(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), -1)
+
+
+def _conv1d_merge(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1, x.shape[-1])
+
+
+# From an array of one layer here to Hugging Face's. The results are views: writing to one fills the
+# array. torch.nn.Linear has kernels (outputs, inputs), OpenAI's Conv1D (inputs, outputs).
 LAYOUTS = {
-    "same": lambda x: x,
-    "vector": lambda x: x.reshape(-1),  # bias (H, D) -> (H * D,)
-    # kernel (M, ...) -> (outputs, M), as torch keeps it
-    "linear": lambda x: x.reshape(len(x), -1).T,
-    "linear_merge": lambda x: x.reshape(-1, x.shape[-1]).T,  # kernel (H, D, M) -> (M, H * D)
-    # kernel (M, H, D) -> (M, H * D): OpenAI's Conv1D is (inputs, outputs), as ours
-    "conv1d": lambda x: x.reshape(len(x), -1),
-    "conv1d_merge": lambda x: x.reshape(-1, x.shape[-1]),  # kernel (H, D, M) -> (H * D, M)
+    "same": _same,
+    "vector": _vector,  # bias (H, D) -> (H D,)
+    "linear": _linear,  # kernel (M, ...) -> (outputs, M)
+    "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
+    "conv1d": _conv1d,  # kernel (M, H, D) -> (M, H D)
+    "conv1d_merge": _conv1d_merge,  # kernel (H, D, M) -> (H D, M)
 }
 _DTYPES = ("F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_MAX_NAMES = 8  # tensor names in an error message
 
 
 def views(
     params, table: dict[str, tuple[str, ...]], num_layers: int
 ) -> dict[str, list[np.ndarray]]:
-    """{Hugging Face's name: views of our arrays, side by side on its last axis}.
+    """Returns {Hugging Face's name: views of our arrays, to be joined on the last axis}.
 
-    The table gives a layout and our paths for each name; "{}" in it is the layer, by which our
-    arrays are stacked.
+    `table` is {name: (layout, path in params, ...)}. "{}" in a name stands for the number of the
+    layer; our arrays of all layers are stacked on the first axis.
     """
-    found = {}
+    arrays_of = {}
     for name, (layout, *paths) in table.items():
         arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
-        if "{}" in name:
-            found |= {
-                name.format(i): [LAYOUTS[layout](array[i]) for array in arrays]
-                for i in range(num_layers)
-            }
-        else:
-            found[name] = [LAYOUTS[layout](array) for array in arrays]
-    return found
+        convert = LAYOUTS[layout]
+        if "{}" not in name:
+            arrays_of[name] = [convert(array) for array in arrays]
+            continue
+        for layer in range(num_layers):
+            arrays_of[name.format(layer)] = [convert(array[layer]) for array in arrays]
+    return arrays_of
 
 
 def read(
-    folder: pathlib.Path, wanted: dict[str, list[np.ndarray]], prefix: str, ignored: tuple[str, ...]
+    folder: pathlib.Path,
+    targets: dict[str, list[np.ndarray]],
+    prefix: str,
+    ignored: tuple[str, ...],
 ) -> None:
-    """Fills the views with the folder's tensors, one in memory at a time. Names there may lack
-    `prefix`; those that end in `ignored` may be there.
+    """Fills the views `targets` with the folder's tensors. Holds one tensor in memory at a time.
 
-    Raises UserError where tensors are missing, unknown, of another shape or dtype than floats of 16
-    or 32 bits, or not finite.
+    Names in the folder may lack `prefix`. Tensors whose names end in `ignored` are not read.
+
+    Raises UserError for a tensor that is missing or unknown, that has another shape, that is not
+    finite, or whose dtype is not a float of 16 or 32 bits.
     """
-    wanted = {name.removeprefix(prefix): parts for name, parts in wanted.items()}
-    there = {name.removeprefix(prefix): found for name, found in stored(folder).items()}
-    unknown = sorted(name for name in there.keys() - wanted.keys() if not name.endswith(ignored))
-    for names, what in (
-        (sorted(wanted.keys() - there.keys()), "missing from the weights"),
-        (unknown, "in the weights, but not in this architecture"),
-    ):
-        if names:
-            raise UserError(
-                f"{folder}: {what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
-            )
-    for name, parts in wanted.items():
-        file, its_name = there[name]
-        about, (*lead, last) = file.get_slice(its_name), parts[0].shape
-        if about.get_shape() != [*lead, last * len(parts)]:
-            raise UserError(
-                f"{folder}: {its_name} has shape {tuple(about.get_shape())}, config.json makes it {(*lead, last * len(parts))}"
-            )
-        if about.get_dtype() not in _DTYPES:
-            raise UserError(
-                f"{folder}: {its_name} is of dtype {about.get_dtype()}, not of {', '.join(_DTYPES)}"
-            )
-        for part, piece in zip(parts, np.split(file.get_tensor(its_name), len(parts), axis=-1)):
-            part[...] = piece
-            if not np.isfinite(part).all():
-                raise UserError(f"{folder}: {its_name} holds numbers that are not finite")
+    targets = {name.removeprefix(prefix): parts for name, parts in targets.items()}
+    tensors = {name.removeprefix(prefix): source for name, source in stored(folder).items()}
+    missing = targets.keys() - tensors.keys()
+    unknown = {name for name in tensors.keys() - targets.keys() if not name.endswith(ignored)}
+    if missing:
+        raise UserError(f"{folder}: missing from the weights: {_listed(missing)}")
+    if unknown:
+        raise UserError(
+            f"{folder}: in the weights, but not in this architecture: {_listed(unknown)}"
+        )
+    for name, parts in targets.items():
+        file, stored_name = tensors[name]
+        _fill(f"{folder}: {stored_name}", parts, file, stored_name)
+
+
+def _listed(names: set[str]) -> str:
+    """Returns the names in a line, at most _MAX_NAMES of them."""
+    ordered = sorted(names)
+    more = len(ordered) - _MAX_NAMES
+    return ", ".join(ordered[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
+    """Fills the views, side by side on the last axis, with one tensor of a safetensors file."""
+    header = file.get_slice(name)
+    *leading, last = parts[0].shape
+    shape = (*leading, last * len(parts))
+    if tuple(header.get_shape()) != shape:
+        raise UserError(
+            f"{source} has shape {tuple(header.get_shape())}: by config.json it must be {shape}"
+        )
+    if header.get_dtype() not in _DTYPES:
+        raise UserError(f"{source} has dtype {header.get_dtype()}: not one of {', '.join(_DTYPES)}")
+    for part, piece in zip(parts, np.split(file.get_tensor(name), len(parts), axis=-1)):
+        part[...] = piece
+        if not np.isfinite(part).all():
+            raise UserError(f"{source} has values that are not finite")
 
 
 def stored(folder: pathlib.Path) -> dict[str, tuple]:
-    """{tensor: (the open file it is in, its name there)}; names as they are written today."""
-    found = {}
+    """Returns {name of a tensor today: (open file, name in the file)}.
+
+    Early BERT checkpoints call the parameters of a norm gamma and beta, as TensorFlow does.
+    """
+    tensors = {}
     for path in _files(folder):
         try:
-            file = safe_open(path, "np")  # it reads bfloat16 where ml_dtypes, jax's, is imported
+            # Reads bfloat16 once ml_dtypes is imported, which jax does.
+            file = safe_open(path, "np")
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: can't be read as safetensors ({error})") from None
-        # of TensorFlow's time
-        found |= {
-            re.sub(
-                r"LayerNorm\.gamma$",
-                "LayerNorm.weight",
-                re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name),
-            ): (file, name)
-            for name in file.keys()
-        }
-    return found
+        for name in file.keys():
+            new_name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+            new_name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", new_name)
+            tensors[new_name] = (file, name)
+    return tensors
 
 
-def write(folder: pathlib.Path, found: dict[str, list[np.ndarray]]) -> None:
-    """The views as model.safetensors."""
-    tensors = {
-        name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1))
-        for name, parts in found.items()
-    }
+def write(folder: pathlib.Path, arrays_of: dict[str, list[np.ndarray]]) -> None:
+    """Writes the arrays of `views` as model.safetensors. Raises OSError if that fails."""
+    tensors = {}
+    for name, parts in arrays_of.items():
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        tensors[name] = np.ascontiguousarray(joined)
     try:
-        # without it transformers refuses the file
+        # transformers refuses a file without this metadata.
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{folder}: can't be written ({error})") from None
 
 
 def read_json(path: pathlib.Path) -> dict:
-    """Raises UserError where there is no such file, or it holds no JSON object."""
+    """Returns the JSON object in a file. Raises UserError if there is none."""
     try:
         with errors.reading(path):
             content = json.loads(path.read_bytes())
@@ -133,20 +170,20 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folder's safetensors files: one, or the shards its index lists."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    """Returns the folder's safetensors files: one, or the shards that its index lists."""
+    single = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():
         shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(
-            isinstance(name, str) for name in shards.values()
-        ):
-            raise UserError(f"{index}: no weight_map of tensors to files")
+        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+            raise UserError(f"{index}: has no weight_map from tensors to files")
         return [folder / name for name in sorted(set(shards.values()))]
-    if pickled := sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED):
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+    if pickled:
         raise UserError(
-            f"{folder}: {pickled[0]} is pickled, which can run code, and is not read; save it as safetensors: "
-            "transformers' save_pretrained does"
+            f"{folder}: {pickled[0]} is pickled: it can run code and is not read. Save it as "
+            "safetensors with transformers' save_pretrained"
         )
     raise UserError(f"{folder}: no model.safetensors and no {index.name}")

@@ -1,0 +1,59 @@
+"""Fine-tuned runs for the tests of conversion."""
+
+import numpy as np
+
+from tests.conversion.checkpoints import CLOSE
+from tests.fixtures import make_huggingface_heads as make
+from transformer_jax import config as configs
+from transformer_jax.runs.open import open_run
+
+CLASSIFIER = "BertForSequenceClassification"
+TAGGER = "BertForTokenClassification"
+SPAN = "BertForQuestionAnswering"
+CHOICE = "BertForMultipleChoice"
+# An input line of `predict` for each architecture.
+LINES = {
+    CLASSIFIER: "the cat saw a rat",
+    TAGGER: "the cat saw a rat",
+    SPAN: "who saw the rat\tThe cat sat on the mat, and the cat saw the rat.",
+    CHOICE: "the cat saw\ta rat\ta book",
+    make.GPT2: "the cat saw a rat",
+}
+
+
+def assert_outputs(run, inputs, expected):
+    """Asserts the outputs of the run's head, at filled positions only."""
+    task, params = open_run(run)
+    batch = {
+        "tokens": inputs["ids"],
+        "token_types": inputs["types"],
+        "segment_ids": inputs["filled"],
+    }
+    outputs = np.asarray(task.outputs(params, batch, None, False)[0])
+    if outputs.ndim == 3:
+        filled = inputs["filled"] > 0
+        outputs = outputs[filled]
+        expected = expected[filled]
+    np.testing.assert_allclose(outputs.reshape(expected.shape), expected, **CLOSE)
+
+
+def head_config(task, model="bert", **options):
+    """Returns the config of a fine-tuned run with a committed tokenizer."""
+    sizes = dict(d_model=24, num_layers=3, num_heads=3, max_length=40)
+    tokenizer = CLASSIFIER
+    if model == "gpt":
+        sizes |= dict(vocab_size=267 + 3, vocab_multiple=64)
+        tokenizer = make.GPT2
+    else:
+        sizes |= dict(vocab_size=43, norm_epsilon=1e-3)
+    if "norm_position" in options:
+        sizes["norm_position"] = options.pop("norm_position")
+    if task == "span":
+        options |= dict(stride=8, max_question=8)
+    if task in ("classification", "tagging") and not options.get("regression"):
+        options["labels"] = ("no", "yes", "maybe")
+    return configs.experiment(
+        model=dict(name=model, **sizes),
+        task=dict(name=task, length=40, **options),
+        data=dict(tokenizer_files=str(make.HERE / tokenizer)),
+    )
