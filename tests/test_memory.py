@@ -55,15 +55,15 @@ def of_jax(text):
         ),
         (
             of_jax(
-                "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
-                "hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
+                "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+                "space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
             ),
             20.5 * GIB,
         ),
         (
             of_jax(
-                "RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 9.50G at the bottom "
-                "of memory. That was not possible."
+                "RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 9.50G at the "
+                "bottom of memory. That was not possible."
             ),
             9.5 * GIB,
         ),

@@ -134,8 +134,8 @@ def draw_clause(
 ) -> Clause:
     """Draws a clause without a complement.
 
-    Arguments that are given are not drawn. For `trailing`, see `draw_adverbials`. A `plain` clause has no modal
-    verb, no negation and no adverbials. A `positive` clause has no negation.
+    Arguments that are given are not drawn. For `trailing`, see `draw_adverbials`. A `plain` clause
+    has no modal verb, no negation and no adverbials. A `positive` clause has no negation.
     """
     verb = verb or draw_verb(rng, frames)
     clause = Clause(subject or draw_subject(rng, verb), verb, accusative=accusative)
