@@ -48,8 +48,8 @@ def of_jax(text):
         ),
         (
             of_jax(
-                "RESOURCE_EXHAUSTED: Failed to allocate request for 2.25GiB (2415919104B) on device "
-                "ordinal 0"
+                "RESOURCE_EXHAUSTED: Failed to allocate request for 2.25GiB (2415919104B) on "
+                "device ordinal 0"
             ),
             2.25 * GIB,
         ),
