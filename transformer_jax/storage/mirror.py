@@ -11,8 +11,8 @@ from transformer_jax.storage.buckets import Path
 class Mirror:
     """A local folder, `local`, for files that are appended to or drawn again.
 
-    For a `folder` on a disk it is the folder itself. A bucket takes only whole objects, so for a
-    folder in a bucket it is temporary, and `send` copies to the bucket every file that has changed.
+    For a `folder` on a disk it is the folder itself. A bucket takes only whole objects. For a
+    folder in a bucket, `local` is therefore temporary, and `send` copies every changed file.
     """
 
     def __init__(self, folder: pathlib.Path | Path, *fetched: str):

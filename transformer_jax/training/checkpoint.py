@@ -19,7 +19,8 @@ from transformer_jax.training import digests, orbax_use
 from transformer_jax.training import state as states
 
 FORMAT = 1
-SCORES = "scores.json"  # of a checkpoint that was evaluated after it was saved
+# The scores of a checkpoint that was evaluated after it was saved.
+SCORES = "scores.json"
 # Orbax writes the time of the commit into this file, and nothing is restored from it.
 _STAMP = "_CHECKPOINT_METADATA"
 
@@ -139,7 +140,7 @@ class Checkpoints:
             ) from None
 
     def restore(self, abstract_state, step: int):
-        """Restores a step with the shapes and shardings of `abstract_state`, from any mesh.
+        """Restores a step, saved on any mesh, with the shardings of `abstract_state`.
 
         Returns (state, totals). Sums of metrics that were not saved begin at zero. Raises RunError
         where a file is damaged.

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""The time of a run, by purpose."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ def _always() -> bool:
 
 
 class Clock:
-    """Seconds by purpose since the last `lap`; the rest is the purpose "step"."""
+    """Counts seconds by purpose since the last `lap`; the remaining time has the purpose "step"."""
 
     def __init__(self):
         self._spent: dict[str, float] = {}

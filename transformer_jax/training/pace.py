@@ -1,4 +1,4 @@
-"""How far the host may be ahead of the devices."""
+"""Limits how far the host runs ahead of the devices."""
 
 import time
 from collections.abc import Callable

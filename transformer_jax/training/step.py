@@ -18,9 +18,9 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
 
     The loss is the sum over terms t of c_t * sum_t / W_t. W_t is the weight of the whole global
     batch, so accumulation and mesh change only the rounding. (Dropout keys differ by microbatch.)
-    Gradients cross the mesh axis "data" once an update, whatever the accumulation. Where the loss,
-    a gradient or the update is not finite, the parameters and the optimizer's state do not change,
-    and the state counts the update as skipped.
+    Gradients cross the mesh axis "data" once an update, whatever the accumulation. If the loss, a
+    gradient or the update is not finite, the state counts the update as skipped. The parameters and
+    the optimizer's state then do not change.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 

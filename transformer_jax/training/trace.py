@@ -14,8 +14,8 @@ class Trace:
     folder, nothing is traced.
 
     The profile holds the operations, the updates and the purposes of the clock. It has no Python
-    calls: the tracer hooks into every thread, and has crashed the process when a thread began or
-    ended meanwhile, as those of a save do (jax 0.10 with Python 3.11).
+    calls, because their tracer has crashed the process (jax 0.10 with Python 3.11). It hooks into
+    every thread, and the threads of a save begin and end meanwhile.
     """
 
     def __init__(self, folder: pathlib.Path | None, updates: tuple[int, int] | None):

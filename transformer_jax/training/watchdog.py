@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from transformer_jax.distributed import hosts
 from transformer_jax.training.stop import Stop
 
-# Seconds without an update or evaluation step. Most steps are shorter, and a run that hangs costs
-# more.
+# Seconds without an update or evaluation step. It is longer than most steps, and short compared
+# with the time that a run wastes when it hangs.
 SILENCE = 600
 
 
