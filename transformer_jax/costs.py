@@ -1,12 +1,13 @@
-"""What a training costs: python -m transformer_jax.costs --config=configs/gpt/gpt2.py:124m
---device=h100 --mfu=0.4 --price=2.50
+"""Computes the costs of a training: python -m transformer_jax.costs
+--config=configs/gpt/gpt2.py:124m --device=h100 --mfu=0.4 --price=2.50
 
-FLOPs by the formulas of dry_run and of the progress line's MFU, device hours at the share of the
-peak (MFU) that is expected, money at a price per device hour. A fine-tuning config takes its model
-from --config.init_from; its rows are counted whole, which shorter batches are not. Without
---config: the published tables, computed anew from this package's layers and configs (FLOPs of
-attention, recurrence and convolution; parameters of every named model; training costs), each figure
-beside the printed one. Tables go to stderr, one JSON object to stdout.
+FLOPs follow the formulas of dry_run and of the progress line's MFU. Device hours follow from the
+expected share of the peak rate (MFU), money from a price per device hour. A fine-tuning config
+takes its model from --config.init_from; each of its rows counts with its full length.
+
+Without --config it computes published figures from the package's layers and configs, and prints
+each beside the published one: FLOPs of layers, parameters of every named model, FLOPs of trainings.
+Tables go to stderr, one JSON object to stdout.
 """
 
 import json
@@ -30,21 +31,22 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "mfu",
         0.4,
-        "Share of the chip's peak rate that the model's own operations reach; what"
-        " is expected, not known.",
+        "Expected share of the chip's peak rate that the model's own operations reach.",
     )
-    flags.DEFINE_float("price", None, "Of an hour of one device, in any currency.", lower_bound=0)
+    flags.DEFINE_float(
+        "price", None, "Price of an hour of one device, in any currency.", lower_bound=0
+    )
 
 
 def main() -> None:
     if cli.FLAGS.config:
         return _of_config()
     if given := [name for name in ("device", "mfu", "price") if cli.FLAGS[name].present]:
-        raise UserError(f"--{given[0]} needs --config: the training that it is asked of")
+        raise UserError(f"--{given[0]} needs --config, the training to cost")
     from transformer_jax.pictures.progress import say
 
     published = _published_tables()
-    found = {
+    tables = {
         "layers": published.layers(),
         "parameters": list(published.models()),
         "training": list(published.trainings()),
@@ -54,26 +56,20 @@ def main() -> None:
         "parameters": "parameters",
         "training": "FLOPs of a training",
     }
-    for key, rows in found.items():
+    for key, rows in tables.items():
         say("\n".join([titles[key], *map(_line, rows)]))
-    print(
-        json.dumps(
-            {
-                key: [
-                    {
-                        "name": row.name,
-                        "value": row.value,
-                        "published": row.printed,
-                        "agrees": row.agrees,
-                        "formula": row.formula,
-                        "note": row.note,
-                    }
-                    for row in rows
-                ]
-                for key, rows in found.items()
-            }
-        )
-    )
+    print(json.dumps({key: [_record(row) for row in rows] for key, rows in tables.items()}))
+
+
+def _record(row) -> dict:
+    return {
+        "name": row.name,
+        "value": row.value,
+        "published": row.printed,
+        "agrees": row.agrees,
+        "formula": row.formula,
+        "note": row.note,
+    }
 
 
 def _published_tables():
@@ -92,9 +88,8 @@ def _published_tables():
 def _line(row) -> str:
     sign = {True: "=", False: "not", None: ""}[row.agrees]
     value = f"{row.value:,.0f}" if row.value < 1e12 else f"{row.value:.4g}"
-    return f"  {row.name:<30} {value:>18} {sign:>3} {row.printed or '':<8} {row.formula}" + (
-        f"; {row.note}" if row.note else ""
-    )
+    note = f"; {row.note}" if row.note else ""
+    return f"  {row.name:<30} {value:>18} {sign:>3} {row.printed or '':<8} {row.formula}{note}"
 
 
 def _of_config() -> None:
