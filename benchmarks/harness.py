@@ -23,7 +23,7 @@ from transformer_jax.cli.process import use_huge_pages
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONG_CALL = 10  # seconds; beside them, the time to touch reclaimed memory is small
+_LONG_CALL = 10  # seconds; the time to touch reclaimed memory is small compared with it
 # Their versions are recorded where they are installed.
 PEERS = ("torch", "transformers", "ctranslate2")
 
@@ -138,7 +138,7 @@ def in_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
     In a round, all calls take turns, so that other load on the machine affects all of them alike.
     A turn is two calls, of which the second is timed: a virtual machine may reclaim memory that was
     idle during the other turns (XLA's step on a CPU: 1.6 -> 2.1 s). A long first call counts
-    itself, because the effect is small beside it.
+    itself, because the effect is then relatively small.
     """
     turns = {name: functools.partial(_seconds_of_turn, call) for name, call in calls.items()}
     return medians(turns, repeats)

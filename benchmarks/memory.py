@@ -178,7 +178,7 @@ def rematerialised(tiny: bool):
 
 def logits(tiny: bool):
     for rows in (2, 4) if tiny else (8, 16, 32):
-        # With full rematerialisation, the layers keep little beside the logits.
+        # With full rematerialisation, the layers keep little compared with the logits.
         in_chunks = apart(compiled_bytes, rows, "full", False)
         at_once = apart(compiled_bytes, rows, "full", True)
         yield {

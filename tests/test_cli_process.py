@@ -39,7 +39,7 @@ process.run(main, lambda: None)
 """
 
 
-def test_ctrl_c_costs_one_line():
+def test_ctrl_c_prints_one_line():
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING],
         stdin=subprocess.PIPE,
@@ -80,8 +80,8 @@ def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
     )
 
 
-def test_closed_streams_are_empty_ones():
-    """As a daemon's are."""
+def test_closed_streams_are_read_as_empty():
+    """A daemon's streams are closed."""
     done = subprocess.run(
         ["bash", "-c", '"$@" <&- >&-', "_", *command("costs")],
         stderr=subprocess.PIPE,

@@ -99,7 +99,7 @@ def test_bad_data_is_named_with_its_line(overrides, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_sigterm_exits_75_and_the_same_command_ends_as_if_nothing_had_happened(overrides, tmp_path):
+def test_a_run_that_sigterm_stopped_resumes_with_equal_results(overrides, tmp_path):
     flags = [
         *overrides,
         "--config.train.num_steps=60",

@@ -141,7 +141,7 @@ def test_a_wrong_config_file_is_named_with_its_line(tmp_path, body, words):
         assert word in str(error.value)
 
 
-def test_a_missing_file_and_an_unwanted_argument(tmp_path):
+def test_a_missing_file_and_an_unknown_argument_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         configs.load(str(tmp_path / "none.py"))
     with pytest.raises(UserError, match="takes no argument"):

@@ -45,7 +45,7 @@ def part(path):
 
 
 def may_import(importer: str, imported: str) -> bool:
-    """Whether the part of a path may import "part.module.name"."""
+    """Returns whether a part may import "part.module.name"."""
     other = imported.partition(".")[0]
     if other == importer or other not in RANK:
         return other == importer
@@ -66,14 +66,14 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
-def test_modules_at_the_top_are_programs_but_for_five():
+def test_modules_at_the_top_are_programs_except_five():
     libraries = {"__init__", "config", "losses", "metrics", "hardware"}
     for path in ROOT.glob("*.py"):
         program = 'if __name__ == "__main__":' in path.read_text()
         assert program or path.stem in libraries, path.name
 
 
-def test_flax_and_orbax_stay_in_their_places():
+def test_few_modules_import_flax_and_orbax():
     for path in ROOT.rglob("*.py"):
         where = str(path.relative_to(ROOT))
         libraries = {name.split(".")[0] for name in imports(path)}

@@ -91,7 +91,7 @@ def test_other_errors_are_not(error):
     assert not memory.ran_out(error)
 
 
-def test_errors_of_numpy_and_xla_as_they_are():
+def test_real_errors_of_numpy_and_xla_are_known():
     with pytest.raises(MemoryError) as of_numpy:
         np.zeros((10**7, 10**6))
     with pytest.raises(jax.errors.JaxRuntimeError) as of_xla:
@@ -100,7 +100,7 @@ def test_errors_of_numpy_and_xla_as_they_are():
         assert memory.ran_out(error) and memory.requested(error) == pytest.approx(size, rel=0.01)
 
 
-def test_sizes_are_for_people():
+def test_sizes_are_readable():
     assert [memory.readable(size) for size in (5, 2048, 3.5 * GIB, 10**13, 10**18)] == [
         "5 bytes",
         "2.0 KiB",
@@ -112,7 +112,7 @@ def test_sizes_are_for_people():
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """A config of one checkpoint and one evaluation, and its program on one device."""
+    """Returns a config with one checkpoint and one evaluation, and its program on one device."""
     config = build_config(tmp_path_factory.mktemp("memory"), task__bleu_lines=0)
     return config, loop.Program.of(config, make_task(config), jax.devices()[:1])
 
@@ -129,7 +129,7 @@ def exhausted(*_, **__):
         (checkpoint._Manager, "restore", "restoring a checkpoint"),
     ],
 )
-def test_a_training_says_where_and_what_takes_it(parts, tmp_path, monkeypatch, owner, name, place):
+def test_a_training_names_the_place_and_the_sizes(parts, tmp_path, monkeypatch, owner, name, place):
     config, program = parts
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
     if name == "restore":
@@ -144,7 +144,7 @@ def test_a_training_says_where_and_what_takes_it(parts, tmp_path, monkeypatch, o
     assert "on the device parameters 4" in str(error.value) and REMEDIES in str(error.value)
 
 
-def test_an_update_says_what_its_activations_take(parts, tmp_path, monkeypatch):
+def test_an_update_names_the_size_of_its_activations(parts, tmp_path, monkeypatch):
     config, program = parts
 
     def update(*_):
@@ -159,7 +159,7 @@ def test_an_update_says_what_its_activations_take(parts, tmp_path, monkeypatch):
     assert "activations of an update" in str(error.value)
 
 
-def test_an_evaluation_says_so(parts, tmp_path, monkeypatch):
+def test_an_evaluation_is_named(parts, tmp_path, monkeypatch):
     config, program = parts
     program = dataclasses.replace(program, eval_step=exhausted)
     monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
@@ -186,8 +186,8 @@ def test_a_model_too_big_for_the_host_ends_before_anything_is_read(tmp_path):
     assert REMEDIES in done.stderr and not (tmp_path / "run").exists()
 
 
-def test_xla_itself_refuses_such_a_model(tmp_path, monkeypatch):
-    """Where the host's memory is not known, initialisation fails, in the same words."""
+def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
+    """If the host's memory is unknown, initialisation fails with the same message."""
     config = configs.load(
         str(ROOT / "configs/gpt/quickstart.py"),
         {"model.d_model": 600_000, "data.cache": str(tmp_path / "data")},
@@ -233,7 +233,7 @@ def test_decoding_names_its_own_remedies(tmp_path):
     assert "; --config.decode.beam=4 or less (now 8)" in done.stderr
 
 
-def test_it_ends_the_other_hosts(monkeypatch, capsys):
+def test_running_out_of_memory_ends_the_other_hosts(monkeypatch, capsys):
     lines = []
     monkeypatch.setattr(hosts, "failed", lambda line, code: lines.append((line, code)))
     with pytest.raises(SystemExit) as ended:

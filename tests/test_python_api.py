@@ -1,4 +1,4 @@
-"""The same lines for every family: train, open_run, use, evaluate, load."""
+"""The Python API is the same for every family: train, open_run, use, evaluate, load."""
 
 import logging
 
@@ -72,7 +72,7 @@ USES = {
 
 
 @pytest.mark.parametrize("family", USES)
-def test_the_same_lines(family, tmp_path, caplog):
+def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     file = tmp_path / "mine.py"
     file.write_text(FILE.format(family=family, folder=str(tmp_path / "data")))
     overrides = STEPS | ({"model.dropout": 0.1} if family == "fine-tuned" else {})

@@ -90,7 +90,7 @@ def test_names_of_other_codebases_lead_to_ours(family, word, suggestion):
     assert suggestion in str(error.value).partition("did you mean ")[2]
 
 
-def test_a_section_that_is_a_key(tmp_path):
+def test_a_key_in_place_of_a_section_is_refused(tmp_path):
     with pytest.raises(UserError, match="no section 'lr'; did you mean optimizer.learning_rate"):
         configs.experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, lr=1)
     with pytest.raises(UserError, match="no section 'trian'; did you mean train?"):
@@ -128,7 +128,7 @@ def test_a_key_given_as_a_flag_leads_to_its_flag(program, arguments, flag, sugge
     refused(call(program, *arguments, flag), f"unknown flag {name}; did you mean {suggestion}")
 
 
-def test_a_flag_like_nothing_here_is_refused_without_a_guess():
+def test_an_unknown_flag_without_similar_names_gets_no_suggestion():
     done = call("train_gpt", *GPT, "--zzz=1")
     refused(done, "unknown flag --zzz")
     assert "did you mean" not in done.stderr

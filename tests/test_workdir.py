@@ -64,6 +64,6 @@ def test_a_run_of_another_task_is_named(tmp_path):
         train(build_gpt(tmp_path / "gpt"), RELEASED[0])
 
 
-def test_a_metrics_file_of_other_bytes_does_not_stop_its_run(tmp_path):
+def test_damaged_lines_of_metrics_are_ignored(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe\n')
     assert record.metrics(tmp_path) == [{"step": 1}]
