@@ -1,9 +1,9 @@
 """Rows and their order: which row feeds which update is a pure function of (config, step).
 
 A run is a list of phases. Row j of update s has the position g = (rows of the phase's earlier
-updates) + j. Where a phase mixes components, the slot g mod P of a fixed table names the component,
-and c is the number of the component's slots before g. Otherwise c = g. With R rows in the
-component, the epoch is c div R, and the number of the row is
+updates) + j. Where a phase mixes components, a fixed table of P slots names them: row g belongs to
+the component of slot g mod P. Then c is the number of the component's slots before g; otherwise
+c = g. With R rows in the component, the epoch is c div R, and the number of the row is
 index_shuffle(c mod R; seed, phase, component, epoch). No iterator has a state, so resuming at step
 s means asking for the rows of step s.
 """
