@@ -15,7 +15,8 @@ from transformer_jax.inference.prompt_file import Item, Prompts
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
 
 FRENCH = {
     "description": "Translate English to French:",

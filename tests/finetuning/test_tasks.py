@@ -12,8 +12,9 @@ from transformer_jax.runs import begin
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.runs.train import train
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.loop import run
 from transformer_jax.training.optimizer import _by_depth
+from transformer_jax.training.program import Program
 
 SCORES = {
     "classification": "accuracy",

@@ -9,7 +9,8 @@ from tests.conftest import build_config, build_gpt
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
 
 
 class Trained(NamedTuple):

@@ -16,7 +16,8 @@ from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
 
 GOLDEN = [5.729919, 5.611233, 5.428472]
 SHARDED = dict(model__vocab_multiple=8, model__local_window=8, data__mask_documents=True)

@@ -18,7 +18,8 @@ from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
 
 
 @pytest.fixture(scope="module")
