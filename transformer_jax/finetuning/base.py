@@ -102,9 +102,9 @@ class FineTuning(Definition):
                 "config.init_from is missing: the run, or the converted checkpoint, to fine-tune. "
                 "With config.train.pretrained=false only its tokenizer and shape are used"
             )
-        no_text = tuple  # no tokenizer is trained here
+        # No tokenizer is trained, so there is no text for it.
         return tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, no_text, self.model.vocab_size
+            self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
 
     def _examples(self, split: str) -> list | None:
