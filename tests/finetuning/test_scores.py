@@ -20,36 +20,27 @@ from transformer_jax.scores import predictions as scores
 def test_classification():
     draw = np.random.default_rng(0)
     for case in range(1000):
-        num_labels, size = (2, 3, 5)[case % 3], draw.integers(1, 30)
-        labels = draw.integers(0, num_labels, size)
-        predicted = np.where(
-            draw.random(size) < draw.random(), labels, draw.integers(0, num_labels, size)
-        )
-        assert scores.accuracy(labels, predicted) == pytest.approx(
-            sklearn.metrics.accuracy_score(labels, predicted)
-        )
-        assert scores.matthews(labels, predicted) == pytest.approx(
-            sklearn.metrics.matthews_corrcoef(labels, predicted), abs=1e-12
-        )
-        average = (
-            dict(average="binary")
-            if num_labels == 2
-            else dict(average="macro", labels=range(num_labels))
-        )
-        macro = sklearn.metrics.f1_score(
-            labels, predicted, zero_division=0, average="macro", labels=range(num_labels)
-        )
-        assert scores.macro_f1(labels, predicted, range(num_labels)) == pytest.approx(macro)
+        num_labels = (2, 3, 5)[case % 3]
+        size = draw.integers(1, 30)
         classes = range(num_labels)
-        options = dict(zero_division=0, average=None, labels=classes)
-        each = sklearn.metrics.f1_score(labels, predicted, **options)
-        actual = [scores.f1_of_class(labels, predicted, label) for label in classes]
-        assert actual == pytest.approx(each)
-        matrix = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes)
-        np.testing.assert_array_equal(scores.confusion(labels, predicted, num_labels), matrix)
-        assert scores.f1(labels, predicted, num_labels) == pytest.approx(
-            sklearn.metrics.f1_score(labels, predicted, zero_division=0, **average)
+        labels = draw.integers(0, num_labels, size)
+        is_right = draw.random(size) < draw.random()
+        predicted = np.where(is_right, labels, draw.integers(0, num_labels, size))
+        both = labels, predicted
+
+        accuracy = sklearn.metrics.accuracy_score(*both)
+        assert scores.accuracy(*both) == pytest.approx(accuracy)
+        matthews = sklearn.metrics.matthews_corrcoef(*both)
+        assert scores.matthews(*both) == pytest.approx(matthews, abs=1e-12)
+        f1 = sklearn.metrics.f1_score(*both, zero_division=0, average=None, labels=classes)
+        assert [scores.f1_of_class(*both, label) for label in classes] == pytest.approx(f1)
+        assert scores.macro_f1(*both, classes) == pytest.approx(f1.mean())
+        # With two labels, F1 is that of the second label.
+        assert scores.f1(*both, num_labels) == pytest.approx(
+            f1[1] if num_labels == 2 else f1.mean()
         )
+        matrix = sklearn.metrics.confusion_matrix(*both, labels=classes)
+        np.testing.assert_array_equal(scores.confusion(*both, num_labels), matrix)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +57,20 @@ def drawn_tags(draw, scheme, length):
     free = [f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC")] + ["O", "O"]
     if draw.random() < 0.5:
         return [draw.choice(free) for _ in range(length)]
-    tags, before = [], None
+    tags, last_kind = [], None
     while len(tags) < length:
-        kind, size = draw.choice([None, "PER", "LOC"]), draw.randint(1, min(3, length - len(tags)))
+        kind = draw.choice([None, "PER", "LOC"])
+        size = draw.randint(1, min(3, length - len(tags)))
+        mark = "B" if scheme != "IOB1" or last_kind == kind else "I"
         if kind is None:
             tags += ["O"] * size
-        elif scheme == "BIOES":
-            tags += (
-                [f"S-{kind}"]
-                if size == 1
-                else [f"B-{kind}", *[f"I-{kind}"] * (size - 2), f"E-{kind}"]
-            )
+        elif scheme != "BIOES":
+            tags += [f"{mark}-{kind}", *[f"I-{kind}"] * (size - 1)]
+        elif size == 1:
+            tags.append(f"S-{kind}")
         else:
-            first = "B" if scheme == "IOB2" or before == kind else "I"
-            tags += [f"{first}-{kind}", *[f"I-{kind}"] * (size - 1)]
-        before = kind
+            tags += [f"B-{kind}", *[f"I-{kind}"] * (size - 2), f"E-{kind}"]
+        last_kind = kind
     return tags
 
 
@@ -143,44 +133,26 @@ def squad_script(answers, predicted):
         return 2 * precision * recall / (precision + recall)
 
     gold = [answer for answer in answers if normalize(answer)] or [""]
-    return max(int(normalize(answer) == normalize(predicted)) for answer in gold), max(
-        f1(answer, predicted) for answer in gold
-    )
+    exact = max(int(normalize(answer) == normalize(predicted)) for answer in gold)
+    return exact, max(f1(answer, predicted) for answer in gold)
 
 
 def test_answers():
     draw = random.Random(0)
-    words = [
-        "the",
-        "The",
-        "a",
-        "an",
-        "Denver",
-        "Broncos",
-        "broncos",
-        "2,000",
-        "2000",
-        "--",
-        "U.S.",
-        "anthem",
-        "é",
-        "",
-        "won't",
-        "wont",
-        "\u2013",
-    ]
+    words = "the The a an Denver Broncos broncos 2,000 2000 -- U.S. anthem é won't wont \u2013"
+    words = [*words.split(), ""]
 
     def drawn():
         return " ".join(draw.choice(words) for _ in range(draw.randint(0, 4)))
 
     for _ in range(1000):
-        answers, predicted = [drawn() for _ in range(draw.randint(0, 3))], drawn()
+        answers = [drawn() for _ in range(draw.randint(0, 3))]
+        predicted = drawn()
         if answers and draw.random() < 0.3:
             predicted = answers[0]
         exact, f1 = squad_script(answers, predicted)
-        assert scores.exact_match(answers, predicted) == exact and scores.overlap_f1(
-            answers, predicted
-        ) == pytest.approx(f1), (answers, predicted)
+        assert scores.exact_match(answers, predicted) == exact, (answers, predicted)
+        assert scores.overlap_f1(answers, predicted) == pytest.approx(f1), (answers, predicted)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +168,9 @@ def test_answers():
     ],
 )
 def test_answers_in_edge_cases(answers, predicted, exact, f1):
-    assert (scores.exact_match(answers, predicted), scores.overlap_f1(answers, predicted)) == (
-        exact,
-        pytest.approx(f1),
-    ) and squad_script(answers, predicted) == (exact, pytest.approx(f1))
+    assert scores.exact_match(answers, predicted) == exact
+    assert scores.overlap_f1(answers, predicted) == pytest.approx(f1)
+    assert squad_script(answers, predicted) == (exact, pytest.approx(f1))
 
 
 def test_best_threshold():
