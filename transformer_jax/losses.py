@@ -22,7 +22,7 @@ NO_TOKEN = -1e9
 
 
 class _Inputs(NamedTuple):
-    """The differentiable function's arguments; see `cross_entropy`."""
+    """The arrays that `cross_entropy` takes."""
 
     hidden: jax.Array  # (B, L, M)
     table: jax.Array  # (V, M)

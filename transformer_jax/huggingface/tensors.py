@@ -83,8 +83,8 @@ def read(
 
     Names in the folder may lack `prefix`. Tensors whose names end in `ignored` are not read.
 
-    Raises UserError for a tensor that is missing or unknown, that has another shape, that is not
-    finite, or whose dtype is not a float of 16 or 32 bits.
+    Raises UserError for a tensor that is missing or unknown, or that has another shape. It also
+    raises one for values that are not finite, and for a dtype other than a float of 16 or 32 bits.
     """
     targets = {name.removeprefix(prefix): parts for name, parts in targets.items()}
     tensors = {name.removeprefix(prefix): source for name, source in stored(folder).items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import Beams, BeamSearch, Search
-from transformer_jax.layers.attention import resized, rolled, written
+from transformer_jax.layers.attention import resize_slots, roll_slots, write_slots
 
 # The search stops to admit inputs when one in so many places is free.
 _PLACES_PER_FREE = 32
@@ -141,16 +141,16 @@ class Stream:
         """Returns `cache` with the cache of one input at its place."""
         # No source that is admitted is longer, whatever it was read with.
         length = cache["segments"].shape[1]
-        memory = resized(new["memory"], min(length, new["segments"].shape[1]))
+        memory = resize_slots(new["memory"], min(length, new["segments"].shape[1]))
 
         def cleared(name):
             # Hidden values have weight 0, but 0 times NaN is NaN.
             blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), cache[name])
-            return written(cache[name], blank, place, 0)
+            return write_slots(cache[name], blank, place, 0)
 
         return {
-            "cache": written(cleared("cache"), new["cache"], place, slot * self.search.beam),
-            "memory": written(cleared("memory"), memory, place, 0),
+            "cache": write_slots(cleared("cache"), new["cache"], place, slot * self.search.beam),
+            "memory": write_slots(cleared("memory"), memory, place, 0),
             "segments": jax.lax.dynamic_update_slice_in_dim(
                 cache["segments"], _cut(new["segments"], length), place, 0
             ),
@@ -175,15 +175,15 @@ class Stream:
         """Returns `state` with room for sources of `length`, and with so many slots."""
 
         def resize_cache(cache, shift):
-            cache = cache | {"cache": rolled(cache["cache"], shift * self.search.beam)}
+            cache = cache | {"cache": roll_slots(cache["cache"], shift * self.search.beam)}
             return self._sized(cache, length, slots)
 
         return self.search.resized(state, slots, resize_cache)
 
     def _sized(self, cache: dict, length: int, slots: int) -> dict:
         return {
-            "cache": resized(cache["cache"], slots * self.search.beam),
-            "memory": resized(cache["memory"], length),
+            "cache": resize_slots(cache["cache"], slots * self.search.beam),
+            "memory": resize_slots(cache["memory"], length),
             "segments": _cut(cache["segments"], length),
         }
 

@@ -128,7 +128,7 @@ class Attention(nn.Module):
         return cache.value.transpose(np.argsort(order))
 
 
-def resized(cached: dict, num_slots: int) -> dict:
+def resize_slots(cached: dict, num_slots: int) -> dict:
     """Returns a collection "cache" or "memory" with `num_slots` slots.
 
     Slots are cut off or added at the end.
@@ -143,7 +143,7 @@ def resized(cached: dict, num_slots: int) -> dict:
     return _map_slots(fit, cached)
 
 
-def rolled(cached: dict, shift: jax.Array) -> dict:
+def roll_slots(cached: dict, shift: jax.Array) -> dict:
     """Returns a collection "cache" with the content of its slots moved by `shift`, cyclically."""
 
     def roll(x, axis):
@@ -152,7 +152,7 @@ def rolled(cached: dict, shift: jax.Array) -> dict:
     return _map_slots(roll, cached)
 
 
-def written(cached: dict, new: dict, row: jax.Array, slot: jax.Array) -> dict:
+def write_slots(cached: dict, new: dict, row: jax.Array, slot: jax.Array) -> dict:
     """Returns a collection "cache" or "memory" with `new` written over it from row and slot on."""
 
     def write(x, axis, update):
