@@ -187,7 +187,8 @@ def test_a_converted_checkpoint_in_a_bucket(fast):
 def test_two_processes_at_a_run_in_a_bucket(fast, server, tmp_path):
     no_dropout = {"model__dropout": 0.0, "model__attention_dropout": 0.0}
     length = {"train__num_steps": 6, "train__eval_every": 6}
-    config = build_gpt(tmp_path, **{**SHORT, **no_dropout, **length}, mesh__fsdp=2)
+    # Split over all eight devices, so that each process writes its own parts.
+    config = build_gpt(tmp_path, **{**SHORT, **no_dropout, **length}, mesh__fsdp=8)
     flags = (f"--config={config_file(config, tmp_path)}", "--workdir=gs://bucket/run")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
