@@ -177,7 +177,7 @@ def test_heads_from_transformers(architecture, wide, tmp_path):
     [
         (
             CLASSIFIER,
-            dict(task="classification", pair="2"),
+            dict(task="classification", pair="2", label="3"),
             ["the cat sat\ton the mat", "the man reads\ta book and a rat"],
         ),
         (CLASSIFIER, dict(task="classification", regression=True), ["the cat sat", "a book"]),
