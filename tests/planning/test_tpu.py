@@ -72,7 +72,8 @@ def test_rematerialisation_saves_memory_with_the_layers_in_line():
         temporaries[remat] = json.loads(done.stdout.splitlines()[-1])["bytes_per_device"][
             "temporaries"
         ]
-    assert temporaries["full"] < 0.75 * temporaries["none"]
+    # 0.8 with libtpu 0.0.42; were it undone, both would be equal.
+    assert temporaries["full"] < 0.9 * temporaries["none"]
 
 
 @pytest.mark.slow
