@@ -122,12 +122,13 @@ def widths_of(rows):
 
 
 @pytest.mark.parametrize("group", [1, 4])
-def test_a_batch_has_the_shape_of_its_phase(group, runs, tmp_path):
+def test_a_batch_has_its_row_shape(group, runs, tmp_path):
     task = uneven_task(tmp_path, "classification", runs["bert"], task__group_by_length=group)
     rows = task.rows().train
-    phases, widths = [rows.phase(step)[0] for step in range(32)], widths_of(rows)
-    assert widths == [task.lengths[phase] for phase in phases] and max(widths) < 32
-    specs = [task.batch_spec(phase)["segment_ids"] for phase in phases]
+    shapes = [rows.row_shape(step) for step in range(32)]
+    widths = widths_of(rows)
+    assert widths == [task.lengths[shape] for shape in shapes] and max(widths) < 32
+    specs = [task.batch_spec(shape)["segment_ids"] for shape in shapes]
     assert widths == [spec.shape[1] for spec in specs]
 
 

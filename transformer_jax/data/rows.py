@@ -115,6 +115,10 @@ class TrainRows:
             step -= phase.num_steps
         raise IndexError(f"no phase has update {step} left")
 
+    def row_shape(self, step: int) -> int:
+        """Returns the number of update `step`'s phase, whose rows have one shape."""
+        return self.phase(step)[0]
+
     def size(self, step: int) -> int:
         """Returns the number of rows of update `step`."""
         number, step_of_phase = self.phase(step)

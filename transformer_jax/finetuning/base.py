@@ -58,7 +58,7 @@ class FineTuning(Definition):
         axes = sharding.rules(self.config.mesh)["length"]
         rows_are_split = any(self.config.mesh[axis] != 1 for axis in axes)
         self.lengths = (self.length,) if rows_are_split else lengths.buckets(self.length)
-        self.num_phases = len(self.lengths)
+        self.num_row_shapes = len(self.lengths)
         self._examples_of_split = {}
         self.coefficients = {"task": 1.0}
         if self.lm_weight:
@@ -147,9 +147,9 @@ class FineTuning(Definition):
 
     # training
 
-    def batch_spec(self, phase: int):
+    def batch_spec(self, row_shape: int):
         spec = {}
-        for name, shape in self.shapes(self.lengths[phase]).items():
+        for name, shape in self.shapes(self.lengths[row_shape]).items():
             dtype = jnp.float32 if name == "value" else jnp.int32
             spec[name] = jax.ShapeDtypeStruct((self.config.train.batch, *shape), dtype)
         return spec
@@ -216,14 +216,14 @@ class FineTuning(Definition):
     def evaluations(self):
         return {} if self._examples("valid") is None else {"valid": self._validation_scores}
 
-    def flops(self, phase: int = 0) -> float:
+    def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes; a frozen encoder has none.
         passes = 1 if self.frozen else 3
-        row = self.encoder.flops(self.lengths[phase], self.lm_weight > 0)
+        row = self.encoder.flops(self.lengths[row_shape], self.lm_weight > 0)
         return passes * row * self.rows_of_example
 
-    def positions(self, phase: int = 0) -> int:
-        return self.lengths[phase] * self.rows_of_example
+    def positions(self, row_shape: int = 0) -> int:
+        return self.lengths[row_shape] * self.rows_of_example
 
     # evaluation and use
 

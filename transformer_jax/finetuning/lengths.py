@@ -91,9 +91,9 @@ class Batches:
     def until(self, step: int) -> float:
         return self.drawn.until(step)
 
-    def phase(self, step: int) -> tuple[int, int]:
-        """Returns (bucket of the update's rows, `step`)."""
-        return self.examples.bucket(self._numbers(step)), step
+    def row_shape(self, step: int) -> int:
+        """Returns the bucket of the rows of update `step`."""
+        return self.examples.bucket(self._numbers(step))
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
         numbers = self._numbers(step)

@@ -35,8 +35,8 @@ def training(task) -> tuple[float, int]:
         rows = [growing.rows_before(train.num_steps)]
     else:
         rows = [train.batch * steps for steps in steps_of_phases]
-    flops = sum(task.flops(phase) * count for phase, count in enumerate(rows))
-    positions = sum(task.positions(phase) * count for phase, count in enumerate(rows))
+    flops = sum(task.flops(shape) * count for shape, count in enumerate(rows))
+    positions = sum(task.positions(shape) * count for shape, count in enumerate(rows))
     return flops, positions
 
 

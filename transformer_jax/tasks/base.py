@@ -27,7 +27,7 @@ class BaseTask:
     config: ConfigDict
     tokenizer_folder: Path | None
 
-    num_phases = 1
+    num_row_shapes = 1
 
     def rows(self):
         return self._rows

@@ -102,7 +102,7 @@ class CausalLM(BaseTask):
 
     # training
 
-    def batch_spec(self, phase: int):
+    def batch_spec(self, row_shape: int):
         keys = ["tokens", "labels", "weights"]
         if self.config.data.mask_documents:
             keys += ["positions", "segment_ids"]
@@ -146,10 +146,10 @@ class CausalLM(BaseTask):
         say(f"a sample:\n{sample.text}")
         return {}
 
-    def flops(self, phase: int = 0) -> float:
+    def flops(self, row_shape: int = 0) -> float:
         return 3 * self.model.flops(self.length)  # a backward pass costs two forward passes
 
-    def positions(self, phase: int = 0) -> int:
+    def positions(self, row_shape: int = 0) -> int:
         return self.length
 
     # evaluation and use

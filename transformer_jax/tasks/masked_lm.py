@@ -42,7 +42,7 @@ class MaskedLM(BaseTask):
         self.coefficients = {"mlm": 1.0}
         if self.next_sentence:
             self.coefficients["nsp"] = self.next_sentence
-        self.num_phases = len(self.phases)
+        self.num_row_shapes = len(self.phases)
         self._check_next_sentence()
         self._check_phases()
         if self.config.train.first_batch:
@@ -142,7 +142,7 @@ class MaskedLM(BaseTask):
         phases = []
         for phase, num_steps in enumerate(self.phase_steps):
             component = self._component(stored, "train", phase)
-            is_last = phase == self.num_phases - 1
+            is_last = phase == len(self.phases) - 1
             batch = self.config.train.batch
             phases.append(rows.Phase([component], batch, None if is_last else num_steps))
         return types.SimpleNamespace(
@@ -151,13 +151,13 @@ class MaskedLM(BaseTask):
         )
 
     def _evaluation_rows(self, split: str) -> rows.EvalRows:
-        component = self._component(self._tokenised(split), split, self.num_phases - 1)
+        component = self._component(self._tokenised(split), split, len(self.phases) - 1)
         return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
 
     # training
 
-    def batch_spec(self, phase: int):
-        _, length, num_predictions = self.phases[phase]
+    def batch_spec(self, row_shape: int):
+        _, length, num_predictions = self.phases[row_shape]
         shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,))
         masked = ("masked_positions", "masked_labels", "masked_weights")
         shapes |= dict.fromkeys(masked, (num_predictions,))
@@ -216,13 +216,13 @@ class MaskedLM(BaseTask):
     def trainable(self, path) -> bool:
         return self.next_sentence > 0 or path[0] not in ("pooler", "nsp")
 
-    def flops(self, phase: int = 0) -> float:
-        _, length, num_predictions = self.phases[phase]
+    def flops(self, row_shape: int = 0) -> float:
+        _, length, num_predictions = self.phases[row_shape]
         # A backward pass costs two forward passes.
         return 3 * self.model.flops(length, num_predictions)
 
-    def positions(self, phase: int = 0) -> int:
-        return self.phases[phase][1]
+    def positions(self, row_shape: int = 0) -> int:
+        return self.phases[row_shape][1]
 
     # evaluation and use
 

@@ -196,15 +196,15 @@ class Tagging(FineTuning):
         )
         return outputs, states[-1]
 
-    def flops(self, phase=0):
+    def flops(self, row_shape=0):
         if not self.features:
-            return super().flops(phase)
+            return super().flops(row_shape)
         num_states = 4 if self._concatenates else 1
-        length = self.lengths[phase]
+        length = self.lengths[row_shape]
         width = self.lstm_width // 2  # of one direction
         first = flops.lstm(length, num_states * self.model.d_model, width)
         second = flops.lstm(length, self.lstm_width, width)
-        return super().flops(phase) + 3 * 2 * (first + second)
+        return super().flops(row_shape) + 3 * 2 * (first + second)
 
     def counted(self, batch):
         return batch["is_word"]

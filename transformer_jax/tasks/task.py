@@ -18,8 +18,8 @@ Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as ble
 
 
 class TrainRows(Protocol):
-    def phase(self, step: int) -> tuple[int, int]:
-        """Returns (the phase of update `step`, the number of the phase's earlier updates)."""
+    def row_shape(self, step: int) -> int:
+        """Returns the number of the shape of update `step`'s rows, below `num_row_shapes`."""
 
     def size(self, step: int) -> int:
         """Returns the number of rows of update `step`."""
@@ -49,9 +49,9 @@ class Task(Protocol):
 
     config: ConfigDict
     coefficients: dict[str, float]  # factor of each loss term
-    # The number of phases: parts of a run, or kinds of its batches, whose rows differ in shape.
-    # Where the task does not plan the phases by update, phase 0 has the longest rows.
-    num_phases: int
+    # The number of shapes that rows have: one for each phase of a run, or for each bucket of
+    # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
+    num_row_shapes: int
     model: Any  # the Linen module
     tokenizer: Any  # has save(folder) and fingerprint()
 
@@ -61,8 +61,8 @@ class Task(Protocol):
         A run continues only with an equal fingerprint. The key "tokenizer" describes the tokenizer.
         """
 
-    def batch_spec(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes (rows, ...) of a batch of the phase. Opens no file."""
+    def batch_spec(self, row_shape: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes (rows, ...) of a batch of rows of that shape. Opens no file."""
 
     def init(self, rng: jax.Array) -> Params:
         """Returns initial parameters, boxed with their logical axes."""
@@ -93,8 +93,8 @@ class Task(Protocol):
     def evaluate(self, params: Params, split: str) -> dict[str, float | str]:
         """Returns all scores of a split ("valid" or "test") of a finished run."""
 
-    def flops(self, phase: int) -> float:
+    def flops(self, row_shape: int) -> float:
         """Returns the FLOPs of an update per row: forward and backward, padding included."""
 
-    def positions(self, phase: int) -> int:
+    def positions(self, row_shape: int) -> int:
         """Returns the number of target positions of a row, padding included."""

@@ -88,7 +88,7 @@ class Translation(BaseTask):
 
     # training
 
-    def batch_spec(self, phase: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
+    def batch_spec(self, row_shape: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
         lengths = {
             "source": self.source_length,
             "source_positions": self.source_length,
@@ -148,11 +148,11 @@ class Translation(BaseTask):
             return {}
         return {"valid": partial(self._score, valid, self.bleu_lines)}
 
-    def flops(self, phase: int = 0) -> float:
+    def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes.
         return 3 * self.model.flops(self.source_length, self.target_length)
 
-    def positions(self, phase: int = 0) -> int:
+    def positions(self, row_shape: int = 0) -> int:
         return self.target_length
 
     # evaluation and use

@@ -59,6 +59,6 @@ class Log:
         task = self._session.task
         train = self._session.rows.train
         return {
-            update: task.flops(train.phase(update - 1)[0]) * train.size(update - 1)
+            update: task.flops(train.row_shape(update - 1)) * train.size(update - 1)
             for update in range(after + 1, step + 1)
         }

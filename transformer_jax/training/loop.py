@@ -209,7 +209,7 @@ def _say_if_done(session: Session, patience: Patience) -> None:
 
 
 def _batches(rows, program, train, start: int):
-    """Yields the device batches from `start` to the end of the run, phase by phase."""
+    """Yields the device batches from `start` to the end of the run, in parts of one size."""
     step = start
     while step < train.num_steps:
         stop = min(rows.train.until(step), train.num_steps)

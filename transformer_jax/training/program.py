@@ -31,7 +31,7 @@ class Program:
       tx: the optimizer.
       learning_rate: the learning rate by applied update, from 0.
       batch_sharding: of a batch's arrays (microbatches, rows, ...).
-      batch: shapes, dtypes and shardings of the batch of the first phase.
+      batch: shapes, dtypes and shardings of a batch of the first row shape.
       state: a TrainState of shapes, dtypes and shardings.
       train_step: the jitted (state, batch) -> state.
       eval_step: the jitted (params, batch) -> metrics.
@@ -68,10 +68,10 @@ class Program:
         table = sharding.rules(config.mesh)
         batch_sharding = sharding.batch_sharding(mesh, table)
         _check_positions(config.train, task)
-        # Every phase is checked; a program is planned for the first.
+        # Every row shape is checked; a program is planned for the first.
         batch, *_ = [
-            _batch(config.train, task.batch_spec(phase), batch_sharding)
-            for phase in range(task.num_phases)
+            _batch(config.train, task.batch_spec(row_shape), batch_sharding)
+            for row_shape in range(task.num_row_shapes)
         ]
         tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
         state = states.abstract(task, tx, mesh, table)
@@ -90,7 +90,7 @@ class Program:
 
 def _check_positions(train, task) -> None:
     """Raises UserError where an int32 can't count the positions between two progress lines."""
-    row = max(task.positions(phase) for phase in range(task.num_phases))
+    row = max(task.positions(row_shape) for row_shape in range(task.num_row_shapes))
     positions = row * train.batch * train.log_every
     if positions >= _MAX_POSITIONS:
         raise UserError(
