@@ -45,10 +45,10 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
     """
     overrides = list(dict(overrides).items())
     config = _copy(config)
-    # A fine-tuning's model is not known yet: its overrides are applied to it later.
-    later = "model." if begin.fine_tunes(config) else ()
+    fine_tunes = begin.fine_tunes(config)
+    of_model = [pair for pair in overrides if fine_tunes and pair[0].startswith("model.")]
     for key, value in overrides:
-        if not key.startswith(later):
+        if (key, value) not in of_model:  # a fine-tuning's model is not known yet
             configs.set_key(config, key, value)
     configs.validate(config)
     recorded = record.find(workdir)
@@ -58,10 +58,8 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
             f"not a {config.task.name} one; take another folder"
         )
     earlier = recorded or begin.source(config)
-    if begin.fine_tunes(config):
-        config = begin.with_model(
-            config, earlier, [pair for pair in overrides if pair[0].startswith(later)]
-        )
+    if fine_tunes:
+        config = begin.with_model(config, earlier, of_model)
         config = _with_labels(config, recorded, earlier)
         if recorded and begin.names_same_run(config.init_from, recorded.config.init_from):
             config.init_from = recorded.config.init_from
