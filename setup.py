@@ -19,6 +19,7 @@ BASE = [
     # index_shuffle; brings array_record, through which TFDS reads without TensorFlow
     "grain>=0.2.16,<0.3",
     f"jax{JAX_RELEASES}",
+    "jaxtyping>=0.3.3,<0.4",
     "matplotlib>=3.9,<4",
     "ml-collections>=1.0,<2",
     "numpy>=2.0,<3",
@@ -50,6 +51,7 @@ EXTRAS = {
     "test": [
         "pytest>=8",
         "pytest-xdist>=3.5",
+        "beartype>=0.22,<1",  # checks jaxtyping's annotations
         "scikit-learn>=1.3",
         "seqeval>=1.2.2",
         "ipykernel>=6.29",
