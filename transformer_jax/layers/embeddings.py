@@ -9,6 +9,7 @@ import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
+from transformer_jax.layers.parameters import declared
 
 
 class Embed(nn.Module):
@@ -31,7 +32,7 @@ class Embed(nn.Module):
         def init(key, shape):
             return jnp.pad(self.init(key, shape), ((0, -shape[0] % self.multiple), (0, 0)))
 
-        init = nn.with_logical_partitioning(init, self.axes)
+        init = declared(init, self.axes, decays=True)
         self.embedding = self.param("embedding", init, (self.num_embeddings, self.features))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -77,7 +78,7 @@ class Bias(nn.Module):
 
     @nn.compact
     def __call__(self) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,))
+        init = declared(nn.initializers.zeros, (self.axis,))
         return self.param("bias", init, (self.size,))
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.lstm import LSTM
+from transformer_jax.layers.parameters import declared
 
 
 class Head(nn.Module):
@@ -26,6 +27,7 @@ class Head(nn.Module):
             (self.features,),
             axes=("embed", None),
             use_bias=self.use_bias,
+            head=True,
             kernel_init=nn.initializers.truncated_normal(0.02),
             name="out",
         )
@@ -49,7 +51,7 @@ class RecurrentHead(nn.Module):
         if self.concatenate:
             x = jnp.concatenate(list(states), axis=-1)
         else:
-            init = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
+            init = declared(nn.initializers.zeros, (None,))
             weights = self.param("weights", init, (len(states),))
             weights = jax.nn.softmax(weights).astype(states.dtype)
             x = jnp.einsum("s,sblm->blm", weights, states)

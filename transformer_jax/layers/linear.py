@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.distributed import sharding
+from transformer_jax.layers.parameters import declared
 
 
 class Linear(nn.Module):
@@ -15,12 +16,14 @@ class Linear(nn.Module):
 
     `inputs` and `outputs` are shapes. `axes` are the logical axes of the kernel, those of the
     inputs first. The kernel (*inputs, *outputs) is float32; the product is computed in `dtype`.
+    `head` declares the kernel as an output head, which is no matrix between hidden states.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    axes: tuple[str, ...]
+    axes: tuple[str | None, ...]
     use_bias: bool = True
+    head: bool = False
     kernel_init: Callable = nn.initializers.xavier_uniform()
     dtype: jnp.dtype = jnp.float32
 
@@ -34,7 +37,8 @@ class Linear(nn.Module):
         def init(key, shape):
             return self.kernel_init(key, (fan_in, fan_out), jnp.float32).reshape(shape)
 
-        kernel_init = nn.with_logical_partitioning(init, self.axes)
+        contracted = 0 if self.head else len(self.inputs)
+        kernel_init = declared(init, self.axes, decays=True, inputs=contracted)
         kernel = self.param("kernel", kernel_init, self.inputs + self.outputs)
         # Gather the kernel over fsdp once. Otherwise the partitioner gathers the kernels of
         # attention again behind their reshape: a tenth of all communication of GPT-3 175B on 64
@@ -49,7 +53,7 @@ class Linear(nn.Module):
         y = x.astype(self.dtype).reshape(*tokens, fan_in) @ matrix
         if self.use_bias:
             bias_axes = self.axes[len(self.inputs) :]
-            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, bias_axes)
+            bias_init = declared(nn.initializers.zeros, bias_axes)
             bias = self.param("bias", bias_init, self.outputs)
             y = y + bias.astype(self.dtype).reshape(fan_out)
         return y.reshape(*batch_shape, *self.outputs)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.linear import Linear
+from transformer_jax.layers.parameters import declared
 
 
 class LSTM(nn.Module):
@@ -27,7 +28,7 @@ class LSTM(nn.Module):
             dtype=x.dtype,
             name="input",
         )(x)
-        init = nn.with_logical_partitioning(nn.initializers.orthogonal(), ("mlp", None))
+        init = declared(nn.initializers.orthogonal(), ("mlp", None), decays=True, inputs=1)
         shape = (self.features, 4 * self.features)
         recurrent = self.param("recurrent", init, shape, jnp.float32).astype(x.dtype)
 

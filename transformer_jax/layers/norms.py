@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.layers.parameters import declared
+
 
 class LayerNorm(nn.Module):
     """Layer normalization over the last axis (Ba et al. 2016): (..., M) -> (..., M).
@@ -16,8 +18,8 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (x.shape[-1],)
-        scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("norm",))
+        scale_init = declared(nn.initializers.ones, ("norm",))
+        bias_init = declared(nn.initializers.zeros, ("norm",))
         scale = self.param("scale", scale_init, shape)  # (M,)
         bias = self.param("bias", bias_init, shape)  # (M,)
         y = x.astype(jnp.float32)

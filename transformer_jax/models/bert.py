@@ -78,7 +78,7 @@ class BERT(nn.Module):
         self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
         self.mlm_norm = norm()
         self.mlm_bias = Bias(self.vocab_size, "vocab")
-        self.nsp = Linear(model, (2,), axes=("embed", None), kernel_init=init)
+        self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
     def __call__(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
         """Returns the states and the logits of both pre-training tasks (section 3.1).

@@ -1,0 +1,61 @@
+"""Parameters declare their logical axes, their weight decay and their role in a product."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """The declaration of a parameter. In a tree of JAX it is a leaf."""
+
+    # Logical axes, one for each dimension. The first one of a stack of layers is "layers".
+    axes: tuple[str | None, ...]
+    # Whether weight decay applies.
+    decays: bool = False
+    # Number of leading axes, without "layers", that a matrix contracts with its input. The other
+    # axes are those of its output. 0: an embedding, an output head or a vector.
+    inputs: int = 0
+
+
+class Declared(nn.LogicallyPartitioned):
+    """The box of a parameter with its traits. A scan over layers adds the axis "layers" to it."""
+
+    decays: bool = struct.field(default=False, pytree_node=False)
+    inputs: int = struct.field(default=0, pytree_node=False)
+
+
+def declared(
+    init: Callable[..., jax.Array],
+    axes: tuple[str | None, ...],
+    *,
+    decays: bool = False,
+    inputs: int = 0,
+) -> Callable[..., Declared]:
+    """Returns an initializer that boxes the parameter of `init` with its `Traits`."""
+
+    def boxed(*args, **kwargs):
+        return Declared(init(*args, **kwargs), axes, decays=decays, inputs=inputs)
+
+    return boxed
+
+
+def traits(boxed: Any) -> Any:
+    """Returns the tree of the `Traits` of a tree of boxed parameters.
+
+    A parameter that declares nothing has no logical axes and does not decay.
+    """
+
+    def of(leaf):
+        if isinstance(leaf, Declared):
+            return Traits(leaf.names, leaf.decays, leaf.inputs)
+        if isinstance(leaf, nn.LogicallyPartitioned):
+            return Traits(leaf.names)
+        return Traits((None,) * np.ndim(leaf))
+
+    return jax.tree.map(of, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
