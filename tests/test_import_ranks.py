@@ -49,7 +49,7 @@ def may_import(importer: str, imported: str) -> bool:
     other = imported.partition(".")[0]
     if other == importer or other not in RANK:
         return other == importer
-    if importer == "training" and other == "tasks":
+    if importer in ("finetuning", "training") and other == "tasks":
         return imported.startswith("tasks.task.")
     return RANK[other] < RANK[importer]
 

@@ -214,14 +214,15 @@ class Poisoned(CausalLM):
 
     at = 5
 
-    def loss(self, params, batch, rng, *, train):
-        sums, measured = super().loss(params, batch, rng, train=train)
-        if train:
+    def loss(self, params, batch, context):
+        loss = super().loss(params, batch, context)
+        if context.train:
             key = jax.random.fold_in(jax.random.key(self.config.train.seed), self.at)
             key = jax.random.fold_in(key, 0)
-            is_hit = (jax.random.key_data(rng) == jax.random.key_data(key)).all()
-            sums = {term: total * jnp.where(is_hit, jnp.nan, 1.0) for term, total in sums.items()}
-        return sums, measured
+            is_hit = (jax.random.key_data(context.rng) == jax.random.key_data(key)).all()
+            factor = jnp.where(is_hit, jnp.nan, 1.0)
+            loss = loss._replace(terms={name: total * factor for name, total in loss.terms.items()})
+        return loss
 
 
 def not_a_number(run: Run, workdir) -> None:

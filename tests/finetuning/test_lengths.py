@@ -11,6 +11,7 @@ from transformer_jax.config import UserError
 from transformer_jax.finetuning import outputs
 from transformer_jax.finetuning.lengths import buckets
 from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.tasks.task import Context
 from transformer_jax.training.state import init_params
 
 WORDS = "the cat sat on the mat and the dog ran to the man".split()
@@ -160,7 +161,7 @@ def test_loss_scores_and_predictions_are_those_of_whole_rows(
     batches = [task.rows().train.batch(3, range(8)) for task in (cut, uncut)]
     assert batches[0]["tokens"].shape[-1] < batches[1]["tokens"].shape[-1] == 32
     losses, expected_losses = (
-        task.loss(params, batch, None, train=False)[0] for task, batch in zip((cut, uncut), batches)
+        task.loss(params, batch, Context()).terms for task, batch in zip((cut, uncut), batches)
     )
     for term, expected in expected_losses.items():
         assert float(losses[term]) == pytest.approx(float(expected), rel=1e-5)

@@ -13,6 +13,7 @@ from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.tasks.task import Context
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
@@ -72,7 +73,7 @@ def test_masked_documents_have_the_loss_of_documents_alone(tmp_path):
     params = task.model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     batch = task.rows().train.batch(0, range(2))
     assert batch["segment_ids"].max() > 1 and set(batch) == set(task.batch_spec(0))
-    sums, _ = task.loss(params, batch, None, train=False)
+    sums = task.loss(params, batch, Context()).terms
     expected = 0.0
     for tokens, labels, segments in zip(batch["tokens"], batch["labels"], batch["segment_ids"]):
         for segment in range(1, segments.max() + 1):

@@ -15,6 +15,7 @@ from transformer_jax.config import UserError
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.tasks.task import Context
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
@@ -59,7 +60,7 @@ def test_the_losses_are_those_of_all_positions(trained):
     """Logits are computed at masked positions only, but are those of the whole model."""
     _, _, task, params = trained
     batch = task.rows().eval["valid"].batch(0, range(8), 8)
-    sums, _ = task.loss(params, batch, None, train=False)
+    sums = task.loss(params, batch, Context()).terms
     hidden, logits, following = task.model.apply(
         {"params": params}, batch["tokens"], batch["token_types"], None, batch["segment_ids"]
     )
@@ -83,7 +84,7 @@ def test_the_losses_are_those_of_all_positions(trained):
     padded = {
         name: np.concatenate([array, np.zeros_like(array[:3])]) for name, array in batch.items()
     }
-    padded_sums, _ = task.loss(params, padded, None, train=False)
+    padded_sums = task.loss(params, padded, Context()).terms
     assert float(padded_sums["nsp"]) == pytest.approx(float(sums["nsp"]), rel=1e-5)
     assert task.weights(padded)["nsp"] == 8
 

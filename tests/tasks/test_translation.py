@@ -11,6 +11,7 @@ from transformer_jax.config import UserError
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.tasks.task import Context
 
 LINES = [
     "a dog runs",
@@ -191,7 +192,7 @@ def test_the_loss_counts_each_target_token_once(translation):
     task, params = translation.task, translation.params
     batch = task.rows().train.batch(0, range(8))
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-    sums, metrics = task.loss(params, arrays, None, train=False)
+    sums, metrics, _ = task.loss(params, arrays, Context())
     logits = task.model.apply(
         {"params": params},
         arrays["source"],

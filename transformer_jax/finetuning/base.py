@@ -23,6 +23,7 @@ from transformer_jax.finetuning.outputs import Outputs
 from transformer_jax.finetuning.predictions import Prediction, examples_of
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
+from transformer_jax.tasks.task import Context, Loss
 
 ROW = ("tokens", "token_types", "segment_ids")
 
@@ -175,37 +176,38 @@ class FineTuning(Definition):
         """
         return batch["segment_ids"][..., 0] > 0
 
-    def outputs(self, params, batch, rng, train: bool):
+    def outputs(self, params, batch, context: Context):
         """Returns (the head's outputs (rows, ...), the hidden states (rows, L, M)).
 
         The arrays of the batch are (..., L); all axes but the last count rows.
         """
         batch = _flat(batch)
-        head_key, encoder_key = jax.random.split(rng) if train else (None, None)
-        hidden = self.encoder.hidden(params, batch, encoder_key, train and not self.frozen)
+        head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
+        hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
         vector = self.encoder.summary(params, hidden, batch) if self.summarises else hidden
         outputs = self.head().apply(
             {"params": params["head"]},
             vector,
-            train=train,
-            rngs={"dropout": head_key} if train else None,
+            train=context.train,
+            rngs={"dropout": head_key} if context.train else None,
         )
         return outputs, hidden
 
-    def loss(self, params, batch, rng, *, train):
-        outputs, hidden = self.outputs(params, batch, rng, train)
+    def loss(self, params, batch, context: Context) -> Loss:
+        outputs, hidden = self.outputs(params, batch, context)
         total, count, metrics = self.objective(outputs, batch)
         filled = batch["segment_ids"] > 0
         terms = {"task": total}
         if self.lm_weight:
             terms["lm"] = self.encoder.next_tokens(params, hidden, _flat(batch))
             metrics |= {"lm_loss": (terms["lm"], filled[..., 1:].sum(dtype=jnp.int32))}
-        return terms, {
+        counted = {
             "loss": (total, count),
             **metrics,
             "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
         }
+        return Loss(terms, counted)
 
     def trainable(self, path) -> bool:
         return path[0] == "head" or not self.frozen

@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer_jax.inference.batching import in_order
 from transformer_jax.pictures.progress import track
+from transformer_jax.tasks.task import Context
 
 # Batches whose examples are sorted by length together.
 _SORTED_BATCHES = 64
@@ -48,7 +49,7 @@ class Outputs:
 
         @jax.jit
         def outputs_and_loss(params, batch):
-            outputs, _ = self.task.outputs(params, batch, None, train=False)
+            outputs, _ = self.task.outputs(params, batch, Context())
             total, count, _ = self.task.objective(outputs, batch)
             num_examples = len(batch["segment_ids"])
             return outputs.reshape(num_examples, -1, *outputs.shape[1:]), total, count

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from transformer_jax import metrics
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import track
+from transformer_jax.tasks.task import Context
 
 
 @dataclasses.dataclass
@@ -73,7 +74,7 @@ class BaseTask:
         return metrics.means(jax.tree.map(_sum, *sums))
 
     def _metrics(self, params, batch) -> metrics.Metrics:
-        return self.loss(params, batch, None, train=False)[1]
+        return self.loss(params, batch, Context()).metrics
 
 
 def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:

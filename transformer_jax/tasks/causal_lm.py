@@ -21,6 +21,7 @@ from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks.base import BaseTask, check_row_length, perplexity
+from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
@@ -114,26 +115,27 @@ class CausalLM(BaseTask):
     def weights(self, batch):
         return {"loss": batch["weights"].sum().astype(jnp.float32)}
 
-    def loss(self, params, batch, rng, *, train):
+    def loss(self, params, batch, context: Context) -> Loss:
         variables = {"params": params}
         hidden = self.model.apply(
             variables,
             batch["tokens"],
             batch.get("positions"),
             batch.get("segment_ids"),
-            train=train,
+            train=context.train,
             method="hidden",
-            rngs={"dropout": rng} if train else None,
+            rngs={"dropout": context.rng} if context.train else None,
         )
         table, bias = self.model.apply(variables, method="output")
         weights = batch["weights"].astype(jnp.float32)
         loss, _, correct = cross_entropy(hidden, table, bias, batch["labels"], weights)
         count = batch["weights"].sum(dtype=jnp.int32)
-        return {"loss": loss}, {
+        metrics = {
             "loss": (loss, count),
             "accuracy": (correct, count),
             "filled": (count, jnp.int32(batch["weights"].size)),
         }
+        return Loss({"loss": loss}, metrics)
 
     def derived(self, name, means):
         return _perplexities(means["loss"], self._rows.eval[name].component.store.meta)

@@ -18,6 +18,7 @@ from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.losses import cross_entropy, label_nll
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.tasks.base import BaseTask
+from transformer_jax.tasks.task import Context, Loss
 
 # The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
 # and masks.
@@ -175,16 +176,16 @@ class MaskedLM(BaseTask):
             weights["nsp"] = num_rows.astype(jnp.float32)
         return weights
 
-    def loss(self, params, batch, rng, *, train):
+    def loss(self, params, batch, context: Context) -> Loss:
         apply = partial(self.model.apply, {"params": params})
         hidden = apply(
             batch["tokens"],
             batch["token_types"],
             None,
             batch["segment_ids"],
-            train=train,
+            train=context.train,
             method="hidden",
-            rngs={"dropout": rng} if train else None,
+            rngs={"dropout": context.rng} if context.train else None,
         )
         # Logits are computed at the masked positions only.
         masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
@@ -211,7 +212,7 @@ class MaskedLM(BaseTask):
             correct = jnp.sum((logits.argmax(axis=-1) == label) & is_row, dtype=jnp.float32)
             terms["nsp"] = nsp
             metrics |= {"nsp_loss": (nsp, num_rows), "nsp_accuracy": (correct, num_rows)}
-        return terms, metrics
+        return Loss(terms, metrics)
 
     def trainable(self, path) -> bool:
         return self.next_sentence > 0 or path[0] not in ("pooler", "nsp")

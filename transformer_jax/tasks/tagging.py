@@ -183,16 +183,16 @@ class Tagging(FineTuning):
             "head": self.head().init(head_key, chosen, filled)["params"],
         }
 
-    def outputs(self, params, batch, rng, train):
+    def outputs(self, params, batch, context):
         if not self.features:
-            return super().outputs(params, batch, rng, train)
+            return super().outputs(params, batch, context)
         states = jax.lax.stop_gradient(self.encoder.layers(params, batch))
         outputs = self.head().apply(
             {"params": params["head"]},
             states[_LAYERS[self.features]],
             batch["segment_ids"] > 0,
-            train=train,
-            rngs={"dropout": rng} if train else None,
+            train=context.train,
+            rngs={"dropout": context.rng} if context.train else None,
         )
         return outputs, states[-1]
 

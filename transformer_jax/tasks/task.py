@@ -4,7 +4,7 @@ The loop knows neither the model nor the data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -15,6 +15,36 @@ from transformer_jax.metrics import Metrics
 Params = Any  # a tree of arrays
 Batch = dict[str, jax.Array]
 Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as bleu or f1
+
+
+class Context(NamedTuple):
+    """All that a loss depends on beside parameters and rows. By default that of an evaluation.
+
+    Attributes:
+      rng: the key of dropout and other noise, one for each microbatch; None in an evaluation.
+      step: () int32, the number of the update, from 0; None in an evaluation.
+      carry: the rows' part of `initial_carry`'s tree; None where the task has none.
+      train: whether the loss is that of training, with dropout and label smoothing.
+    """
+
+    rng: jax.Array | None = None
+    step: jax.Array | None = None
+    carry: Any = None
+    train: bool = False
+
+
+class Loss(NamedTuple):
+    """The loss of some rows.
+
+    Attributes:
+      terms: {name: sum over the rows}. `coefficients` and `weights` have the same names.
+      metrics: sums and counts. "filled" is (target positions without padding, all of them).
+      carry: as in the context, after these rows.
+    """
+
+    terms: dict[str, jax.Array]
+    metrics: Metrics
+    carry: Any = None
 
 
 class TrainRows(Protocol):
@@ -73,13 +103,8 @@ class Task(Protocol):
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the denominator of each loss term, summed over the whole global batch."""
 
-    def loss(
-        self, params: Params, batch: Batch, rng: jax.Array, *, train: bool
-    ) -> tuple[dict[str, jax.Array], Metrics]:
-        """Returns ({loss term: sum over the batch}, metrics).
-
-        The metric "filled" is (target positions that are not padding, all target positions).
-        """
+    def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
+        """Returns the sums of the loss terms and the metrics over the rows of a batch."""
 
     def trainable(self, path: tuple[str, ...]) -> bool:
         """Returns whether the optimizer changes the parameter at this path."""

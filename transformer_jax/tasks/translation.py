@@ -20,6 +20,7 @@ from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say, track
 from transformer_jax.scores import bleu
 from transformer_jax.tasks.base import BaseTask, check_row_length
+from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
@@ -107,7 +108,7 @@ class Translation(BaseTask):
     def weights(self, batch):
         return {"loss": jnp.sum(batch["target_segment_ids"] > 0).astype(jnp.float32)}
 
-    def loss(self, params, batch, rng, *, train):
+    def loss(self, params, batch, context: Context) -> Loss:
         variables = {"params": params}
         hidden = self.model.apply(
             variables,
@@ -117,9 +118,9 @@ class Translation(BaseTask):
             batch["source_segment_ids"],
             target_positions=batch["target_positions"],
             target_segment_ids=batch["target_segment_ids"],
-            train=train,
+            train=context.train,
             method="hidden",
-            rngs={"dropout": rng} if train else None,
+            rngs={"dropout": context.rng} if context.train else None,
         )
         table = self.model.apply(variables, method="output_table")
         filled = batch["target_segment_ids"] > 0
@@ -130,7 +131,7 @@ class Translation(BaseTask):
             None,
             batch["labels"],
             weights,
-            label_smoothing=self.label_smoothing if train else 0.0,
+            label_smoothing=self.label_smoothing if context.train else 0.0,
         )
         count = weights.sum()
         metrics = {
@@ -138,9 +139,9 @@ class Translation(BaseTask):
             "accuracy": (correct, count),
             "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
         }
-        if train:  # without smoothing, as the loss of an evaluation
+        if context.train:  # without smoothing, as the loss of an evaluation
             metrics["nll"] = (nll, count)
-        return {"loss": loss}, metrics
+        return Loss({"loss": loss}, metrics)
 
     def evaluations(self):
         valid = self._pairs("valid")

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax import metrics
 from transformer_jax.distributed import hosts, sharding
+from transformer_jax.tasks.task import Context
 from transformer_jax.training import optimizer
 
 
@@ -102,9 +103,8 @@ def _create(task, tx):
         name: jnp.zeros((1, *spec.shape[1:]), spec.dtype)
         for name, spec in task.batch_spec(0).items()
     }
-    sums = jax.eval_shape(
-        lambda p, b: task.loss(p, b, jax.random.key(0), train=True)[1], nn.unbox(params), rows
-    )
+    context = Context(jax.random.key(0), jnp.int32(0), train=True)
+    sums = jax.eval_shape(lambda p, b: task.loss(p, b, context).metrics, nn.unbox(params), rows)
     sums |= {
         name: (jnp.zeros(()), jnp.zeros((), jnp.int32))
         for name in ("grad_norm", "update_norm", "param_norm")

@@ -8,6 +8,7 @@ import optax
 
 from transformer_jax import metrics
 from transformer_jax.distributed import sharding
+from transformer_jax.tasks.task import Context
 
 
 def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
@@ -64,10 +65,10 @@ def _gradients(task, state, batch, param_shardings):
     count = jax.tree.leaves(batch)[0].shape[0]
 
     def of_microbatch(number, microbatch):
-        rng = jax.random.fold_in(key, number)
+        context = Context(jax.random.fold_in(key, number), state.step, train=True)
 
         def objective(params):
-            sums, measured = task.loss(params, microbatch, rng, train=True)
+            sums, measured, _ = task.loss(params, microbatch, context)
             loss = sum(task.coefficients[t] * total / denominators[t] for t, total in sums.items())
             return loss, measured
 
@@ -117,6 +118,6 @@ def make_eval_step(task, mesh, table):
     @jax.jit
     def eval_step(params, batch):
         with sharding.use(mesh, table):
-            return task.loss(params, jax.tree.map(lambda x: x[0], batch), None, train=False)[1]
+            return task.loss(params, jax.tree.map(lambda x: x[0], batch), Context()).metrics
 
     return eval_step
