@@ -163,7 +163,7 @@ def test_whole_rows_without_pairs(tmp_path):
     task = make_task(config)
     scores = run(config, task, tmp_path / "run")
     assert "valid/nsp_loss" not in scores and scores["valid/loss"] > 0
-    assert not task.trainable(("pooler", "kernel")) and task.trainable(("mlm_norm", "scale"))
+    assert task.group(("pooler", "kernel")) is None and task.group(("mlm_norm", "scale")) == ""
     batch = task.rows().train.batch(0, range(8))
     assert (batch["tokens"][:, 0] == task.tokenizer.cls_id).all()
     assert (batch["tokens"][:, -1] == task.tokenizer.sep_id).all()

@@ -209,8 +209,8 @@ class FineTuning(Definition):
         }
         return Loss(terms, counted)
 
-    def trainable(self, path) -> bool:
-        return path[0] == "head" or not self.frozen
+    def group(self, path):
+        return None if self.frozen and path[0] != "head" else ""
 
     def derived(self, name, means):
         return {}

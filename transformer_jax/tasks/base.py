@@ -46,8 +46,8 @@ class BaseTask:
             name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32) for name, shape in shapes.items()
         }
 
-    def trainable(self, path: tuple[str, ...]) -> bool:
-        return True
+    def group(self, path: tuple[str, ...]) -> str | None:
+        return ""
 
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(means["loss"])}

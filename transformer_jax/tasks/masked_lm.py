@@ -214,8 +214,9 @@ class MaskedLM(BaseTask):
             metrics |= {"nsp_loss": (nsp, num_rows), "nsp_accuracy": (correct, num_rows)}
         return Loss(terms, metrics)
 
-    def trainable(self, path) -> bool:
-        return self.next_sentence > 0 or path[0] not in ("pooler", "nsp")
+    def group(self, path):
+        is_unused = not self.next_sentence and path[0] in ("pooler", "nsp")
+        return None if is_unused else ""
 
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]

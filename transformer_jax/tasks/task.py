@@ -106,8 +106,12 @@ class Task(Protocol):
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
         """Returns the sums of the loss terms and the metrics over the rows of a batch."""
 
-    def trainable(self, path: tuple[str, ...]) -> bool:
-        """Returns whether the optimizer changes the parameter at this path."""
+    def group(self, path: tuple[str, ...]) -> str | None:
+        """Returns the group of the parameter at this path, which decides its optimizer.
+
+        "" is `config.optimizer` itself, a name one of `config.optimizer.groups`. None freezes the
+        parameter: no update changes it.
+        """
 
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         """Returns scores that follow from the mean metrics of the evaluation set `name`."""

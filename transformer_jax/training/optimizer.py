@@ -47,12 +47,12 @@ def decays(path: tuple[str, ...]) -> bool:
 
 
 def make(
-    config, num_steps: int, trainable: Callable[[tuple[str, ...]], bool]
+    config, num_steps: int, group: Callable[[tuple[str, ...]], str | None]
 ) -> optax.GradientTransformation:
     """Clipping, Adam, weight decay, LAMB's trust ratio, decay by layer, and the schedule.
 
     Adam: Kingma & Ba 2015; with decoupled weight decay it is AdamW, Loshchilov & Hutter 2019. LAMB:
-    You et al. 2020. A parameter whose path is not `trainable` gets no update.
+    You et al. 2020. A parameter at a path whose `group` is None gets no update.
     """
     chain = []
     if config.clip_norm:
@@ -67,7 +67,7 @@ def make(
     chain.append(optax.scale_by_learning_rate(schedule(config, num_steps)))
     return optax.multi_transform(
         {"trained": optax.chain(*chain), "frozen": optax.set_to_zero()},
-        by_path(lambda path: "trained" if trainable(path) else "frozen"),
+        by_path(lambda path: "frozen" if group(path) is None else "trained"),
     )
 
 

@@ -73,7 +73,7 @@ class Program:
             _batch(config.train, task.batch_spec(row_shape), batch_sharding)
             for row_shape in range(task.num_row_shapes)
         ]
-        tx = optimizer.make(config.optimizer, config.train.num_steps, task.trainable)
+        tx = optimizer.make(config.optimizer, config.train.num_steps, task.group)
         state = states.abstract(task, tx, mesh, table)
         return cls(
             mesh=mesh,
