@@ -3,8 +3,9 @@
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
 
-A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer, of GPT, GPT-2
-or BERT. The new folder is complete or not there at all.
+A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer. Its
+architecture is one that a file in transformer_jax/huggingface/ describes. The new folder is
+complete or not there at all.
 
 Fine-tuned heads are converted too. Set what config.json does not say about their task together
 with --from_hf:
@@ -58,7 +59,8 @@ def from_hf(folder, target, overrides=()) -> None:
     import jax
     import numpy as np
 
-    from transformer_jax.huggingface import heads, tensors
+    from transformer_jax.huggingface import family as families
+    from transformer_jax.huggingface import tensors
     from transformer_jax.runs import record
     from transformer_jax.runs.resolve import make_task
     from transformer_jax.storage import buckets
@@ -66,7 +68,7 @@ def from_hf(folder, target, overrides=()) -> None:
 
     folder = buckets.path(folder)
     hf_config = tensors.read_json(folder / "config.json")
-    family = _family_of(folder, hf_config)
+    family = families.of_checkpoint(folder, hf_config)
     with _new_folder(target) as unfinished:
         config = family.read_config(hf_config, folder)
         for key, value in overrides:
@@ -76,7 +78,7 @@ def from_hf(folder, target, overrides=()) -> None:
             raise UserError(
                 f"{folder}: with these values of config.task it is not a {family.architecture}"
             )
-        heads.check(config.task)
+        family.check(config)
         task = make_task(config)
         # The ids that fine-tuning adds belong to no text.
         vocab_size = hf_config["vocab_size"]
@@ -87,16 +89,21 @@ def from_hf(folder, target, overrides=()) -> None:
             )
         # Parameters that the checkpoint lacks keep their initial values.
         params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
-        # A view: the rows of padding and of added tokens keep their values.
-        embeddings = params["token_embed"]["embedding"][:vocab_size]
-        targets = {**params, "token_embed": {"embedding": embeddings}}
-        tensors.read(
-            folder,
-            tensors.views(targets, family.table, task.model.num_layers),
-            family.prefix,
-            family.ignored,
+        # The rows of padding and of added tokens keep theirs, too.
+        targets = tensors.views(
+            _of_vocabulary(params, family, vocab_size), family.table(config.model)
         )
+        tensors.read(folder, targets, family.prefix, family.ignored)
         record.create(unfinished, task, params)
+
+
+def _of_vocabulary(params, family, vocab_size: int):
+    """Returns views of the parameters, with the first `vocab_size` rows of tensors of tokens."""
+    from transformer_jax.huggingface import tensors
+
+    for path in family.vocabulary:
+        params = tensors.with_rows(params, path, vocab_size)
+    return params
 
 
 def to_hf(run, target, step="best", overrides=()) -> None:
@@ -107,30 +114,28 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     """
     import jax
 
-    from transformer_jax.huggingface import gpt, tensors
+    from transformer_jax.huggingface import family as families
+    from transformer_jax.huggingface import tensors
     from transformer_jax.runs.open import open_run
 
     if "://" in str(target):
         raise UserError(f"--to_hf={target}: must be a folder on a disk")
     task, params = open_run(run, step, overrides)
-    family = next((family for family in _families() if family.matches(task.config)), None)
+    config = task.config
+    family = families.of_run(config)
     if family is None:
-        supported = ", ".join(family.architecture for family in _families())
+        supported = ", ".join(family.architecture for family in families.families())
         raise UserError(
-            f"--workdir={run}: config.model.name={task.config.model.name!r} with "
-            f"config.task.name={task.config.task.name!r}: only {supported} can be written"
+            f"--workdir={run}: config.model.name={config.model.name!r} with "
+            f"config.task.name={config.task.name!r}: only {supported} can be written"
         )
-    content = family.write_config(task.config, task.tokenizer.eos_id)
-    params = jax.device_get(params)
+    content = family.write_config(config, task.tokenizer)
     # Leave out the rows that config.model.vocab_multiple adds.
-    embeddings = params["token_embed"]["embedding"][: task.model.vocab_size]
-    params["token_embed"]["embedding"] = embeddings
+    params = _of_vocabulary(jax.device_get(params), family, task.model.vocab_size)
+    files = family.tokenizer_files(task)
     with _new_folder(target) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-        tensors.write(unfinished, tensors.views(params, family.table, task.model.num_layers))
-        files = task.tokenizer.hf_files() if hasattr(task.tokenizer, "hf_files") else {}
-        if files and content.get(gpt.MARKS):
-            files |= task.tokenizer.hf_marked(task.encoder.marks(task.tokenizer))
+        tensors.write(unfinished, tensors.views(params, family.table(config.model)))
         for name, data in files.items():
             (unfinished / name).write_bytes(data)
     if not files:
@@ -138,38 +143,6 @@ def to_hf(run, target, step="best", overrides=()) -> None:
             f"{target}: no tokenizer written: transformers has no {type(task.tokenizer).__name__} "
             f"tokenizer; it is in {run}/tokenizer"
         )
-
-
-def _families() -> list:
-    from transformer_jax.huggingface import bert, gpt
-
-    return [*gpt.FAMILIES, *bert.FAMILIES]
-
-
-def _family_of(folder, hf_config: dict):
-    """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
-    from transformer_jax.huggingface import tensors
-
-    families = {family.architecture: family for family in _families()}
-    architectures = hf_config.get("architectures")
-    if (
-        not isinstance(architectures, list)
-        or len(architectures) != 1
-        or str(architectures[0]) not in families
-    ):
-        raise UserError(
-            f"{folder / 'config.json'}: architectures={architectures}: "
-            f"only {', '.join(families)} can be read"
-        )
-    family = families[architectures[0]]
-    names = tensors.stored(folder).keys()
-    # Published BERTs name one of their two heads. Take the family with all heads in the file.
-    for other in families.values():
-        additional = other.table.keys() - family.table.keys()
-        contains = other.table.keys() > family.table.keys()
-        if other.task == family.task and contains and additional <= names:
-            family = other
-    return family
 
 
 @contextlib.contextmanager

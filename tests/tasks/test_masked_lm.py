@@ -250,7 +250,10 @@ def test_one_batch_can_be_overfitted(tmp_path):
     [
         (dict(task__phases=((0.5, 16, 3),)), "shares of the updates must add up"),
         (dict(task__phases=((1.0, 128, 3),)), "config.model.max_length=64"),
-        (dict(data__tokenizer="byte_bpe", model__vocab_size=300), "needs wordpiece"),
+        (
+            dict(data__tokenizer="byte_bpe", model__vocab_size=300),
+            "cls, sep, mask, such as wordpiece",
+        ),
         (dict(task__phases=(1.0, 16, 3)), r"as in \(\(1.0,128,20\),\)"),
         (dict(train__first_batch=4, train__ramp_steps=8), "does not grow"),
         (dict(task__phases=((1.0, 32.5, 5),)), "32.5"),

@@ -46,10 +46,9 @@ class Encoder:
                     "tokenizer and start, delimiter and extract"
                 )
             return tuple(range(self.model.vocab_size - 3, self.model.vocab_size))
-        if not hasattr(tokenizer, "cls_id"):
-            name = self.model.__class__.__name__.lower()
-            raise UserError(f"config.model.name={name!r} needs a WordPiece tokenizer")
-        return tokenizer.cls_id, tokenizer.sep_id, tokenizer.sep_id
+        user = f"config.model.name={self.model.__class__.__name__.lower()!r}"
+        begin, separator = tokenizer.required("cls", "sep", user=user)
+        return begin, separator, separator
 
     def row(
         self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int

@@ -1,14 +1,10 @@
 """BERT with the heads of pre-training and of fine-tuning, from and to `models/bert.py`."""
 
 import dataclasses
-import pathlib
 
-from ml_collections import ConfigDict
-
-from transformer_jax import config as configs
-from transformer_jax.config import UserError
-from transformer_jax.huggingface import heads
+from transformer_jax.huggingface import family, heads
 from transformer_jax.huggingface.keys import Keys, check_head_dim
+from transformer_jax.huggingface.tensors import layers, linear, norm
 
 _KEYS = Keys(
     required={
@@ -36,59 +32,39 @@ _KEYS = Keys(
 )
 
 
-def _linear(name: str, path: str, layout: str = "linear") -> dict:
-    return {
-        f"{name}.weight": (layout, f"{path}/kernel"),
-        f"{name}.bias": ("vector", f"{path}/bias"),
-    }
-
-
-def _norm(name: str, path: str) -> dict:
-    return {
-        f"{name}.weight": ("same", f"{path}/scale"),
-        f"{name}.bias": ("same", f"{path}/bias"),
-    }
-
-
 _LAYER = {
-    **_linear("attention.self.query", "attention/query"),
-    **_linear("attention.self.key", "attention/key"),
-    **_linear("attention.self.value", "attention/value"),
-    **_linear("attention.output.dense", "attention/out", "linear_merge"),
-    **_norm("attention.output.LayerNorm", "attention_norm"),
-    **_linear("intermediate.dense", "mlp/wi"),
-    **_linear("output.dense", "mlp/wo"),
-    **_norm("output.LayerNorm", "mlp_norm"),
+    **linear("attention.self.query", "attention/query"),
+    **linear("attention.self.key", "attention/key"),
+    **linear("attention.self.value", "attention/value"),
+    **linear("attention.output.dense", "attention/out", "linear_merge"),
+    **norm("attention.output.LayerNorm", "attention_norm"),
+    **linear("intermediate.dense", "mlp/wi"),
+    **linear("output.dense", "mlp/wo"),
+    **norm("output.LayerNorm", "mlp_norm"),
 }
 _ENCODER = {
     "bert.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
     "bert.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
     "bert.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
-    **_norm("bert.embeddings.LayerNorm", "embed_norm"),
-    **{
-        f"bert.encoder.layer.{{}}.{name}": (layout, f"encoder/layers/{path}")
-        for name, (layout, path) in _LAYER.items()
-    },
+    **norm("bert.embeddings.LayerNorm", "embed_norm"),
+    **layers("bert.encoder.layer.{}.", "encoder/layers/", _LAYER),
 }
 _MASKED_LM = {
-    **_linear("cls.predictions.transform.dense", "mlm_transform"),
-    **_norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
+    **linear("cls.predictions.transform.dense", "mlm_transform"),
+    **norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
     "cls.predictions.bias": ("same", "mlm_bias/bias"),
 }
-_POOLER = _linear("bert.pooler.dense", "pooler")
-_NEXT_SENTENCE = _linear("cls.seq_relationship", "nsp")
-_CLASSIFIER = _linear("classifier", "head/out")
-_SPAN = _linear("qa_outputs", "head/out")
+_POOLER = linear("bert.pooler.dense", "pooler")
+_NEXT_SENTENCE = linear("cls.seq_relationship", "nsp")
+_CLASSIFIER = linear("classifier", "head/out")
+_SPAN = linear("qa_outputs", "head/out")
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
-    architecture: str
-    task: str
-    table: dict[str, tuple[str, ...]]
-    next_sentence: bool = False
-    prefix: str = ""
-    ignored: tuple[str, ...] = (
+class PreTraining(family.Family):
+    model = "bert"
+    data = {"tokenizer": "wordpiece"}
+    ignored = (
         # Tied to the embeddings and to cls.predictions.bias.
         "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
@@ -99,81 +75,56 @@ class Family:
         "bert.pooler.dense.bias",
     )
 
-    def matches(self, config: ConfigDict) -> bool:
-        """Returns whether a run with this config is of the family."""
-        return (
-            config.model.name == "bert"
-            and config.task.name == self.task
-            and bool(config.task.get("next_sentence")) == self.next_sentence
-        )
+    next_sentence: bool = False
 
-    def read_config(self, hf_config: dict, folder: pathlib.Path) -> ConfigDict:
-        """Returns the config of a run that starts from the weights in `folder`.
+    def matches(self, config):
+        next_sentence = bool(config.task.get("next_sentence"))
+        return super().matches(config) and next_sentence == self.next_sentence
 
-        Raises UserError for a model that `models/bert.py` does not compute.
-        """
-        path = folder / "config.json"
-        model = _KEYS.read(path, hf_config)
-        try:
-            config = configs.experiment(
-                model=dict(name="bert", **model),
-                task=dict(name=self.task),
-                data=dict(tokenizer="wordpiece", tokenizer_files=str(folder)),
-                decode=dict(batch=8),
-            )
-            for key, value in self._task_keys(config, hf_config).items():
-                configs.set_key(config, f"task.{key}", value)
-            configs.validate(config)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        return config
+    def task_keys(self, config, hf_config):
+        length = min(config.model.max_length, 512)
+        num_masked = max(int(0.15 * length), 1)
+        phases = ((1.0, length, num_masked),)
+        return {"next_sentence": float(self.next_sentence), "phases": phases}
 
-    def _task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
-        if self.task == "masked_lm":
-            length = min(config.model.max_length, 512)
-            num_masked = max(int(0.15 * length), 1)
-            return dict(
-                next_sentence=float(self.next_sentence), phases=((1.0, length, num_masked),)
-            )
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+
+    def other_keys(self, config, tokenizer):
+        d_ff = config.model.d_ff or 4 * config.model.d_model
+        return {"pad_token_id": 0, "intermediate_size": d_ff}
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned(PreTraining):
+    def task_keys(self, config, hf_config):
         dropout = hf_config.get("classifier_dropout")
         if dropout is None:
             dropout = config.model.dropout
         return heads.read_keys(config, hf_config, dropout)
 
-    def write_config(self, config: ConfigDict, eos_id: int) -> dict:
-        """Returns the content of config.json. `eos_id` is not used: BERT has no such token.
+    def other_keys(self, config, tokenizer):
+        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
+        # Hugging Face's head for spans has no dropout.
+        if self.task != "span":
+            keys["classifier_dropout"] = config.task.head_dropout
+        return keys
 
-        Raises UserError for a model that Hugging Face's does not compute.
-        """
-        head = {}
-        if self.task != "masked_lm":
-            head = heads.write_keys(config.task)
-            # Hugging Face's head for spans has no dropout.
-            if self.task != "span":
-                head["classifier_dropout"] = config.task.head_dropout
-        check_head_dim(config.model, self.architecture)
-        return {
-            "architectures": [self.architecture],
-            "model_type": "bert",
-            "dtype": "float32",
-            "pad_token_id": 0,
-            **_KEYS.write(config.model),
-            "intermediate_size": config.model.d_ff or 4 * config.model.d_model,
-            **_KEYS.fixed(),
-            **head,
-        }
+
+def _pre_training(architecture: str, table: dict, next_sentence: bool) -> PreTraining:
+    return PreTraining(architecture, "bert", _KEYS, table, "masked_lm", next_sentence)
+
+
+def _fine_tuned(architecture: str, head: dict, task: str) -> FineTuned:
+    return FineTuned(architecture, "bert", _KEYS, _ENCODER | head, task)
 
 
 FAMILIES = [
-    Family(
-        "BertForPreTraining",
-        "masked_lm",
-        _ENCODER | _POOLER | _NEXT_SENTENCE | _MASKED_LM,
-        next_sentence=True,
-    ),
-    Family("BertForMaskedLM", "masked_lm", _ENCODER | _MASKED_LM),
-    Family("BertForSequenceClassification", "classification", _ENCODER | _POOLER | _CLASSIFIER),
-    Family("BertForMultipleChoice", "choice", _ENCODER | _POOLER | _CLASSIFIER),
-    Family("BertForTokenClassification", "tagging", _ENCODER | _CLASSIFIER),
-    Family("BertForQuestionAnswering", "span", _ENCODER | _SPAN),
+    _pre_training("BertForPreTraining", _ENCODER | _POOLER | _NEXT_SENTENCE | _MASKED_LM, True),
+    _pre_training("BertForMaskedLM", _ENCODER | _MASKED_LM, False),
+    _fine_tuned("BertForSequenceClassification", _POOLER | _CLASSIFIER, "classification"),
+    _fine_tuned("BertForMultipleChoice", _POOLER | _CLASSIFIER, "choice"),
+    _fine_tuned("BertForTokenClassification", _CLASSIFIER, "tagging"),
+    _fine_tuned("BertForQuestionAnswering", _SPAN, "span"),
 ]

@@ -11,16 +11,13 @@ tokenizer adds them to each row.
 """
 
 import dataclasses
-import pathlib
-from typing import Literal
 
 from ml_collections import ConfigDict
 
-from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.huggingface import heads
+from transformer_jax.huggingface import family, heads
 from transformer_jax.huggingface.keys import Keys, check_head_dim
-from transformer_jax.pictures.progress import say
+from transformer_jax.huggingface.tensors import layers
 
 _REQUIRED = {
     "vocab_size": "vocab_size",
@@ -34,11 +31,13 @@ _OPTIONAL = {
     "resid_pdrop": ("dropout", 0.1),
     "attn_pdrop": ("attention_dropout", 0.1),
 }
+_ABSENT = {"local_window": "local attention"}
 # GPT's "gelu" is the tanh approximation.
 _GPT1_KEYS = Keys(
     _REQUIRED,
     _OPTIONAL,
     allowed={"afn": ("gelu",), "tie_word_embeddings": (True,)},
+    absent=_ABSENT,
 )
 _GPT2_KEYS = Keys(
     _REQUIRED,
@@ -50,6 +49,7 @@ _GPT2_KEYS = Keys(
         "add_cross_attention": (False,),
         "tie_word_embeddings": (True,),
     },
+    absent=_ABSENT,
 )
 
 _LAYER = {
@@ -76,10 +76,7 @@ _LAYER = {
     "mlp.c_proj.weight": ("same", "mlp/wo/kernel"),
     "mlp.c_proj.bias": ("same", "mlp/wo/bias"),
 }
-_LAYERS = {
-    f"transformer.h.{{}}.{name}": (layout, *(f"decoder/layers/{path}" for path in paths))
-    for name, (layout, *paths) in _LAYER.items()
-}
+_LAYERS = layers("transformer.h.{}.", "decoder/layers/", _LAYER)
 _TOKENS = ("same", "token_embed/embedding")
 _POSITIONS = ("same", "position_embed/embedding")
 _GPT1 = {
@@ -97,119 +94,92 @@ _GPT2 = {
 _CLASSIFIER = {"score.weight": ("linear", "head/out/kernel")}
 
 # A key of config.json: the last three ids begin, separate and end the texts of a row.
-MARKS = "transformer_jax_marks"
+_MARKS = "transformer_jax_marks"
 _NUM_MARKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
-    architecture: str
-    model_type: str
-    norm_position: Literal["pre", "post"]
-    keys: Keys
-    table: dict[str, tuple[str, ...]]
-    task: str = "causal_lm"
-    prefix: str = "transformer."
+class LanguageModel(family.Family):
+    model = "gpt"
+    prefix = "transformer."
     # The output projection, tied to the embeddings, and the causal masks.
-    ignored: tuple[str, ...] = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
+    ignored = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
 
-    def matches(self, config: ConfigDict) -> bool:
-        """Returns whether a run with this config is of the family."""
-        return (
-            config.model.name == "gpt"
-            and config.model.norm_position == self.norm_position
-            and config.task.name == self.task
-        )
+    norm_position: str = "pre"
 
-    def read_config(self, hf_config: dict, folder: pathlib.Path) -> ConfigDict:
-        """Returns the config of a run that starts from the weights in `folder`.
+    def matches(self, config):
+        return super().matches(config) and config.model.norm_position == self.norm_position
 
-        Raises UserError for a model that `models/gpt.py` does not compute.
-        """
-        path = folder / "config.json"
-        model = self.keys.read(path, hf_config)
+    def model_keys(self, hf_config):
+        d_ff = hf_config.get("n_inner") if self.norm_position == "pre" else None
+        return {**super().model_keys(hf_config), "norm_position": self.norm_position, "d_ff": d_ff}
+
+    def task_keys(self, config, hf_config):
+        return {"length": config.model.max_length}
+
+    def remarks(self, hf_config):
         embedding_dropout = hf_config.get("embd_pdrop", 0.1)
-        if embedding_dropout != model["dropout"]:
-            say(
-                f"{path}: embd_pdrop={embedding_dropout} becomes {model['dropout']}, the value of "
-                "resid_pdrop: config.model.dropout stands for both"
+        dropout = hf_config.get("resid_pdrop", 0.1)
+        if embedding_dropout != dropout:
+            yield (
+                f"embd_pdrop={embedding_dropout} becomes {dropout}, the value of resid_pdrop: "
+                "config.model.dropout stands for both"
             )
-        try:
-            config = configs.experiment(
-                model=dict(
-                    name="gpt",
-                    norm_position=self.norm_position,
-                    d_ff=hf_config.get("n_inner") if self.norm_position == "pre" else None,
-                    **model,
-                ),
-                task=dict(name=self.task),
-                data=dict(tokenizer_files=str(folder)),
-                decode=dict(batch=8),
-            )
-            for key, value in self._task_keys(config, hf_config).items():
-                configs.set_key(config, f"task.{key}", value)
-            if self.task != "causal_lm" and not hf_config.get(MARKS):
-                configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NUM_MARKS)
-                say(
-                    f"{path}: this model never saw the tokens that begin and end our rows; "
-                    "fine-tune it before you use it"
-                )
-            configs.validate(config)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        return config
 
-    def _task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
-        if self.task == "causal_lm":
-            return {"length": config.model.max_length}
-        # GPT-2's head has no dropout.
-        return heads.read_keys(config, hf_config, dropout=0.0)
-
-    def write_config(self, config: ConfigDict, eos_id: int) -> dict:
-        """Returns the content of config.json.
-
-        Raises UserError for a model that Hugging Face's does not compute.
-        """
+    def check(self, config: ConfigDict) -> None:
+        super().check(config)
         model = config.model
-        head = {}
-        if self.task != "causal_lm":
-            # The head reads the last token that is not padding: the one that ends our rows. Id 0 is
-            # our padding.
-            head = {**heads.write_keys(config.task), "pad_token_id": 0, MARKS: True}
-        if model.local_window is not None:
-            raise UserError(
-                f"config.model.local_window={model.local_window}: {self.architecture} has no "
-                "local attention"
-            )
         check_head_dim(model, self.architecture)
-        inner = {"n_inner": model.d_ff} if self.norm_position == "pre" else {}
-        if not inner and model.d_ff not in (None, 4 * model.d_model):
+        if self.norm_position == "post" and model.d_ff not in (None, 4 * model.d_model):
             raise UserError(
                 f"config.model.d_ff={model.d_ff}: {self.architecture} has only 4 * d_model"
             )
+
+    def other_keys(self, config, tokenizer):
+        inner = {"n_inner": config.model.d_ff} if self.norm_position == "pre" else {}
         return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "dtype": "float32",
-            "bos_token_id": eos_id,
-            "eos_token_id": eos_id,
-            **self.keys.write(model),
-            "embd_pdrop": model.dropout,
+            "bos_token_id": tokenizer.eos_id,
+            "eos_token_id": tokenizer.eos_id,
+            "embd_pdrop": config.model.dropout,
             **inner,
-            **self.keys.fixed(),
-            **head,
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Classifier(LanguageModel):
+    def model_keys(self, hf_config):
+        keys = super().model_keys(hf_config)
+        if not hf_config.get(_MARKS):
+            keys["vocab_size"] += _NUM_MARKS
+        return keys
+
+    def task_keys(self, config, hf_config):
+        # GPT-2's head has no dropout.
+        return heads.read_keys(config, hf_config, dropout=0.0)
+
+    def remarks(self, hf_config):
+        yield from super().remarks(hf_config)
+        if not hf_config.get(_MARKS):
+            yield (
+                "this model never saw the tokens that begin and end our rows; fine-tune it before "
+                "you use it"
+            )
+
+    def other_keys(self, config, tokenizer):
+        # The head reads the last token that is not padding: the one that ends our rows. Id 0 is our
+        # padding.
+        marks = {"pad_token_id": 0, _MARKS: True}
+        return super().other_keys(config, tokenizer) | heads.write_keys(config.task) | marks
+
+    def tokenizer_files(self, task):
+        marks = task.encoder.marks(task.tokenizer)
+        return task.tokenizer.hf_files() | task.tokenizer.hf_marked(marks)
+
+
 FAMILIES = [
-    Family("OpenAIGPTLMHeadModel", "openai-gpt", "post", _GPT1_KEYS, _GPT1),
-    Family("GPT2LMHeadModel", "gpt2", "pre", _GPT2_KEYS, _GPT2),
-    Family(
-        "GPT2ForSequenceClassification",
-        "gpt2",
-        "pre",
-        _GPT2_KEYS,
-        _GPT2 | _CLASSIFIER,
-        task="classification",
+    LanguageModel("OpenAIGPTLMHeadModel", "openai-gpt", _GPT1_KEYS, _GPT1, "causal_lm", "post"),
+    LanguageModel("GPT2LMHeadModel", "gpt2", _GPT2_KEYS, _GPT2, "causal_lm"),
+    Classifier(
+        "GPT2ForSequenceClassification", "gpt2", _GPT2_KEYS, _GPT2 | _CLASSIFIER, "classification"
     ),
 ]

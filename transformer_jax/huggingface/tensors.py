@@ -48,19 +48,44 @@ LAYOUTS = {
     "conv1d": _conv1d,  # kernel (M, H, D) -> (M, H D)
     "conv1d_merge": _conv1d_merge,  # kernel (H, D, M) -> (H D, M)
 }
+# {Hugging Face's name: (layout, path in our parameters, ...)}. Our arrays stand side by side on the
+# last axis. "{}" in a name stands for the number of a layer: our arrays then hold all layers of a
+# stack on the first axis, and each stack has its own number of layers.
+Table = dict[str, tuple[str, ...]]
 _DTYPES = ("F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 8  # tensor names in an error message
 
 
-def views(
-    params, table: dict[str, tuple[str, ...]], num_layers: int
-) -> dict[str, list[np.ndarray]]:
-    """Returns {Hugging Face's name: views of our arrays, to be joined on the last axis}.
+def linear(name: str, path: str, layout: str = "linear") -> Table:
+    """Returns the entries of a torch.nn.Linear with a bias."""
+    return {
+        f"{name}.weight": (layout, f"{path}/kernel"),
+        f"{name}.bias": ("vector", f"{path}/bias"),
+    }
 
-    `table` is {name: (layout, path in params, ...)}. "{}" in a name stands for the number of the
-    layer; our arrays of all layers are stacked on the first axis.
+
+def norm(name: str, path: str) -> Table:
+    """Returns the entries of a torch.nn.LayerNorm."""
+    return {
+        f"{name}.weight": ("same", f"{path}/scale"),
+        f"{name}.bias": ("same", f"{path}/bias"),
+    }
+
+
+def layers(name: str, path: str, layer: Table) -> Table:
+    """Returns the entries of a stack, whose layers have those of `layer`.
+
+    The arguments `name` and `path` are put before the names and paths; `name` has a "{}".
     """
+    return {
+        f"{name}{end}": (layout, *(f"{path}{end}" for end in ends))
+        for end, (layout, *ends) in layer.items()
+    }
+
+
+def views(params, table: Table) -> dict[str, list[np.ndarray]]:
+    """Returns {Hugging Face's name: views of our arrays, to be joined on the last axis}."""
     arrays_of = {}
     for name, (layout, *paths) in table.items():
         arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
@@ -68,9 +93,16 @@ def views(
         if "{}" not in name:
             arrays_of[name] = [convert(array) for array in arrays]
             continue
-        for layer in range(num_layers):
-            arrays_of[name.format(layer)] = [convert(array[layer]) for array in arrays]
+        for number, parts in enumerate(zip(*arrays, strict=True)):
+            arrays_of[name.format(number)] = [convert(part) for part in parts]
     return arrays_of
+
+
+def with_rows(params: dict, path: str, num_rows: int) -> dict:
+    """Returns the parameters with a view of the first rows of the array at `path`."""
+    name, _, rest = path.partition("/")
+    part = params[name]
+    return {**params, name: with_rows(part, rest, num_rows) if rest else part[:num_rows]}
 
 
 def read(

@@ -85,15 +85,11 @@ class MaskedLM(BaseTask):
     # data
 
     @cached_property
-    def tokenizer(self) -> tokenizers.WordPiece:
+    def tokenizer(self) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.of_run(
             self.tokenizer_folder, self.config.data, self._training_data, self.model.vocab_size
         )
-        if not isinstance(tokenizer, tokenizers.WordPiece):
-            raise UserError(
-                f"config.data.tokenizer={self.config.data.tokenizer}: masked language modelling "
-                "needs wordpiece"
-            )
+        tokenizer.required("cls", "sep", "mask", user="masked language modelling")
         return tokenizer
 
     def _training_data(self):

@@ -142,7 +142,8 @@ class Tagging(FineTuning):
 
     @property
     def _unknown(self) -> int:
-        return getattr(self.tokenizer, "unk_id", self.tokenizer.eos_id)
+        unknown = self.tokenizer.unk_id
+        return self.tokenizer.eos_id if unknown is None else unknown
 
     def row(self, example):
         row = self.encoder.row(self.tokenizer, example.ids, length=self.length)

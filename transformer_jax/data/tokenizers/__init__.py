@@ -6,12 +6,14 @@
 
 from transformer_jax.data.tokenizers.loading import Pair, check_pair, load, read_published
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
+from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import of_run, train, train_cached, train_pair
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
 __all__ = [
     "Pair",
     "SentencePiece",
+    "Tokenizer",
     "WordPiece",
     "check_pair",
     "load",

@@ -16,32 +16,45 @@ class BPE(LibraryTokenizer):
     The saved file lists the pieces by id, and the merges that make them by rank.
     """
 
-    required: tuple[str, ...] = ()  # pieces that the vocabulary must have
+    needed: tuple[str, ...] = ()  # pieces that the vocabulary must have
     hf_class: str
-    # Candidates for the end of a document; the first one in the vocabulary is used.
-    ends: tuple[str, ...]
+    # {name of a special token: the pieces that may stand for it}; the first one in the vocabulary
+    # does. Every vocabulary has an eos.
+    special_pieces: dict[str, tuple[str, ...]]
 
     def __init__(self, model: bytes):
         super().__init__(model)
         content = json.loads(model)
         self._vocab = {piece: i for i, piece in enumerate(content["pieces"])}
         self._merges = content["merges"]
+        # Texts encode to the pieces that merges make.
+        self._merged = {merge.replace(" ", "") for merge in self._merges}
         self._check()
         merges = [tuple(merge.split(" ")) for merge in self._merges]
         self._tokenizer = self.pipeline(self._vocab, merges)
         self.vocab_size = len(self._vocab)
-        self.eos_id = next(self._vocab[piece] for piece in self.ends if piece in self._vocab)
+        special = {name: self._special_id(name) for name in self.special_pieces}
+        self.eos_id = special["eos"]
+        self.bos_id, self.pad_id, self.unk_id = map(special.get, ("bos", "pad", "unk"))
+        self.cls_id, self.sep_id, self.mask_id = map(special.get, ("cls", "sep", "mask"))
+
+    def _special_id(self, name: str) -> int | None:
+        """Returns the id of a special token of this vocabulary."""
+        pieces = [piece for piece in self.special_pieces[name] if piece not in self._merged]
+        return next((self._vocab[piece] for piece in pieces if piece in self._vocab), None)
 
     def _check(self) -> None:
         """Raises ValueError for an incomplete vocabulary or incomplete merges."""
-        required = (self.ends[-1], *self.required)
-        missing = [piece for piece in required if piece not in self._vocab]
+        missing = [piece for piece in self.needed if piece not in self._vocab]
+        if self._special_id("eos") is None:
+            missing.insert(0, self.special_pieces["eos"][0])
         if missing:
             raise ValueError(f"no piece {missing[0]!r} in the vocabulary")
         # Without some of the merges, texts would have other ids.
-        merged = {merge.replace(" ", "") for merge in self._merges}
         unmade = [
-            piece for piece in self._vocab if piece not in merged and not _needs_no_merge(piece)
+            piece
+            for piece in self._vocab
+            if piece not in self._merged and not _needs_no_merge(piece)
         ]
         if unmade:
             raise ValueError(f"no merge makes {len(unmade)} of the pieces, {unmade[0]!r} the first")
@@ -57,23 +70,19 @@ class BPE(LibraryTokenizer):
         raise NotImplementedError
 
     def _decode(self, ids):
+        dropped = {self.eos_id, self.bos_id, self.pad_id, self.cls_id, self.sep_id}
         return self._tokenizer.decode_batch(
-            [[i for i in sequence if i != self.eos_id] for sequence in ids]
+            [[i for i in sequence if i not in dropped] for sequence in ids]
         )
 
-    def hf_files(self) -> dict[str, bytes]:
-        """Returns the files that Hugging Face's AutoTokenizer reads."""
+    def hf_files(self):
         return {
             "vocab.json": json.dumps(self._vocab).encode(),
             "merges.txt": "\n".join(["#version: 0.2", *self._merges, ""]).encode(),
             "tokenizer_config.json": json.dumps({"tokenizer_class": self.hf_class}).encode(),
         }
 
-    def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
-        """Returns `hf_files` for a model that marks its texts with special tokens.
-
-        `marks` are the ids of the start, the delimiter and the end, the last of the vocabulary.
-        """
+    def hf_marked(self, marks):
         library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
         names = ("<start>", "<delimiter>", "<extract>")
         unused = [f"<unused {i}>" for i in range(self.vocab_size, marks[0])]
@@ -104,9 +113,18 @@ class ByteBPE(BPE):
 
     file = "byte_bpe.json"
     # A printable character for each of the 256 bytes.
-    required = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
+    needed = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
     hf_class = "GPT2Tokenizer"
-    ends = ("<|endoftext|>",)
+    # GPT-2's vocabulary has the first only, RoBERTa's (Liu et al. 2019) the others.
+    special_pieces = {
+        "eos": ("<|endoftext|>", "</s>"),
+        "bos": ("<s>",),
+        "pad": ("<pad>",),
+        "unk": ("<unk>",),
+        "cls": ("<s>",),
+        "sep": ("</s>",),
+        "mask": ("<mask>",),
+    }
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "ByteBPE":
@@ -126,12 +144,12 @@ class ByteBPE(BPE):
             huggingface.trainers.BpeTrainer(
                 vocab_size=vocab_size - 1,
                 min_frequency=2,
-                initial_alphabet=list(cls.required),
+                initial_alphabet=list(cls.needed),
                 show_progress=False,
             ),
         )
         parts = parts_of(tokenizer)
-        return cls.of(parts.vocab | {cls.ends[0]: len(parts.vocab)}, parts.merges)
+        return cls.of(parts.vocab | {cls.special_pieces["eos"][0]: len(parts.vocab)}, parts.merges)
 
     @staticmethod
     def pipeline(vocab, merges):
@@ -155,7 +173,8 @@ class GPT1BPE(BPE):
 
     file = "gpt1_bpe.json"
     hf_class = "OpenAIGPTTokenizer"
-    ends = ("\n</w>", "<unk>")
+    needed = ("<unk>",)
+    special_pieces = {"eos": ("\n</w>", "<unk>"), "unk": ("<unk>",)}
 
     @staticmethod
     def pipeline(vocab, merges):

@@ -34,6 +34,10 @@ class Pair:
             return {"shared.model": self.source.model}
         return {"source.model": self.source.model, "target.model": self.target.model}
 
+    def hf_files(self) -> dict[str, bytes]:
+        """Returns no files: Hugging Face's tokenizers have one vocabulary."""
+        return {}
+
     def save(self, folder: pathlib.Path) -> None:
         write_files(self.files(), folder)
 

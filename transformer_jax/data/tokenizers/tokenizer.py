@@ -1,8 +1,11 @@
 """The interface of all tokenizers: text to ids and back."""
 
+import functools
 import hashlib
 import numbers
 import pathlib
+
+import numpy as np
 
 from transformer_jax.config import UserError
 
@@ -21,6 +24,13 @@ class Tokenizer:
     file: str
     vocab_size: int
     eos_id: int
+    # The other special tokens. None: this tokenizer has no such token.
+    bos_id: int | None = None
+    pad_id: int | None = None
+    unk_id: int | None = None
+    cls_id: int | None = None
+    sep_id: int | None = None
+    mask_id: int | None = None
 
     def __init__(self, model: bytes):
         self.model = model
@@ -41,6 +51,37 @@ class Tokenizer:
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         raise NotImplementedError
+
+    def required(self, *names: str, user: str) -> tuple[int, ...]:
+        """Returns the ids of special tokens: required("cls", "sep", user="BERT").
+
+        Raises UserError that names `user` and the tokens that this tokenizer lacks.
+        """
+        ids = {name: getattr(self, f"{name}_id") for name in names}
+        if missing := [name for name, i in ids.items() if i is None]:
+            raise UserError(
+                f"{user} needs a tokenizer with the special tokens {', '.join(names)}, such as "
+                f"wordpiece: this {type(self).__name__} tokenizer has no {' and no '.join(missing)}"
+            )
+        return tuple(ids.values())
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Returns the ids of a text in which "[MASK]" stands for `mask_id`."""
+        first, *others = self.encode(text.split("[MASK]"))
+        return [*first, *(i for ids in others for i in (self.mask_id, *ids))]
+
+    @functools.cached_property
+    def special(self) -> np.ndarray:
+        """(V,) bool: special tokens. A mask neither hides nor inserts them."""
+        ids = (self.eos_id, self.bos_id, self.pad_id, self.unk_id)
+        ids = {*ids, self.cls_id, self.sep_id, self.mask_id} - {None}
+        return np.isin(np.arange(self.vocab_size), [*ids])
+
+    @functools.cached_property
+    def continues(self) -> np.ndarray:
+        """(V,) bool: pieces that continue the word of the previous piece."""
+        pieces = self.pieces(list(range(self.vocab_size)))
+        return np.array([not self.begins_word(piece) for piece in pieces])
 
     def encode_spans(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Returns the ids of each text, and the characters [start, stop) of each id."""
@@ -99,6 +140,17 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes]:
         return {self.file: self.model}
+
+    def hf_files(self) -> dict[str, bytes]:
+        """Returns the files that AutoTokenizer reads; none where it has no such kind."""
+        return {}
+
+    def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:
+        """Returns the files that `hf_files` lacks for a model that marks its texts.
+
+        `marks` are the ids of the start, the delimiter and the end, the last of the vocabulary.
+        """
+        return {}
 
     def save(self, folder: pathlib.Path) -> None:
         write_files(self.files(), folder)

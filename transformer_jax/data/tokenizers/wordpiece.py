@@ -43,8 +43,6 @@ class WordPiece(LibraryTokenizer):
         special_ids = (vocab[piece] for piece in _SPECIAL)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
         self.eos_id = self.sep_id
-        # (V,) bool, for masking
-        self.continues = np.array([piece.startswith("##") for piece in self._pieces])
         self.special = np.array([_is_special(piece) for piece in self._pieces])
 
     @classmethod
@@ -94,11 +92,6 @@ class WordPiece(LibraryTokenizer):
         vocab = tokenizer.get_vocab()
         return cls.of(sorted(vocab, key=vocab.get), cased)
 
-    def encode_masked(self, text: str) -> list[int]:
-        """Returns the ids of a text in which "[MASK]" stands for `mask_id`."""
-        first, *others = self.encode(text.split("[MASK]"))
-        return [*first, *(i for ids in others for i in (self.mask_id, *ids))]
-
     def _decode(self, ids):
         dropped = (self.pad_id, self.cls_id, self.sep_id)
         return self._tokenizer.decode_batch(
@@ -114,8 +107,7 @@ class WordPiece(LibraryTokenizer):
     def without_marks(self, piece):
         return piece.removeprefix("##")
 
-    def hf_files(self) -> dict[str, bytes]:
-        """Returns the files that Hugging Face's AutoTokenizer reads."""
+    def hf_files(self):
         config = {"tokenizer_class": "BertTokenizer", "do_lower_case": not self.cased}
         return {
             "vocab.txt": "".join(f"{piece}\n" for piece in self._pieces).encode(),

@@ -1,0 +1,152 @@
+"""A family of Hugging Face's architectures, and the list of all: one file of this folder each.
+
+A file of this folder defines `FAMILIES`, the architectures that it converts. Nothing else names
+them.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+import pkgutil
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.huggingface import heads, tensors
+from transformer_jax.huggingface.keys import Keys
+from transformer_jax.huggingface.tensors import Table
+from transformer_jax.pictures.progress import say
+
+_PACKAGE = __name__.rpartition(".")[0]
+_SHARED = ("family", "heads", "keys", "tensors")  # modules of this folder that define no family
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """An architecture with one of its heads, and the runs that equal it.
+
+    A subclass names the model and fills in the methods whose default does not fit.
+    """
+
+    model: ClassVar[str]  # config.model.name
+    # Tensors of the model whose rows are tokens.
+    vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
+    prefix: ClassVar[str] = ""  # names in a checkpoint may lack it
+    ignored: ClassVar[tuple[str, ...]] = ()  # endings of names that are not read
+    data: ClassVar[dict] = {}  # keys of config.data
+
+    architecture: str  # the name in the list "architectures" of config.json
+    model_type: str
+    keys: Keys
+    tensors: Table
+    task: str  # config.task.name
+
+    def matches(self, config: ConfigDict) -> bool:
+        """Returns whether a run with this config is of the family."""
+        return config.model.name == self.model and config.task.name == self.task
+
+    def table(self, model: ConfigDict) -> Table:
+        """Returns the names and layouts of the tensors of a model with these keys."""
+        return self.tensors
+
+    def model_keys(self, hf_config: dict) -> dict:
+        """Returns the keys of config.model for the content of config.json.
+
+        Raises UserError for a model that ours does not compute.
+        """
+        return self.keys.read(hf_config)
+
+    def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
+        """Returns the keys of config.task; config has all other sections."""
+        return {}
+
+    def remarks(self, hf_config: dict) -> Iterator[str]:
+        """Yields the differences of the run from the checkpoint."""
+        return iter(())
+
+    def read_config(self, hf_config: dict, folder: pathlib.Path) -> ConfigDict:
+        """Returns the config of a run that starts from the weights in `folder`.
+
+        Raises UserError for a model that ours does not compute.
+        """
+        path = folder / "config.json"
+        try:
+            config = configs.experiment(
+                model=dict(name=self.model, **self.model_keys(hf_config)),
+                task=dict(name=self.task),
+                data=dict(tokenizer_files=str(folder), **self.data),
+                decode=dict(batch=8),
+            )
+            for key, value in self.task_keys(config, hf_config).items():
+                configs.set_key(config, f"task.{key}", value)
+            configs.validate(config)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        for remark in self.remarks(hf_config):
+            say(f"{path}: {remark}")
+        return config
+
+    def check(self, config: ConfigDict) -> None:
+        """Raises UserError for a run that Hugging Face's model does not compute."""
+        heads.check(config.task)
+        self.keys.check(config.model, self.architecture)
+
+    def other_keys(self, config: ConfigDict, tokenizer) -> dict:
+        """Returns the keys of config.json that `keys` does not hold."""
+        return {}
+
+    def write_config(self, config: ConfigDict, tokenizer) -> dict:
+        """Returns the content of config.json. Raises UserError as `check` does."""
+        self.check(config)
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "dtype": "float32",
+            **self.keys.write(config.model),
+            **self.other_keys(config, tokenizer),
+        }
+
+    def tokenizer_files(self, task) -> dict[str, bytes]:
+        """Returns the files of the tokenizer; none where transformers has no such tokenizer."""
+        return task.tokenizer.hf_files()
+
+
+def families() -> list[Family]:
+    """Returns the families of all files in this folder."""
+    folder = importlib.import_module(_PACKAGE).__path__
+    names = sorted(m.name for m in pkgutil.iter_modules(folder) if m.name not in _SHARED)
+    modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in names]
+    return [family for module in modules for family in module.FAMILIES]
+
+
+def of_checkpoint(folder: pathlib.Path, hf_config: dict) -> Family:
+    """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
+    by_name = {family.architecture: family for family in families()}
+    architectures = hf_config.get("architectures")
+    if (
+        not isinstance(architectures, list)
+        or len(architectures) != 1
+        or str(architectures[0]) not in by_name
+    ):
+        raise UserError(
+            f"{folder / 'config.json'}: architectures={architectures}: "
+            f"only {', '.join(by_name)} can be read"
+        )
+    family = by_name[architectures[0]]
+    names = tensors.stored(folder).keys()
+    # Published BERTs name one of their two heads. Take the family with all heads in the file.
+    for other in by_name.values():
+        same = (other.model_type, other.task) == (family.model_type, family.task)
+        additional = other.tensors.keys() - family.tensors.keys()
+        contains = other.tensors.keys() > family.tensors.keys()
+        if same and contains and additional <= names:
+            family = other
+    return family
+
+
+def of_run(config: ConfigDict) -> Family | None:
+    """Returns the family that can hold a run with this config."""
+    return next((family for family in families() if family.matches(config)), None)
