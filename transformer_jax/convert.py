@@ -91,19 +91,11 @@ def from_hf(folder, target, overrides=()) -> None:
         params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
         # The rows of padding and of added tokens keep theirs, too.
         targets = tensors.views(
-            _of_vocabulary(params, family, vocab_size), family.table(config.model)
+            tensors.first_rows(params, task.model.vocabulary, vocab_size),
+            family.table(config.model),
         )
         tensors.read(folder, targets, family.prefix, family.ignored)
         record.create(unfinished, task, params)
-
-
-def _of_vocabulary(params, family, vocab_size: int):
-    """Returns views of the parameters, with the first `vocab_size` rows of tensors of tokens."""
-    from transformer_jax.huggingface import tensors
-
-    for path in family.vocabulary:
-        params = tensors.with_rows(params, path, vocab_size)
-    return params
 
 
 def to_hf(run, target, step="best", overrides=()) -> None:
@@ -131,7 +123,8 @@ def to_hf(run, target, step="best", overrides=()) -> None:
         )
     content = family.write_config(config, task.tokenizer)
     # Leave out the rows that config.model.vocab_multiple adds.
-    params = _of_vocabulary(jax.device_get(params), family, task.model.vocab_size)
+    model = task.model
+    params = tensors.first_rows(jax.device_get(params), model.vocabulary, model.vocab_size)
     files = family.tokenizer_files(task)
     with _new_folder(target) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(content, indent=2) + "\n")

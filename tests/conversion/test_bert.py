@@ -13,10 +13,11 @@ from transformer_jax.runs.open import open_run
 def assert_outputs_of_bert(run, inputs, expected):
     """Asserts the run's states and logits at all filled positions."""
     task, params = open_run(run)
-    arguments = (inputs["ids"], inputs["types"], None, inputs["filled"])
+    variables = {"params": params}
+    options = dict(token_types=inputs["types"], segment_ids=inputs["filled"])
     filled = inputs["filled"] > 0
-    states = np.asarray(task.model.apply({"params": params}, *arguments, method="layers"))
-    _, logits, next_logits = task.model.apply({"params": params}, *arguments)
+    states = np.asarray(task.model.apply(variables, inputs["ids"], **options, method="layers"))
+    _, logits, next_logits = task.model.apply(variables, inputs["ids"], **options)
     np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
     np.testing.assert_allclose(np.asarray(logits)[filled], expected["logits"][filled], **CLOSE)
     if "following" in expected:

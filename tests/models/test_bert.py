@@ -50,7 +50,7 @@ def test_published_parameter_counts(options, encoder, heads):
     def size(tree):
         return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
 
-    heads_size = sum(size(shapes[name]) for name in BERT.HEADS)
+    heads_size = sum(size(shapes[name]) for name in BERT.heads)
     assert size(shapes) - heads_size == encoder
     assert heads in (None, heads_size)
 
@@ -91,10 +91,8 @@ def test_token_types_and_heads():
     assert (hidden != model.apply(variables, TOKENS)[0]).any()
 
     masked = jnp.array([[1, 4], [0, 7]])[..., None]
-    transformed = model.apply(
-        variables, jnp.take_along_axis(hidden, masked, axis=1), method="transformed"
-    )
-    masked_logits = model.apply(variables, transformed, method="logits")
+    states = jnp.take_along_axis(hidden, masked, axis=1)
+    masked_logits = model.apply(variables, states, method="logits")
     expected = jnp.take_along_axis(logits, masked, axis=1)
     np.testing.assert_allclose(masked_logits, expected, rtol=1e-5, atol=1e-5)
 

@@ -131,7 +131,7 @@ def test_cached_decoding_equals_the_whole_prefix(options):
         return model.apply(
             {"params": params, **cache},
             tokens,
-            positions,
+            positions=positions,
             decode=16,
             method="hidden",
             mutable=["cache"],

@@ -88,7 +88,12 @@ def test_a_cache_has_a_slot_for_each_token_and_at_most_max_length(length, slots)
     def write(tokens):
         positions = jnp.arange(length)[None]
         return model.apply(
-            {"params": params}, tokens, positions, decode=slots, method="hidden", mutable=["cache"]
+            {"params": params},
+            tokens,
+            positions=positions,
+            decode=slots,
+            method="hidden",
+            mutable=["cache"],
         )
 
     with pytest.raises(UserError, match=f"decode={slots}.*{length}.*config.model.max_length=6"):

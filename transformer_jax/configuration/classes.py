@@ -45,6 +45,9 @@ def named_class(section: Literal["model", "task"], name: str) -> type:
             f"{module.__file__} must define exactly one public {section} class, "
             f"not {[cls.__name__ for cls in classes]}"
         )
+    if section == "model":
+        kinds = importlib.import_module("transformer_jax.models.model")
+        kinds.check_class(classes[0], module.__file__)
     return classes[0]
 
 
@@ -65,5 +68,7 @@ def options(section: ConfigDict) -> dict[str, Any]:
 
 
 def build_model(config: ConfigDict):
-    """Returns the Linen module that `config.model` describes."""
-    return named_class("model", config.model.name)(**options(config.model))
+    """Returns the Linen module that `config.model` describes. The model checks its own keys."""
+    model = named_class("model", config.model.name)(**options(config.model))
+    model.check()
+    return model

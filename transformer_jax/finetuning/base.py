@@ -1,7 +1,6 @@
 """Code that the fine-tuning tasks share: encoder and head, batches, scores, predictions."""
 
 import dataclasses
-import inspect
 import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -48,7 +47,7 @@ class FineTuning(Definition):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        if "tokens" not in inspect.signature(type(self.model).hidden).parameters:
+        if self.model.kind == "sequence_to_sequence":
             raise UserError(
                 f"config.model.name={self.config.model.name!r}: fine-tuning is for bert and gpt"
             )
@@ -66,7 +65,8 @@ class FineTuning(Definition):
             self.coefficients["lm"] = self.lm_weight
 
     def _check_rows(self) -> None:
-        if self.two_texts and getattr(self.model, "num_token_types", 2) < 2:
+        has_types = "token_types" in self.model.can
+        if self.two_texts and has_types and self.model.num_token_types < 2:
             raise UserError(
                 f"config.model.num_token_types={self.model.num_token_types}: two texts "
                 "in a row need 2"

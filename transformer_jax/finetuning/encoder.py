@@ -31,7 +31,7 @@ class Encoder:
 
     @property
     def bidirectional(self) -> bool:
-        return hasattr(self.model, "pooled")
+        return self.model.kind == "encoder"
 
     def marks(self, tokenizer) -> tuple[int, int, int]:
         """Returns the ids that begin a row, separate its texts, and end it.
@@ -77,13 +77,11 @@ class Encoder:
 
     def hidden(self, params, batch, rng, train: bool) -> jax.Array:
         """Returns the hidden states (B, L, M)."""
-        types = (batch["token_types"],) if self.bidirectional else ()
         return self.model.apply(
             {"params": params},
             batch["tokens"],
-            *types,
-            None,
-            batch["segment_ids"],
+            segment_ids=batch["segment_ids"],
+            token_types=batch["token_types"],
             train=train,
             method="hidden",
             rngs={"dropout": rng} if train else None,
@@ -94,9 +92,8 @@ class Encoder:
         return self.model.apply(
             {"params": params},
             batch["tokens"],
-            batch["token_types"],
-            None,
-            batch["segment_ids"],
+            segment_ids=batch["segment_ids"],
+            token_types=batch["token_types"],
             method="layers",
         )
 
@@ -109,12 +106,12 @@ class Encoder:
         length = sum(map(len, texts)) + len(texts) + 1
         check_length(length, self.model.max_length)
         row = self.row(tokenizer, *texts, length=length)
-        tokens = (row["tokens"][None],)
-        if self.bidirectional:
-            tokens += (row["token_types"][None],)
         stack = "encoder" if self.bidirectional else "decoder"
         side = self._labels(tokenizer, texts, pieces)
-        return between(weights_in(self.model, params, stack, *tokens), side, side)
+        weights = weights_in(
+            self.model, params, stack, row["tokens"][None], token_types=row["token_types"][None]
+        )
+        return between(weights, side, side)
 
     def _labels(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
         """Returns the labels of the words, or the pieces, of a row of one text or two texts."""

@@ -32,8 +32,6 @@ class Family:
     """
 
     model: ClassVar[str]  # config.model.name
-    # Tensors of the model whose rows are tokens.
-    vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
     prefix: ClassVar[str] = ""  # names in a checkpoint may lack it
     ignored: ClassVar[tuple[str, ...]] = ()  # endings of names that are not read
     data: ClassVar[dict] = {}  # keys of config.data

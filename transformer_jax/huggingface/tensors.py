@@ -6,6 +6,7 @@ import operator
 import pathlib
 import re
 
+import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -98,11 +99,14 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
     return arrays_of
 
 
-def with_rows(params: dict, path: str, num_rows: int) -> dict:
-    """Returns the parameters with a view of the first rows of the array at `path`."""
-    name, _, rest = path.partition("/")
-    part = params[name]
-    return {**params, name: with_rows(part, rest, num_rows) if rest else part[:num_rows]}
+def first_rows(params, names: tuple[str, ...], count: int):
+    """Returns the tree with the first `count` rows, a view, of the named tensors."""
+
+    def cut(path, array):
+        is_named = "/".join(key.key for key in path) in names
+        return array[:count] if is_named else array
+
+    return jax.tree_util.tree_map_with_path(cut, params)
 
 
 def read(

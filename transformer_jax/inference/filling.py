@@ -145,7 +145,9 @@ class Reader:
     @partial(jax.jit, static_argnums=(0, 4))
     def _likeliest(self, params, tokens: jax.Array, segments: jax.Array, top_k: int):
         """Returns the log-probabilities and ids (B, L, k) of the likeliest tokens."""
-        _, logits, _ = self.model.apply({"params": params}, tokens, None, None, segments)
+        variables = {"params": params}
+        hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
+        logits = self.model.apply(variables, hidden, method="logits")
         logits = logits[..., : self.tokenizer.vocab_size]
         return jax.lax.top_k(jax.nn.log_softmax(logits), top_k)
 
@@ -153,4 +155,4 @@ class Reader:
     def _states(self, params, tokens: jax.Array, segments: jax.Array) -> jax.Array:
         """Returns the hidden states (layers + 1, B, L, M)."""
         variables = {"params": params}
-        return self.model.apply(variables, tokens, None, None, segments, method="layers")
+        return self.model.apply(variables, tokens, segment_ids=segments, method="layers")

@@ -286,7 +286,7 @@ class Programs:
         return self.model.apply(
             {"params": params, **cache},
             tokens,
-            positions,
+            positions=positions,
             decode=slots,
             method="hidden",
             mutable=["cache"],

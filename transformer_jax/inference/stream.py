@@ -79,9 +79,8 @@ class Stream:
             {"params": params, **variables},
             tokens,
             memory,
-            positions,
-            None,
-            cache["segments"],
+            positions=positions,
+            source_segment_ids=cache["segments"],
             slots=slot * self.search.beam,
             decode=self.search.beam,
             ancestors=ancestors,
@@ -98,7 +97,9 @@ class Stream:
         the places of each input's tokens in the rows, laid end to end; R W is padding.
         """
         ids, positions, segments = source
-        memory = self.model.apply({"params": params}, ids, positions, segments, method="encode")
+        memory = self.model.apply(
+            {"params": params}, ids, positions=positions, segment_ids=segments, method="encode"
+        )
         memory = memory.reshape(ids.size, -1).at[where].get(mode="fill", fill_value=0)
         segments = (where < ids.size).astype(jnp.int32)
         tokens = jnp.full((len(where), 1), self.bos_id)

@@ -181,13 +181,15 @@ def weights_in(
     *tokens: jax.Array,
     method: str = "hidden",
     cross: bool = False,
+    **options: jax.Array,
 ) -> np.ndarray:
     """Returns the attention weights (layers, H, Q, K) float32 of one stack of a model.
 
-    The model is applied to one row: `tokens` are arrays (1, L).
+    The model is applied to one row: `tokens`, and the arrays in `options`, are (1, L).
     """
-    variables = {"params": params}
-    _, collections = model.apply(variables, *tokens, method=method, mutable=["intermediates"])
+    _, collections = model.apply(
+        {"params": params}, *tokens, **options, method=method, mutable=["intermediates"]
+    )
     layers = collections["intermediates"][stack]["layers"]
     (weights,) = layers["cross_attention" if cross else "attention"]["weights"]
     return np.asarray(weights[:, 0])

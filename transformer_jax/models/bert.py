@@ -1,7 +1,7 @@
 """The bidirectional encoder BERT with the heads of its pre-training tasks (Devlin et al. 2018)."""
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -16,15 +16,20 @@ from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.models.model import Encoder
 
 
-class BERT(nn.Module):
+class BERT(Encoder):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
     Token types (B, L) distinguish the first text of a pair (0) from the second (1). Segment ids
     start at 1 and separate the examples of a packed row; 0 is padding. By default a row is one
     example of type 0.
     """
+
+    can = frozenset({"token_types", "pool", "fill", "next_sentence", "attend"})
+    vocabulary = ("token_embed/embedding", "mlm_bias/bias")
+    heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
 
     vocab_size: int = 30_522  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
@@ -45,9 +50,6 @@ class BERT(nn.Module):
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
-
-    # Parameters that only pre-training uses.
-    HEADS: ClassVar[tuple[str, ...]] = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
@@ -86,16 +88,22 @@ class BERT(nn.Module):
         The states are (B, L, M), the logits of masked tokens (B, L, V), and those of next-sentence
         prediction (B, 2).
         """
-        hidden = self.hidden(tokens, token_types, positions, segment_ids, train=train)
-        return hidden, self.logits(self.transformed(hidden)), self.next_logits(hidden)
+        hidden = self.hidden(
+            tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            token_types=token_types,
+            train=train,
+        )
+        return hidden, self.logits(hidden), self.next_logits(hidden)
 
-    def hidden(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
+    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
         """Returns the states of the last layer (B, L, M)."""
         x = self._embed(tokens, token_types, positions, train=train)
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         return self.encoder(x, mask=mask, train=train)
 
-    def layers(self, tokens, token_types=None, positions=None, segment_ids=None):
+    def layers(self, tokens, *, positions=None, segment_ids=None, token_types=None):
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
         x = self._embed(tokens, token_types, positions, train=False)
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
@@ -130,12 +138,6 @@ class BERT(nn.Module):
         # (jax 0.10.2 on a CPU).
         x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
         return self.mlm_norm(x)
-
-    def logits(self, transformed):
-        """Projects transformed states (..., M) to logits (..., V) float32."""
-        table, bias = self.output()
-        table = table.astype(transformed.dtype)
-        return jnp.dot(transformed, table.T, preferred_element_type=jnp.float32) + bias
 
     def output(self):
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""

@@ -15,14 +15,18 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.models.model import SequenceToSequence
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(SequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
     Segment ids start at 1 and separate the examples of a packed row; 0 is padding. Positions count
     from 0 within each example. By default a row is one example.
     """
+
+    can = frozenset({"attend"})
+    vocabulary = ("target_embed/embedding", "output_embed/embedding")
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
     # source_vocab_size is set
@@ -102,32 +106,15 @@ class EncoderDecoder(nn.Module):
         hidden = self.hidden(
             source,
             target,
-            source_positions,
-            source_segment_ids,
+            source_positions=source_positions,
+            source_segment_ids=source_segment_ids,
             target_positions=target_positions,
             target_segment_ids=target_segment_ids,
             train=train,
         )
         return self.logits(hidden)
 
-    def hidden(
-        self,
-        source,
-        target,
-        source_positions=None,
-        source_segment_ids=None,
-        *,
-        target_positions=None,
-        target_segment_ids=None,
-        train=False,
-    ):
-        """Returns the decoder's states before the output projection (B, T, M)."""
-        memory = self.encode(source, source_positions, source_segment_ids, train=train)
-        return self.decode(
-            target, memory, target_positions, target_segment_ids, source_segment_ids, train=train
-        )
-
-    def encode(self, source, positions=None, segment_ids=None, *, train=False):
+    def encode(self, source, *, positions=None, segment_ids=None, train=False):
         """Encodes source tokens (B, S) to memory (B, S, M)."""
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         x = self._embed(self.source_embed, source, positions, train)
@@ -138,10 +125,10 @@ class EncoderDecoder(nn.Module):
         self,
         target,
         memory,
+        *,
         positions=None,
         segment_ids=None,
         source_segment_ids=None,
-        *,
         train=False,
         decode=0,
         slots=None,
@@ -169,14 +156,8 @@ class EncoderDecoder(nn.Module):
         x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
-    def logits(self, hidden):
-        """Projects states (..., M) to logits (..., V) float32."""
-        table = self.output_table().astype(hidden.dtype)
-        return jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)
-
-    def output_table(self):
-        """Returns the output projection (V, M) float32."""
-        return (self.target_embed if self.tie_output else self.output_embed).table()
+    def output(self):
+        return (self.target_embed if self.tie_output else self.output_embed).table(), None
 
     def _embed(self, embed, tokens, positions, train):
         """Returns scaled token embeddings plus positions (B, L, M) (sections 3.4 and 3.5)."""

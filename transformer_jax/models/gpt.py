@@ -20,15 +20,18 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
 from transformer_jax.losses import NO_TOKEN
+from transformer_jax.models.model import Causal
 
 
-class GPT(nn.Module):
+class GPT(Causal):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
     A position attends to itself and to earlier positions. Segment ids start at 1 and separate the
     documents of a packed row; 0 is padding. By default a row is one document, with positions
     0..L-1.
     """
+
+    can = frozenset({"attend"})
 
     vocab_size: int = 50_257  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
@@ -105,9 +108,19 @@ class GPT(nn.Module):
             self.norm = norm()
 
     def __call__(self, tokens, positions=None, segment_ids=None, *, train=False):
-        return self.logits(self.hidden(tokens, positions, segment_ids, train=train))
+        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
+        return self.logits(hidden)
 
-    def hidden(self, tokens, positions=None, segment_ids=None, *, train=False, decode=0):
+    def hidden(
+        self,
+        tokens,
+        *,
+        positions=None,
+        segment_ids=None,
+        token_types=None,
+        train=False,
+        decode=0,
+    ):
         """Returns the states before the output projection (B, L, M).
 
         In decoding, `decode` is the number of slots of the cache, and the tokens fill the slots
@@ -130,12 +143,6 @@ class GPT(nn.Module):
         x = self.embed_dropout(x, train=train)
         x = self.decoder(x, mask=mask, train=train, decode=decode)
         return self.norm(x) if self.norm_position == "pre" else x
-
-    def logits(self, hidden):
-        """Projects states (..., M) to logits (..., V) float32."""
-        table, _ = self.output()
-        table = table[: self.vocab_size].astype(hidden.dtype)  # (V, M)
-        return jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)
 
     def output(self):
         """Returns the output projection: table (V, M) float32, and bias (V,) or None.
@@ -164,5 +171,4 @@ class GPT(nn.Module):
         return (self.num_layers - num_local) * full + num_local * local + output
 
     def num_padding(self) -> int:
-        """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return (-self.vocab_size % self.vocab_multiple) * self.d_model

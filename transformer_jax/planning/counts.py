@@ -15,8 +15,8 @@ def parameters(task) -> dict[str, int]:
     """
     params = state.abstract_params(task)
     model = task.model
-    counts = {"params": _size(params) - getattr(model, "num_padding", int)()}
-    if heads := [name for name in getattr(model, "HEADS", ()) if name in params]:
+    counts = {"params": _size(params) - model.num_padding()}
+    if heads := [name for name in model.heads if name in params]:
         counts["params_heads"] = sum(_size(params[name]) for name in heads)
         counts["params_encoder"] = counts["params"] - counts["params_heads"]
     return counts

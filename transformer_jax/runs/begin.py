@@ -65,7 +65,7 @@ def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigD
     with config.ignore_type():
         config.model = earlier.config.model
     model = configs.named_class("model", config.model.name)
-    if not fine_tunes(earlier.config) and not hasattr(model, "pooled"):
+    if not fine_tunes(earlier.config) and model.kind == "causal":
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
     for key, value in changes:
         configs.set_key(config, key, value)

@@ -120,8 +120,8 @@ class CausalLM(BaseTask):
         hidden = self.model.apply(
             variables,
             batch["tokens"],
-            batch.get("positions"),
-            batch.get("segment_ids"),
+            positions=batch.get("positions"),
+            segment_ids=batch.get("segment_ids"),
             train=context.train,
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,

@@ -176,9 +176,8 @@ class MaskedLM(BaseTask):
         apply = partial(self.model.apply, {"params": params})
         hidden = apply(
             batch["tokens"],
-            batch["token_types"],
-            None,
-            batch["segment_ids"],
+            token_types=batch["token_types"],
+            segment_ids=batch["segment_ids"],
             train=context.train,
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,

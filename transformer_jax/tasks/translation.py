@@ -114,21 +114,21 @@ class Translation(BaseTask):
             variables,
             batch["source"],
             batch["target"],
-            batch["source_positions"],
-            batch["source_segment_ids"],
+            source_positions=batch["source_positions"],
+            source_segment_ids=batch["source_segment_ids"],
             target_positions=batch["target_positions"],
             target_segment_ids=batch["target_segment_ids"],
             train=context.train,
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,
         )
-        table = self.model.apply(variables, method="output_table")
+        table, bias = self.model.apply(variables, method="output")
         filled = batch["target_segment_ids"] > 0
         weights = filled.astype(jnp.float32)
         loss, nll, correct = cross_entropy(
             hidden,
             table,
-            None,
+            bias,
             batch["labels"],
             weights,
             label_smoothing=self.label_smoothing if context.train else 0.0,

@@ -8,14 +8,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError
+from transformer_jax.config import UserError, named_class
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 from transformer_jax.training import optimizer
 from transformer_jax.training.checkpoint import Checkpoints
 
 _HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they determine a head
-_TOKEN_TABLE = "token_embed/embedding"  # its rows grow with the vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Origin:
         """Compares the best checkpoint with the model of `config`, and restores nothing.
 
         A head matches only if its task and labels are the same. Raises UserError where a tensor has
-        another shape, or where no tensor is shared. Only the table of token embeddings may have
+        another shape, or where no tensor is shared. Only the tensors of the vocabulary may have
         fewer rows.
         """
         folder = self.workdir / "checkpoints"
@@ -41,13 +40,14 @@ class Origin:
             _plain(self.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
         )
         vocab_size = self.config.model.vocab_size
+        vocabulary = _vocabulary(config)
         shared = {
             name
             for name in wanted.keys() & stored.keys()
             if same_head or not name.startswith("head/")
         }
         for name in sorted(shared):
-            may_grow = name == _TOKEN_TABLE and vocab_size <= config.model.vocab_size
+            may_grow = name in vocabulary and vocab_size <= config.model.vocab_size
             _check_shape(folder, name, stored[name].shape, wanted[name].shape, may_grow=may_grow)
         if not shared:
             raise UserError(
@@ -73,6 +73,8 @@ class Origin:
         if match.dropped:
             say(f"  {len(match.dropped)} dropped, not in this model: {', '.join(match.dropped)}")
 
+        vocabulary = _vocabulary(config)
+
         def with_known_rows(leaf, value):
             return leaf.at[: match.vocab_size].set(value[: match.vocab_size])
 
@@ -80,7 +82,7 @@ class Origin:
             name = "/".join(optimizer.names(path))
             value = restored.get(name, leaf)
             grows = match.vocab_size < config.model.vocab_size or value.shape != leaf.shape
-            if name != _TOKEN_TABLE or name not in restored or not grows:
+            if name not in vocabulary or name not in restored or not grows:
                 return value
             # The rows of new tokens are as initialised. A table of another shape is on one device.
             put = jax.jit(with_known_rows, out_shardings=leaf.sharding)
@@ -137,6 +139,11 @@ def by_name(tree) -> dict:
 
 def _name(path) -> str:
     return "/".join(optimizer.names(path))
+
+
+def _vocabulary(config) -> tuple[str, ...]:
+    """The names of the tensors whose rows are the tokens of the vocabulary."""
+    return named_class("model", config.model.name).vocabulary
 
 
 def _is_leaf(x) -> bool:

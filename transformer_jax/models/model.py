@@ -1,0 +1,192 @@
+"""The three kinds of model. Each family is one of them, and declares what else it can do.
+
+Everything that uses a model works for every family of a kind: it asks for `kind` and `can`, and
+calls the methods below. All models have the keys `vocab_size` and `d_model`.
+"""
+
+import abc
+from typing import ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError
+
+# The methods that a family with a capability must have.
+_METHODS = {
+    "pool": ("pooled",),
+    "next_sentence": ("next_logits",),
+    "carry": ("initial_carry", "advance"),
+}
+
+
+class Model(nn.Module, abc.ABC):
+    """The methods that all families share.
+
+    Capabilities in `can`:
+      token_types: `hidden` reads token types, whose number is the key `num_token_types`.
+      pool: `pooled(hidden)` returns one vector for each row (B, M).
+      fill: the logits of a position predict its own token, which the input hides.
+      next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
+      attend: all layers have attention weights, in the stacks "encoder" and "decoder".
+      carry: `initial_carry` and `advance`, see `Causal`.
+    """
+
+    kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
+    can: ClassVar[frozenset[str]] = frozenset()
+    # Names of the tensors whose rows are the tokens of the vocabulary.
+    vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
+    # Parameters that only pre-training uses.
+    heads: ClassVar[tuple[str, ...]] = ()
+    # The largest number of positions. Most families have it as a key; None: any number.
+    max_length: ClassVar[int | None]
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Returns the methods of its kind and capabilities that a family does not define."""
+        of_capabilities = {name for word in cls.can for name in _METHODS.get(word, ())}
+        return sorted(cls.__abstractmethods__ | of_capabilities - set(dir(cls)))
+
+    def check(self) -> None:
+        """Raises UserError for a wrong value of the family's own keys."""
+
+    @abc.abstractmethod
+    def hidden(self, *tokens, train=False):
+        """Returns the states before the output layers, from token ids."""
+
+    @abc.abstractmethod
+    def output(self):
+        """Returns the output projection: table (V, M) float32, and bias (V,) float32 or None.
+
+        Rows beyond `vocab_size` pad the vocabulary.
+        """
+
+    @abc.abstractmethod
+    def flops(self, *sizes: int) -> float:
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add."""
+
+    def transformed(self, hidden):
+        """Applies the layers in front of the output projection to states (..., M) -> (..., M)."""
+        return hidden
+
+    def logits(self, hidden):
+        """Projects states (..., M) to logits (..., V) float32."""
+        x = self.transformed(hidden)
+        table, bias = self.output()
+        table = table[: self.vocab_size].astype(x.dtype)  # (V, M)
+        logits = jnp.dot(x, table.T, preferred_element_type=jnp.float32)
+        return logits if bias is None else logits + bias[: self.vocab_size]
+
+    def num_padding(self) -> int:
+        """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
+        return 0
+
+
+class Encoder(Model):
+    """Tokens (B, L) -> states (B, L, M), each of which sees the whole row."""
+
+    kind = "encoder"
+
+    @abc.abstractmethod
+    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+        """Returns the states of the last layer (B, L, M)."""
+
+    @abc.abstractmethod
+    def layers(self, tokens, *, positions=None, segment_ids=None, token_types=None):
+        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
+
+    @abc.abstractmethod
+    def flops(self, length: int, predictions: int) -> float:
+        """Returns the FLOPs of a forward pass over one row with so many predicted positions."""
+
+
+class Causal(Model):
+    """Tokens (B, L) -> states (B, L, M), each of which sees the tokens up to its own.
+
+    A family with "carry" in `can` also has `initial_carry(rows)`, a tree of arrays (rows, ...), and
+    `advance(tokens, carry, *, restarts=None, train=False)`, which returns (states, carry). Where
+    `restarts` (B, L) is 1, a document begins: the state is zero before that token.
+    """
+
+    kind = "causal"
+
+    @abc.abstractmethod
+    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+        """Returns the states before the output projection (B, L, M)."""
+
+    @abc.abstractmethod
+    def flops(self, length: int, predictions: int | None = None) -> float:
+        """Returns the FLOPs of a forward pass over one row with so many predicted positions.
+
+        None: all positions.
+        """
+
+
+class SequenceToSequence(Model):
+    """Source (B, S) and target (B, T) -> states (B, T, M) of the target tokens."""
+
+    kind = "sequence_to_sequence"
+
+    def hidden(
+        self,
+        source,
+        target,
+        *,
+        source_positions=None,
+        source_segment_ids=None,
+        target_positions=None,
+        target_segment_ids=None,
+        train=False,
+    ):
+        """Returns the decoder's states before the output projection (B, T, M)."""
+        memory = self.encode(
+            source, positions=source_positions, segment_ids=source_segment_ids, train=train
+        )
+        return self.decode(
+            target,
+            memory,
+            positions=target_positions,
+            segment_ids=target_segment_ids,
+            source_segment_ids=source_segment_ids,
+            train=train,
+        )
+
+    @abc.abstractmethod
+    def encode(self, source, *, positions=None, segment_ids=None, train=False) -> jax.Array:
+        """Encodes source tokens (B, S) to memory (B, S, M)."""
+
+    @abc.abstractmethod
+    def decode(
+        self,
+        target,
+        memory,
+        *,
+        positions=None,
+        segment_ids=None,
+        source_segment_ids=None,
+        train=False,
+    ) -> jax.Array:
+        """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, M)."""
+
+    @abc.abstractmethod
+    def flops(self, source_length: int, target_length: int) -> float:
+        """Returns the FLOPs of a forward pass over one row."""
+
+
+KINDS = (Encoder, Causal, SequenceToSequence)
+
+
+def check_class(cls: type, file: str) -> None:
+    """Raises UserError for a class that is of no kind, or that lacks a method of its kind."""
+    if not issubclass(cls, KINDS):
+        kinds = ", ".join(kind.__name__ for kind in KINDS)
+        raise UserError(
+            f"{file}: the class {cls.__name__} must derive from one of {kinds} "
+            "(transformer_jax.models.model)"
+        )
+    if missing := cls.missing():
+        raise UserError(
+            f"{file}: the class {cls.__name__} is a model of kind {cls.kind!r} and lacks the "
+            f"method {missing[0]!r}"
+        )
