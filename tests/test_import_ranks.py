@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import transformer_jax
 
@@ -80,3 +81,19 @@ def test_few_modules_import_flax_and_orbax():
         assert "flax" not in libraries or where in FLAX or part(path) in FLAX, where
         assert "orbax" not in libraries or where in ORBAX, where
         assert not libraries & {"tensorflow", "torch", "pickle"}, where
+
+
+# Capabilities are declared: transformer_jax/models/model.py.
+GUESSES = re.compile(
+    r"(?:has|get)attr\((?:\w+\.)*model\b|inspect\.signature\([^)]*\b(?:model|hidden)\b"
+)
+
+
+def test_no_module_guesses_what_a_model_can_do():
+    guesses = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in ROOT.rglob("*.py")
+        for match in GUESSES.finditer(path.read_text())
+    ]
+    assert not guesses, "\n".join(guesses)
+    assert GUESSES.search('hasattr(self.model, "pooled")')
