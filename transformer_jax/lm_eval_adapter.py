@@ -42,11 +42,12 @@ class WorkdirLM(LM):
     def __init__(
         self, workdir: str, step: str = "best", overrides: Sequence[tuple[str, str]] = (), **_
     ):
+        from transformer_jax.inference.causal import CausalUse
         from transformer_jax.runs.open import open_run
 
         super().__init__()
         self.task, self.params = open_run(workdir, step, overrides)
-        if not hasattr(self.task, "log_likelihoods"):
+        if not isinstance(self.task, CausalUse):
             raise UserError(
                 f"--workdir={workdir}: its task is {self.task.config.task.name}: must be a "
                 "language model"

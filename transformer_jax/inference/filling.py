@@ -25,7 +25,7 @@ class Filling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads texts with a BERT, `batch` at a time. See MaskedLM.fill and MaskedLM.features."""
+    """Reads texts with a BERT, `batch` at a time. See EncoderUse.fill and EncoderUse.features."""
 
     model: Any  # the Linen module
     tokenizer: Any  # a WordPiece

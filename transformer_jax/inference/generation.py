@@ -34,7 +34,7 @@ class Continuation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """How each prompt is continued. See CausalLM.generate."""
+    """How each prompt is continued. See CausalUse.generate."""
 
     max_tokens: int | None
     how: Sampling

@@ -32,7 +32,7 @@ class Scorer:
     """Scores continuations with a causal language model, `batch` at a time.
 
     `with_start(ids)` returns a text's ids behind the token that a document starts with in training.
-    See CausalLM.log_likelihoods.
+    See CausalUse.log_likelihoods.
     """
 
     model: Any  # the Linen module

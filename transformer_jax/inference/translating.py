@@ -28,7 +28,7 @@ class Hypothesis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Translator:
-    """Translates lines with an EncoderDecoder. See Translation.translate."""
+    """Translates lines with an EncoderDecoder. See SequenceToSequenceUse.translate."""
 
     model: Any  # the Linen module
     tokenizers: Any  # source and target

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import types
-from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 
 import jax.numpy as jnp
@@ -13,10 +12,8 @@ import numpy as np
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments, masking, rows, sentence_pairs, tokenizers, windows
 from transformer_jax.data.sources import documents
-from transformer_jax.inference import attention
-from transformer_jax.inference.filling import Filling, Reader
+from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.losses import cross_entropy, label_nll
-from transformer_jax.pictures.attended import Attended
 from transformer_jax.tasks.base import BaseTask
 from transformer_jax.tasks.task import Context, Loss
 
@@ -26,7 +23,7 @@ _MIN_EVAL_ROWS = 2_000
 
 
 @dataclasses.dataclass
-class MaskedLM(BaseTask):
+class MaskedLM(EncoderUse, BaseTask):
     """The objectives of Devlin et al. 2018, section 3.1."""
 
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
@@ -35,8 +32,6 @@ class MaskedLM(BaseTask):
     # weight of the next-sentence loss; 0: rows are windows of the text, not pairs (Liu et al. 2019)
     next_sentence: float = 1.0
     whole_words: bool = False  # mask all pieces of a word or none
-
-    attentions = ("encoder",)  # the kinds of attention that `attention` returns
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -221,7 +216,7 @@ class MaskedLM(BaseTask):
     def positions(self, row_shape: int = 0) -> int:
         return self.phases[row_shape][1]
 
-    # evaluation and use
+    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the losses and accuracies of both objectives for a split.
@@ -247,47 +242,3 @@ class MaskedLM(BaseTask):
             "rows": len(evaluated),
             "masked": int(label_counts.sum()),
         }
-
-    def fill(
-        self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
-    ) -> Iterator[list[list[Filling]]]:
-        """Yields the `top_k` likeliest words for each [MASK] of each text. An empty text has none.
-
-        `long` decides about a text longer than `config.model.max_length`. "split" reads its
-        sentences one by one, and a longer sentence in parts; "skip" fills nothing; "refuse" raises
-        UserError. A warning at the end names the numbers of these texts. Raises UserError for a
-        text without [MASK].
-        """
-        return self._reader.fill(params, arguments.as_texts(texts), top_k, long)
-
-    def features(
-        self,
-        params,
-        texts: Iterable[str],
-        layers: tuple[int, ...] = (-1,),
-        *,
-        long: str = "truncate",
-    ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yields the N pieces of each text, and their hidden states (layers, N, M) float32.
-
-        Layer 0 is the embeddings, -1 the last layer. The pieces include [CLS] and [SEP]; an empty
-        text has only these two. `long` decides about a text longer than `config.model.max_length`.
-        "truncate" cuts it, "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at
-        the end names the numbers of these texts. Raises UserError for a layer that does not exist.
-        """
-        return self._reader.features(params, arguments.as_texts(texts), layers, long)
-
-    @property
-    def _reader(self) -> Reader:
-        return Reader(self.model, self.tokenizer, self.config.decode.batch)
-
-    def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
-        """Returns the attention weights between the words of a text; with `pieces`, its tokens.
-
-        [CLS], [SEP] and each [MASK] are among them. Raises UserError for a text longer than
-        `config.model.max_length`.
-        """
-        ids = [self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id]
-        return attention.in_text(
-            self.model, params, self.tokenizer, ids, stack="encoder", pieces=pieces
-        )

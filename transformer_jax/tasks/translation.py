@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import types
-from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 
 import jax
@@ -12,11 +11,8 @@ import jax.numpy as jnp
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments, packed_pairs, rows, tokenizers
 from transformer_jax.data.sources import pairs as sentence_pairs
-from transformer_jax.inference import attention
-from transformer_jax.inference.stream import Stream
-from transformer_jax.inference.translating import Hypothesis, Translator
+from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.losses import cross_entropy
-from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say, track
 from transformer_jax.scores import bleu
 from transformer_jax.tasks.base import BaseTask, check_row_length
@@ -24,15 +20,13 @@ from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
-class Translation(BaseTask):
+class Translation(SequenceToSequenceUse, BaseTask):
     """The objective of Vaswani et al. 2017, section 5."""
 
     source_length: int = 256  # source tokens of a packed row
     target_length: int = 256  # target tokens of a packed row
     label_smoothing: float = 0.1  # probability that the loss spreads over all tokens
     bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
-
-    attentions = ("cross", "encoder", "decoder")  # the kinds that `attention` returns
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -156,7 +150,7 @@ class Translation(BaseTask):
     def positions(self, row_shape: int = 0) -> int:
         return self.target_length
 
-    # evaluation and use
+    # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns BLEU, chrF and the measure of the paper for a split, with their signatures.
@@ -177,7 +171,7 @@ class Translation(BaseTask):
         The translation of a sentence that is too long is empty.
         """
         inputs, references = map(list, zip(*itertools.islice(pairs, count)))
-        max_tokens = self._translator.max_source
+        max_tokens = self.translator.max_source
         is_long = [len(ids) > max_tokens for ids in self.tokenizer.source.encode(inputs)]
         if any(is_long):
             say(
@@ -187,52 +181,3 @@ class Translation(BaseTask):
             inputs = ["" if long else line for line, long in zip(inputs, is_long)]
         tracked = track(inputs, "translating", len(inputs))
         return [best[0].text for best in self.translate(params, tracked)], references
-
-    def translate(
-        self, params, lines: Iterable[str], n_best: int = 1, *, long: str = "split"
-    ) -> Iterator[list[Hypothesis]]:
-        """Yields the `n_best` translations of each line, in order. An empty line stays empty.
-
-        The beam search is that of `config.decode`; one beam is greedy search. More translations
-        than beams raise UserError. The number of lines in memory is bounded.
-
-        `long` decides about a line that is longer than `config.model.max_length` allows. "split"
-        translates its sentences one by one, and a longer sentence in parts that end at a space; it
-        joins their n-th translations and adds their scores. "truncate" cuts the line, "skip"
-        leaves its translation empty, "refuse" raises UserError. A warning at the end names the
-        numbers of these lines.
-        """
-        return self._translator(params, arguments.as_texts(lines), n_best, long)
-
-    def stream(self, n_best: int) -> Stream:
-        """Returns the beam search of `config.decode`; its inputs are source ids with their end."""
-        return self._translator.stream(n_best)
-
-    @property
-    def _translator(self) -> Translator:
-        return Translator(self.model, self.tokenizer, self.config.decode)
-
-    def attention(
-        self,
-        params,
-        source: str,
-        target: str | None = None,
-        kind: str = "cross",
-        *,
-        pieces: bool = False,
-    ) -> Attended:
-        """Returns the attention weights between the words of a translation; with `pieces`, tokens.
-
-        `target` is by default the model's own translation. `kind` is "cross" (the translation
-        attends to the source), "decoder" (the translation attends to itself) or "encoder" (the
-        source attends to itself). End tokens are included. A query of the decoder is labelled with
-        the word it predicts, a key with the word it has read. Raises UserError for a text longer
-        than `config.model.max_length`.
-        """
-        if target is None:
-            target = ""
-            if kind != "encoder":
-                target = next(self.translate(params, [source], long="refuse"))[0].text
-        return attention.in_translation(
-            self.model, params, self.tokenizer, (source, target), kind=kind, pieces=pieces
-        )

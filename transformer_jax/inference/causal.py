@@ -1,0 +1,101 @@
+"""The uses of a trained causal language model: continuing texts, and scoring them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from transformer_jax.data import arguments
+from transformer_jax.inference import attention
+from transformer_jax.inference.generation import Continuation, Generator, Request
+from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.sampling import of_options as sampling_of
+from transformer_jax.inference.scoring import Likelihood, Scorer
+from transformer_jax.pictures.attended import Attended
+
+
+class CausalUse:
+    """The methods of a task whose model is of the kind Causal."""
+
+    config: ConfigDict
+    model: Any
+    tokenizer: Any
+
+    attentions = ("decoder",)  # the kinds of attention that `attention` returns
+
+    def generate(
+        self,
+        params,
+        prompts: Iterable[str],
+        *,
+        max_tokens: int | None = None,
+        how: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        watch: Callable[[list[str]], None] | None = None,
+        window: Literal["slide", "refuse"] = "slide",
+        **sampling,
+    ) -> Iterator[Continuation]:
+        """Yields a continuation of each prompt, in order.
+
+        A continuation ends where the document ends, before one of the strings `stop`, or after
+        `max_tokens` tokens (default: 100). `how=Sampling(...)` decides how a token is drawn; its
+        options may be given by name, as in temperature=0.8. `watch` is called from time to time
+        with the unfinished continuations of a batch.
+
+        The model reads a window of at most `config.model.max_length` tokens. When the window is
+        full, its last half becomes a new prompt with positions from 0. The end of a document that
+        stands before a text is not repeated there. A prompt that fills the window is cut to its
+        last half. `repetition_penalty` counts the tokens of the whole text.
+
+        With window="refuse", a prompt and `max_tokens` that exceed the window together raise
+        UserError. The default of `max_tokens` is then at most the room that is left.
+
+        A text depends only on its prompt, the number of its prompt, and `seed`. Other texts of its
+        batch change its logits by rounding errors. In float32 these errors decide no token; in
+        bfloat16 they rarely do.
+        """
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        drawing = sampling_of(how, sampling)
+        request = Request(max_tokens, drawing, stop, seed, watch, window)
+        batch = self.config.decode.batch
+        generator = Generator(self.model, self.tokenizer, self.with_start, batch)
+        return generator(params, arguments.as_texts(prompts), request)
+
+    def with_start(self, ids: list[int]) -> list[int]:
+        """Returns the ids of a text's beginning, as the model reads them in training.
+
+        The end token comes first where rows keep documents apart, and where there are no ids.
+        """
+        return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
+
+    def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
+        """Returns the attention weights between the words of a text; with `pieces`, its tokens.
+
+        Raises UserError for a text longer than `config.model.max_length`.
+        """
+        ids = self.with_start(self.tokenizer.encode([text])[0])
+        return attention.in_text(
+            self.model, params, self.tokenizer, ids, stack="decoder", pieces=pieces
+        )
+
+    def log_likelihoods(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """Yields log P(continuation | context) for each (context, continuation), in order.
+
+        An empty context is the beginning of a document. A text that is too long for the model loses
+        the beginning of its context.
+        """
+        return self._scorer.texts(params, pairs)
+
+    def token_log_likelihoods(
+        self, params, pairs: Sequence[tuple[list[int], list[int]]]
+    ) -> Iterator[Likelihood]:
+        """As `log_likelihoods`, for token ids.
+
+        Raises UserError for an empty context, and for ids that are not in the vocabulary.
+        """
+        return self._scorer.tokens(params, pairs)
+
+    @property
+    def _scorer(self) -> Scorer:
+        return Scorer(self.model, self.tokenizer, self.with_start, self.config.decode.batch)
