@@ -6,6 +6,7 @@ from tests.conversion.checkpoints import CLOSE
 from tests.fixtures import make_huggingface_heads as make
 from transformer_jax import config as configs
 from transformer_jax.runs.open import open_run
+from transformer_jax.tasks.task import Context
 
 CLASSIFIER = "BertForSequenceClassification"
 TAGGER = "BertForTokenClassification"
@@ -29,7 +30,7 @@ def assert_outputs(run, inputs, expected):
         "token_types": inputs["types"],
         "segment_ids": inputs["filled"],
     }
-    outputs = np.asarray(task.outputs(params, batch, None, False)[0])
+    outputs = np.asarray(task.outputs(params, batch, Context())[0])
     if outputs.ndim == 3:
         filled = inputs["filled"] > 0
         outputs = outputs[filled]
