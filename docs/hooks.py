@@ -34,7 +34,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def key_tables() -> str:
-    """Returns a heading and a table of keys for each section, each model and each task."""
+    """Returns a heading and a table of keys for each section, model, task and source."""
     models, tasks = classes.names("model"), classes.names("task")
     model, task = models[0], tasks[0]
     parts = [_table("Top level", (configs.INIT_FROM,), model, task)]
@@ -48,16 +48,20 @@ def key_tables() -> str:
     for name in tasks:
         keys = [key for key in configs.schema(model, name) if key.startswith("task.")]
         parts.append(_table(f"Task `{name}`", keys, model, name))
+    parts.append(_table("`source`", ("source.name",), model, task))
+    for name in classes.names("source"):
+        keys = [key for key in configs.schema(model, task, name) if key.startswith("source.")]
+        parts.append(_table(f"Source `{name}`", keys, model, task, name))
     return "\n".join(parts)
 
 
-def _table(title: str, keys, model: str, task: str) -> str:
-    schema = configs.schema(model, task)
+def _table(title: str, keys, model: str, task: str, source: str = "") -> str:
+    schema = configs.schema(model, task, source)
     lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         kind, default = schema[key]
         value = f"`{key_help.as_flag(default)}`" if default != "" else "empty"
-        meaning = _escaped(configs.meaning(key, model, task))
+        meaning = _escaped(configs.meaning(key, model, task, source))
         cells = (f"`{key}`", _escaped(configs.describe(kind)), value, meaning)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])

@@ -1,10 +1,10 @@
 """The configuration: files, overrides and records of configs.
 
-The sections outside `model` and `task` are the dataclasses of `configuration/sections.py`. `model`
-and `task` take their keys, types and defaults from the class that `config.model.name` and
-`config.task.name` name (`named_class`). A config file defines `get_config()` or `get_config(arg)`
-and returns `experiment(section={key: value})`, the differences from the defaults. `load` reads such
-a file, applies overrides and validates.
+The sections `model`, `task` and `source` take their keys, types and defaults from the class that
+`config.model.name`, `config.task.name` and `config.source.name` name (`named_class`). The others
+are the dataclasses of `configuration/sections.py`. A config file defines `get_config()` or
+`get_config(arg)` and returns `experiment(section={key: value})`, the differences from the defaults.
+`load` reads such a file, applies overrides and validates.
 """
 
 import inspect
@@ -16,7 +16,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer_jax.configuration import classes, meanings, run_length, suggestions
-from transformer_jax.configuration.classes import build_model, class_options, named_class, options
+from transformer_jax.configuration.classes import (
+    build_model,
+    build_source,
+    class_options,
+    named_class,
+    options,
+)
 from transformer_jax.configuration.errors import Interrupted, Preempted, RunError, UserError
 from transformer_jax.configuration.files import load_module, read
 from transformer_jax.configuration.sections import (
@@ -24,6 +30,7 @@ from transformer_jax.configuration.sections import (
     INIT_FROM_MEANING,
     MAY_CHANGE,
     SECTIONS,
+    SOURCE_NAME_MEANING,
     Checkpoint,
     Data,
     Decode,
@@ -50,6 +57,8 @@ __all__ = [
     "UserError",
     "all_keys",
     "build_model",
+    "build_source",
+    "chosen",
     "choice",
     "class_options",
     "describe",
@@ -71,15 +80,25 @@ __all__ = [
 ]
 
 
-def schema(model: str, task: str) -> dict[str, tuple[Any, Any]]:
+# Sections whose keys are those of the class that their key `name` names.
+_NAMED = ("model", "task", "source")
+
+
+def chosen(config: ConfigDict) -> tuple[str, str, str]:
+    """Returns the names of a config's model, task and source: the arguments of `schema`."""
+    return tuple(config[section].name for section in _NAMED)
+
+
+def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]]:
     """Returns {"section.key": (type, default)} of a run of `task` with `model`.
 
-    `init_from` is the only key without a section.
+    `source` is "" where the task reads `config.data`. `init_from` is the only key without a
+    section.
     """
     keys = {INIT_FROM: (str | None, None)}
-    for section, name in (("model", model), ("task", task)):
+    for section, name in zip(_NAMED, (model, task, source)):
         keys[f"{section}.name"] = (str, name)
-        keys |= _of_class(section, named_class(section, name))
+        keys |= _of_class(section, named_class(section, name)) if name else {}
     for section, cls in SECTIONS.items():
         keys |= _of_class(section, cls)
     return keys
@@ -93,11 +112,14 @@ def all_keys(path: str | None = None) -> list[str]:
     """Returns the keys of the config file `path`; without such a file, of all models and tasks."""
     try:
         config = load(path or "")
-        return [*schema(config.model.name, config.task.name)]
+        return [*schema(*chosen(config))]
     except UserError:
         models, tasks = classes.names("model"), classes.names("task")
-        pairs = itertools.zip_longest(models, tasks)
-        keys = [schema(model or models[0], task or tasks[0]) for model, task in pairs]
+        triples = itertools.zip_longest(models, tasks, classes.names("source"))
+        keys = [
+            schema(model or models[0], task or tasks[0], source or "")
+            for model, task, source in triples
+        ]
         return [*dict.fromkeys(itertools.chain.from_iterable(keys))]
 
 
@@ -113,15 +135,18 @@ def experiment(**delta: Any) -> ConfigDict:
             raise UserError(
                 f"config.{section}.name is missing: it names a file in transformer_jax/{section}s/"
             )
-    keys = schema(delta["model"]["name"], delta["task"]["name"])
+    source = delta.get("source", {})
+    if not isinstance(source, dict):
+        raise UserError(f"config.source={source!r} must be a dict of its keys")
+    keys = schema(delta["model"]["name"], delta["task"]["name"], source.get("name", ""))
     config = ConfigDict()
     for key, (_, default) in keys.items():
         _put(config, key, default)
     for section, value in delta.items():
         if section == INIT_FROM:
             set_key(config, section, value)
-        elif section not in (*SECTIONS, "model", "task"):
-            near = suggestions.near(section, [*SECTIONS, "model", "task"])
+        elif section not in (*SECTIONS, *_NAMED):
+            near = suggestions.near(section, [*SECTIONS, *_NAMED])
             near = near or _suggestion(config, section, keys)
             raise UserError(f"config has no section {section!r}{near}")
         elif not isinstance(value, dict):
@@ -132,34 +157,36 @@ def experiment(**delta: Any) -> ConfigDict:
     return config
 
 
-def meaning(key: str, model: str, task: str) -> str:
-    """Returns the meaning of a key of `schema(model, task)`: the comment at its field."""
+def meaning(key: str, model: str, task: str, source: str = "") -> str:
+    """Returns the meaning of a key of `schema(model, task, source)`: the comment at its field."""
     if key == INIT_FROM:
         return INIT_FROM_MEANING
+    if key == "source.name" and not source:
+        return SOURCE_NAME_MEANING
     section, _, name = key.partition(".")
-    chosen = {"model": model, "task": task}
-    cls = named_class(section, chosen[section]) if section in chosen else SECTIONS[section]
-    if key in ("model.name", "task.name"):
+    names = dict(zip(_NAMED, (model, task, source)))
+    cls = named_class(section, names[section]) if section in names else SECTIONS[section]
+    if name == "name" and section in names:
         return " ".join(inspect.getdoc(cls).partition("\n\n")[0].split())
     return meanings.of(cls)[name]
 
 
 def _suggestion(config: ConfigDict, key: str, keys) -> str:
     """Returns '; did you mean ...?' for an unknown key."""
-    model, task = config.model.name, config.task.name
 
     def explain(name: str) -> str:
-        return "" if name.startswith("--") else meaning(name, model, task)
+        return "" if name.startswith("--") else meaning(name, *chosen(config))
 
     return suggestions.key(key, keys, explain)
 
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
     """Sets `section.key`. A string is read as on a command line, as the key's type."""
-    keys = schema(config.model.name, config.task.name)
+    keys = schema(*chosen(config))
     if key not in keys:
         raise UserError(f"unknown key config.{key}{_suggestion(config, key, keys)}")
-    if key in ("model.name", "task.name") and value != keys[key][1]:
+    section, _, name = key.partition(".")
+    if section in _NAMED and name == "name" and value != keys[key][1]:
         raise UserError(f"config.{key} decides which keys exist: set it in the config file")
     _put(config, key, coerce(key, value, keys[key][0]))
 
@@ -247,7 +274,7 @@ def flat(config: ConfigDict) -> dict[str, Any]:
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """Returns the changes that a resumed run may not make, each as "key: old -> new"."""
-    keys = {*schema(old.model.name, old.task.name), *schema(new.model.name, new.task.name)}
+    keys = {*schema(*chosen(old)), *schema(*chosen(new))}
     num_steps = old.train.num_steps
     old_values = _at_length(old, num_steps)
     new_values = _at_length(new, num_steps)

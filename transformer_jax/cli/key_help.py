@@ -7,19 +7,19 @@ from transformer_jax import config as configs
 
 def lines(config, path: str) -> list[str]:
     """Returns one line a key, with the values that the config of `path` has."""
-    model, task = config.model.name, config.task.name
+    names = configs.chosen(config)
     text = [
         f"Keys of {path}. --config.KEY=VALUE sets one.",
         "KEY=VALUE here (type; default, where this config has another value): meaning",
     ]
     section = None
-    for key, (kind, default) in configs.schema(model, task).items():
+    for key, (kind, default) in configs.schema(*names).items():
         if key.partition(".")[0] != section:
             section = key.partition(".")[0]
             text.append("")
         value = as_flag(configs.get(config, key))
         other_default = f"; default {as_flag(default)}" if value != as_flag(default) else ""
-        meaning = configs.meaning(key, model, task)
+        meaning = configs.meaning(key, *names)
         text.append(f"{key}={value} ({configs.describe(kind)}{other_default}): {meaning}")
     return text
 

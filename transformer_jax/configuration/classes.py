@@ -1,4 +1,4 @@
-"""The classes that `config.model.name` and `config.task.name` name, and the keys they define."""
+"""The classes that `config.{model,task,source}.name` name, and the keys that they define."""
 
 import dataclasses
 import importlib
@@ -12,34 +12,33 @@ from ml_collections import ConfigDict
 from transformer_jax.configuration import suggestions
 from transformer_jax.configuration.errors import UserError
 
-_SHARED = ("task", "base", "model")  # modules of the two packages that define no family or task
+_FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
+_SHARED = ("task", "base", "model")  # modules of the packages that define no family or task
 
 
 def names(section: str) -> list[str]:
-    """Returns the models, or tasks, that exist: the modules of the package."""
-    folders = importlib.import_module(f"transformer_jax.{section}s").__path__
-    return sorted(m.name for m in pkgutil.iter_modules(folders) if m.name not in _SHARED)
+    """Returns the models, tasks or sources that exist: the modules of the package."""
+    package = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}")
+    found = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED)
+    if section == "source":
+        # Its folder also holds the readers of texts and tables.
+        return [name for name in found if _public_classes(section, _module(section, name))]
+    return found
 
 
-def named_class(section: Literal["model", "task"], name: str) -> type:
-    """Returns the one public dataclass of `transformer_jax/{models,tasks}/<name>.py`.
+def named_class(section: Literal["model", "task", "source"], name: str) -> type:
+    """Returns the one public dataclass of `transformer_jax/{models,tasks,data/sources}/<name>.py`.
 
     Linen modules are dataclasses, too. Raises UserError for a name without such a module.
     """
     if name not in names(section):
+        known = ", ".join(names(section)) or "none"
         raise UserError(
             f"config.{section}.name={name!r}: no such {section}"
-            f"{suggestions.near(name, names(section))}; there are: {', '.join(names(section))}"
+            f"{suggestions.near(name, names(section))}; there are: {known}"
         )
-    module = importlib.import_module(f"transformer_jax.{section}s.{name}")
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and value.__module__ == module.__name__
-        and dataclasses.is_dataclass(value)
-        and not value.__name__.startswith("_")
-    ]
+    module = _module(section, name)
+    classes = _public_classes(section, module)
     if len(classes) != 1:
         raise UserError(
             f"{module.__file__} must define exactly one public {section} class, "
@@ -51,8 +50,29 @@ def named_class(section: Literal["model", "task"], name: str) -> type:
     return classes[0]
 
 
+def _module(section: str, name: str):
+    return importlib.import_module(f"transformer_jax.{_FOLDERS[section]}.{name}")
+
+
+def _public_classes(section: str, module) -> list[type]:
+    """Returns the public dataclasses that a module defines, those of the section."""
+    base = object
+    if section == "source":
+        base = _module(section, "source").Source
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and dataclasses.is_dataclass(value)
+        and not value.__name__.startswith("_")
+        and issubclass(value, base)
+        and value is not base
+    ]
+
+
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
-    """Returns {key: (type, default)}: the fields of a model or task that have a default."""
+    """Returns {key: (type, default)}: the fields that have a default."""
     hints = typing.get_type_hints(cls)
     of_linen = ("parent", "name") if hasattr(cls, "apply") else ()
     return {
@@ -72,3 +92,17 @@ def build_model(config: ConfigDict):
     model = named_class("model", config.model.name)(**options(config.model))
     model.check()
     return model
+
+
+def build_source(config: ConfigDict):
+    """Returns the source that `config.source` describes.
+
+    Raises UserError where it names none.
+    """
+    if not config.source.name:
+        there_are = ", ".join(names("source")) or "none"
+        raise UserError(
+            f"config.source.name is missing: config.task.name={config.task.name} reads records "
+            f"that are not text; there are: {there_are}"
+        )
+    return named_class("source", config.source.name)(config.data, **options(config.source))

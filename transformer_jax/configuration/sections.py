@@ -11,6 +11,9 @@ class Data:
     cache: str = "~/.cache/transformer_jax/data"  # folder of token stores and trained tokenizers
     rebuild: bool = False  # delete this run's token stores and build them again (damaged data)
     seed: int = 0  # of the order of the rows, and of the random choices inside a row
+    # processes that read the rows of training on each host; 0: the training process reads them.
+    # Results do not change
+    readers: int = 0
     # a built-in corpus instead of files: grammar (sentence pairs), python (sources of the standard
     # library) or pydoc (its documentation)
     corpus: Literal["", "grammar", "python", "pydoc"] = ""
@@ -128,6 +131,10 @@ class Decode:
 
 INIT_FROM = "init_from"  # the only key without a section
 INIT_FROM_MEANING = "workdir of the run whose parameters and tokenizer a new run begins with"
+SOURCE_NAME_MEANING = (
+    "file in transformer_jax/data/sources/ that gives records which are not text; "
+    "empty: config.data names the texts"
+)
 
 SECTIONS = {
     "data": Data,
@@ -152,6 +159,7 @@ MAY_CHANGE = (
     "decode.",
     "data.cache",
     "data.rebuild",
+    "data.readers",
     "data.tokenizer_files",
     "data.mixture",
     "data.train_",

@@ -30,6 +30,7 @@ _SIZES_OF_MODELS = (
 _NOT_NEGATIVE = (
     "train.seed",
     "data.seed",
+    "data.readers",
     "checkpoint.minutes",
     "optimizer.clip_norm",
     "optimizer.weight_decay",

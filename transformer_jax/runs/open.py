@@ -32,7 +32,7 @@ def open_run(workdir, step: str | int = "best", overrides: Overrides = ()):
         configs.set_key(config, key, value)
     configs.validate(config)
     task = make_task(config, workdir)
-    if record.plain(task.tokenizer.fingerprint()) != recorded.fingerprint["tokenizer"]:
+    if record.of_tokenizer(task) != recorded.fingerprint["tokenizer"]:
         raise UserError(f"{workdir}/tokenizer: not the tokenizer this run was trained with")
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
     last, count = checkpoints.pick(step), config.decode.average
@@ -59,7 +59,7 @@ def mean(trees: Iterable):
 
 
 def load(workdir, step: str | int = "best"):
-    """Returns (model, params, tokenizer) of a run.
+    """Returns (model, params, tokenizer) of a run; the tokenizer is None for data without text.
 
     `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and gives float32 logits
     (B, L, V); see the class of the model. A translation's tokenizer has the sides .source and

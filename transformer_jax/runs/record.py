@@ -108,7 +108,7 @@ def begin(config, task, workdir) -> ConfigDict | None:
         folder = workdir / "tokenizer"
         for leftover in folder.iterdir() if folder.is_dir() else ():
             leftover.unlink()  # of a run that was killed before it was recorded
-        task.tokenizer.save(folder)
+        _save_tokenizer(task, folder)
     _write(config, fingerprint, workdir)
     return earlier.config if earlier else None
 
@@ -116,13 +116,23 @@ def begin(config, task, workdir) -> ConfigDict | None:
 def create(workdir, task, params) -> None:
     """Writes a run at step 0 into an empty folder; `params` were trained elsewhere."""
     workdir = buckets.folder_of_run(workdir)
-    task.tokenizer.save(workdir / "tokenizer")
+    _save_tokenizer(task, workdir / "tokenizer")
     with Checkpoints(workdir / "checkpoints", task.config.checkpoint) as checkpoints:
         checkpoints.save_params(params)
-    _write(task.config, {"train": [], "tokenizer": task.tokenizer.fingerprint()}, workdir)
+    _write(task.config, {"train": [], "tokenizer": of_tokenizer(task)}, workdir)
 
 
-def plain(fingerprint: dict) -> dict:
+def of_tokenizer(task):
+    """Returns the fingerprint of a task's tokenizer; None where the task has no tokenizer."""
+    return None if task.tokenizer is None else plain(task.tokenizer.fingerprint())
+
+
+def _save_tokenizer(task, folder: pathlib.Path | buckets.Path) -> None:
+    if task.tokenizer is not None:
+        task.tokenizer.save(folder)
+
+
+def plain(fingerprint):
     """Returns a fingerprint as JSON gives it back: tuples are lists."""
     return json.loads(json.dumps(fingerprint))
 

@@ -77,7 +77,9 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
 def _copy(config: ConfigDict | str | os.PathLike) -> ConfigDict:
     if isinstance(config, str | os.PathLike):
         return configs.read(config)
-    if isinstance(config, ConfigDict) and {"model", "task", *configs.SECTIONS} <= set(config):
+    if isinstance(config, ConfigDict) and {"model", "task", "source", *configs.SECTIONS} <= set(
+        config
+    ):
         return ConfigDict(config).copy_and_resolve_references()
     raise UserError(
         "train takes the path of a config file, or a config of config.load(...) or "

@@ -1,4 +1,4 @@
-"""Writing and reading a token store."""
+"""Writing and reading a store of tokens, or of bytes."""
 
 import io
 import json
@@ -17,17 +17,19 @@ _MARK_SECONDS = 30  # between two marks
 
 
 class Writer:
-    """Fills a store that is being built: tokens and index arrays, each in order.
+    """Fills a store that is being built: its values and index arrays, each in order.
+
+    The values are tokens uint16 or uint32, or bytes uint8. `name` is their folder.
 
     `restart` is the progress of an interrupted build's last mark, or None. The store already holds
     everything that was written before that mark.
     """
 
-    def __init__(self, folder: Folder, vocab_size: int):
+    def __init__(self, folder: Folder, name: str, dtype):
         self.restart = None
         self._folder = folder
-        dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        self._columns = {"tokens": ColumnWriter(folder, "tokens", dtype)}
+        self._name = name
+        self._columns = {name: ColumnWriter(folder, name, dtype)}
         mark = folder.read("restart", sealed=True)
         if mark:
             header, *remainders = np.load(io.BytesIO(mark)).values()
@@ -41,11 +43,11 @@ class Writer:
 
     @property
     def size(self) -> int:
-        """The number of tokens so far."""
-        return self._columns["tokens"].size
+        """The number of values so far."""
+        return self._columns[self._name].size
 
-    def append(self, tokens: np.ndarray) -> None:
-        self._columns["tokens"].append(tokens)
+    def append(self, values: np.ndarray) -> None:
+        self._columns[self._name].append(values)
 
     def array(self, name: str, values: np.ndarray) -> None:
         """Appends to the index array `name`."""
@@ -58,7 +60,7 @@ class Writer:
 
         Calls are cheap: a mark is written once a shard, or after 30 seconds.
         """
-        is_new_shard = self.size - self._marked_size >= self._columns["tokens"].shard
+        is_new_shard = self.size - self._marked_size >= self._columns[self._name].shard
         if not is_new_shard and time.monotonic() - self._marked_at < _MARK_SECONDS:
             return
         num_written = {name: column.num_written for name, column in self._columns.items()}
@@ -85,11 +87,16 @@ class Store:
     `meta` is its metadata. Raises DamagedStore where the content differs from what was written.
     """
 
-    def __init__(self, path: str | pathlib.Path):
+    def __init__(self, path: str | pathlib.Path, name: str = "tokens"):
         self._folder = Folder(path)
         self.path = self._folder.path
         self.meta, _ = self._folder.open_complete()
-        self._tokens: ts.TensorStore = open_column(self._folder, "tokens")
+        self._name = name
+        self._values: ts.TensorStore = open_column(self._folder, name)
+
+    def __reduce__(self):
+        # Another process opens the store again.
+        return Store, (self.path, self._name)
 
     def array(self, name: str) -> np.ndarray:
         """Returns a whole index array, int64 (N,)."""
@@ -97,7 +104,7 @@ class Store:
             return open_column(self._folder, name)[:].read().result()
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Returns the tokens [start, stop) of each span, read in parallel."""
+        """Returns the values [start, stop) of each span, read in parallel."""
         with storage_errors(self.path):
-            futures = [self._tokens[int(start) : int(stop)].read() for start, stop in spans]
+            futures = [self._values[int(start) : int(stop)].read() for start, stop in spans]
             return [future.result() for future in futures]

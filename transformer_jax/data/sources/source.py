@@ -1,0 +1,57 @@
+"""Data that is not text: records of bytes and numbers.
+
+A kind of data is one file of this folder with one subclass of `Source`. `config.source.name` is the
+name of the file, and the fields of the class are the keys of `config.source`.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError
+from transformer_jax.data import store
+from transformer_jax.data.sources.text_files import matching_files
+from transformer_jax.data.store import Record
+
+
+@dataclasses.dataclass
+class Source:
+    """The records of each split, "train", "valid" or "test". Equal keys give equal records."""
+
+    data: ConfigDict  # config.data
+
+    def fingerprint(self, split: str) -> Any:
+        """Returns a description of the content of a split, for JSON; None for no such split."""
+        raise NotImplementedError
+
+    def read(self, split: str) -> Iterator[Record]:
+        """Yields the records of a split, in a fixed order. All have the same numbers by name."""
+        raise NotImplementedError
+
+    def records(self, split: str) -> store.Records | None:
+        """Returns the records of a split, to be read at random; None for no such split.
+
+        They are read once and then kept in `config.data.cache`.
+        """
+        fingerprint = self.fingerprint(split)
+        if fingerprint is None:
+            return None
+        key = {"source": type(self).__name__, "content": fingerprint}
+        return store.build_records(
+            self.data.cache, "records", key, lambda: self.read(split), rebuild=self.data.rebuild
+        )
+
+    def files(self, split: str) -> tuple[str, ...] | None:
+        """Returns the files that `config.data.<split>_files` names; None where it names none.
+
+        Raises UserError where a file does not exist, or where no training files are named.
+        """
+        key = f"config.data.{split}_files"
+        patterns = self.data[f"{split}_files"]
+        if patterns:
+            return tuple(matching_files(key, patterns))
+        if split == "train":
+            raise UserError(f"{key} is missing: the training records")
+        return None
