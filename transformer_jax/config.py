@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import classes, meanings, run_length, suggestions
+from transformer_jax.configuration import classes, meanings, optimizers, run_length, suggestions
 from transformer_jax.configuration.classes import (
     build_model,
     build_source,
@@ -212,6 +212,7 @@ def load(
     for key, value in dict(overrides).items():
         set_key(config, key, value)
     validate(config)
+    optimizers.check_used(config)
     return config
 
 
@@ -236,6 +237,7 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
         for key, value in values.items():
             set_key(config, f"{section}.{key}", value)
     validate(config)
+    optimizers.check_used(config)
     return config
 
 
@@ -288,7 +290,7 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
     """Returns `flat` with the schedule in updates: 0.1 and 100 are equal in a run of 1,000."""
     values = flat(config)
-    for key in ("optimizer.warmup_steps", "optimizer.decay_steps"):
+    for key in ("optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.cooldown_steps"):
         if values[key] is not None:
             values[key] = run_length.span(values[key], num_steps)
     return values

@@ -13,7 +13,6 @@ from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.runs.train import train
 from transformer_jax.training.loop import run
-from transformer_jax.training.optimizer import _by_depth
 from transformer_jax.training.program import Program
 
 SCORES = {
@@ -182,19 +181,6 @@ def test_the_order_of_a_symmetric_pair_has_no_meaning(runs, tmp_path):
     first, second = task.predict(params, ["the cat sat\ta dog", "a dog\tthe cat sat"])
     probabilities = second.details["probabilities"]
     assert first.details["probabilities"] == pytest.approx(probabilities, rel=1e-4)
-
-
-def test_deeper_layers_have_smaller_learning_rates():
-    ones = {
-        "token_embed": {"embedding": np.ones((3, 2))},
-        "encoder": {"layers": {"mlp": {"kernel": np.ones((2, 4))}}},
-        "head": {"kernel": np.ones(5)},
-    }
-    scaled = _by_depth(ones, 0.5)
-    layers = scaled["encoder"]["layers"]["mlp"]["kernel"]
-    np.testing.assert_allclose(layers, [[0.25] * 4, [0.5] * 4])
-    assert (scaled["head"]["kernel"] == 1).all()
-    assert (scaled["token_embed"]["embedding"] == 0.125).all()
 
 
 def test_the_flops_are_those_of_the_work(runs, tmp_path):

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
-from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.planning import hlo
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import batches, optimizer
+from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.program import Program
 
@@ -188,90 +187,4 @@ def test_an_axis_splits_one_dimension_only():
     )
 
 
-def test_schedules():
-    config = configs.experiment(
-        model={"name": "encoder_decoder"},
-        task={"name": "translation"},
-        optimizer=dict(
-            learning_rate=(512 * 4000) ** -0.5, schedule="inverse_sqrt", warmup_steps=4000
-        ),
-    ).optimizer
-    rate = optimizer.schedule(config, 100_000)
-    for step in (1, 100, 3999, 4000, 4001, 50_000):  # equation 3 of the paper
-        assert float(rate(step - 1)) == pytest.approx(
-            512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=1e-5
-        )
-    with config.unlocked():
-        config.update(learning_rate=1.0, warmup_steps=10, final_fraction=0.1, schedule="cosine")
-    rate = optimizer.schedule(config, 110)
-    assert [round(float(rate(s - 1)), 4) for s in (5, 10, 60, 110)] == [0.5, 1.0, 0.5641, 0.1002]
-    config.schedule = "linear"
-    assert [
-        round(float(optimizer.schedule(config, 110)(s - 1)), 4) for s in (11, 60, 110, 200)
-    ] == [1.0, 0.559, 0.109, 0.1]
-
-
-def test_frozen_parameters_and_weight_decay():
-    config = configs.experiment(
-        model={"name": "encoder_decoder"},
-        task={"name": "translation"},
-        optimizer=dict(weight_decay=0.1, learning_rate=1.0),
-    ).optimizer
-    params = {"a": {"kernel": jnp.ones(3), "bias": jnp.ones(3)}, "b": {"kernel": jnp.ones(3)}}
-    tx = optimizer.make(config, 10, lambda path: None if path[0] == "b" else "")
-    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
-    np.testing.assert_allclose(updates["a"]["kernel"], -0.1)
-    np.testing.assert_allclose(updates["a"]["bias"], 0)
-    np.testing.assert_allclose(updates["b"]["kernel"], 0)
-    assert optimizer.decays(("lstm_0_forward", "recurrent"))
-
-
-def test_layer_decay_goes_from_the_top_down():
-    updates = {
-        "target_embed": {"embedding": 1.0},
-        "encoder": {"layers": {"kernel": jnp.ones(3)}},
-        "output_embed": {"embedding": 1.0},
-        "head": {"kernel": 1.0},
-    }
-    scaled = optimizer._by_depth(updates, 0.5)
-    np.testing.assert_allclose(scaled["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
-    assert scaled["target_embed"]["embedding"] == 1 / 16
-    assert scaled["output_embed"]["embedding"] == 1
-    assert scaled["head"]["kernel"] == 1
-
-
 GOLDEN = [5.07359276748285, 5.057554059709822, 5.004081047018161]
-
-
-def test_lamb_scales_every_layer_of_a_stack_apart():
-    """The result is that of optax.lamb, where each layer is a leaf of the tree."""
-    import optax
-
-    settings = configs.experiment(
-        model={"name": "bert"},
-        task={"name": "masked_lm"},
-        optimizer=dict(name="lamb", learning_rate=0.1, eps=1e-6, weight_decay=0.01),
-    ).optimizer
-
-    def random(seed, *shape):
-        return jax.random.normal(jax.random.key(seed), shape)
-
-    def stacked(seed):
-        scales = jnp.array([1.0, 5.0, 0.1])[:, None, None]
-        kernel = random(seed, 3, 4, 5) * scales
-        return {"layers": {"kernel": kernel}, "embedding": random(seed + 1, 6, 4)}
-
-    def unstacked(tree):
-        kernels = {f"layer_{i}": {"kernel": tree["layers"]["kernel"][i]} for i in range(3)}
-        return {**kernels, "embedding": tree["embedding"]}
-
-    params = stacked(0)
-    grads = stacked(10)
-    ours = optimizer.make(settings, 10, lambda path: "")
-    optaxs = optax.lamb(0.1, eps=1e-6, weight_decay=0.01)
-    updates, _ = ours.update(grads, ours.init(params), params)
-    params, grads = unstacked(params), unstacked(grads)
-    expected, _ = optaxs.update(grads, optaxs.init(params), params)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), unstacked(updates), expected
-    )

@@ -6,12 +6,27 @@ A whole number, 5.0 included, counts updates.
 
 import math
 
+from transformer_jax.configuration.errors import UserError
+
 _ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
 
 
 def span(value: float, num_steps: int) -> int:
     """Returns a number of updates, such as that of a warm-up."""
     return round(value * num_steps) if 0 < value < 1 else int(value)
+
+
+def check(key: str, value: float | None, least: int = 1) -> None:
+    """Raises UserError where `config.<key>` is no number of updates that is at least `least`."""
+    if value is None:
+        return
+    if value < least and not 0 < value < 1:
+        bound = f"be at least {least}" if least else "not be negative"
+        raise UserError(
+            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
+        )
+    if value >= 2**31:
+        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
 
 
 def interval(value: float, num_steps: int) -> int:

@@ -80,23 +80,63 @@ class Train:
     grace: float = 60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits
 
 
+# The keys of an optimizer that not all of them use.
+OPTIMIZERS = {
+    "adam": ("b1", "b2", "eps"),
+    "adamw": ("b1", "b2", "eps", "weight_decay"),
+    "lamb": ("b1", "b2", "eps", "weight_decay"),
+    "adafactor": ("decay_exponent", "weight_decay"),
+    "sgd": ("momentum", "weight_decay"),
+    "rmsprop": ("b2", "eps", "weight_decay"),
+    "adagrad": ("eps", "weight_decay"),
+    "adadelta": ("b2", "eps", "weight_decay"),
+    "lion": ("b1", "b2", "weight_decay"),
+    "muon": ("muon_momentum", "b1", "b2", "eps", "weight_decay"),
+    "schedule_free": ("b1", "b2", "eps", "weight_decay"),
+}
+# The keys of a schedule, likewise.
+SCHEDULES = {
+    "constant": (),
+    "inverse_sqrt": (),
+    "linear": ("decay_steps", "final_fraction"),
+    "cosine": ("decay_steps", "final_fraction"),
+    "polynomial": ("decay_steps", "final_fraction", "power"),
+    "warmup_stable_decay": ("decay_steps", "final_fraction", "cooldown_steps"),
+    "slanted_triangular": ("decay_steps", "ratio"),
+}
+
+
 @dataclasses.dataclass
 class Optimizer:
-    name: Literal["adam", "adamw", "lamb"] = "adamw"  # adamw: weight decay apart from the gradient
+    # weight decay is apart from the gradient; adam has none. muon is for the matrices of layers,
+    # and adamw for the other parameters beside it
+    name: Literal[*OPTIMIZERS] = "adamw"
     learning_rate: float = 1e-3  # the peak of the schedule
     # course of the learning rate after a linear warm-up
-    schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "constant"
+    schedule: Literal[*SCHEDULES] = "constant"
     warmup_steps: Updates = 0  # updates of the linear warm-up
-    decay_steps: Updates | None = None  # end of linear and cosine; None: the end of the run
-    final_fraction: float = 0.0  # fraction of the peak at which linear and cosine end
-    b1: float = 0.9  # decay of the mean of gradients
-    b2: float = 0.999  # decay of the mean of squared gradients
-    eps: float = 1e-8  # added to the root of the mean square
+    decay_steps: Updates | None = None  # end of a schedule that falls; None: the end of the run
+    final_fraction: float = 0.0  # fraction of the peak at which a schedule ends
+    power: float = 2.0  # of polynomial: exponent of the part of the run that is left
+    cooldown_steps: Updates = 0.1  # updates of the linear fall that ends warmup_stable_decay
+    # of slanted_triangular: the peak over the rate at the start and the end (Howard & Ruder 2018,
+    # section 3.2)
+    ratio: float = 32.0
+    # decay of the mean of gradients; of lion and schedule_free: part of the mean in a mixture
+    b1: float = 0.9
+    b2: float = 0.999  # decay of the mean of squared gradients; of lion: of the mean of gradients
+    eps: float = 1e-8  # added to the root of the mean square; adagrad, adadelta: to the square
+    momentum: float = 0.9  # of sgd: decay of the sum of gradients; 0: none
+    muon_momentum: float = 0.95  # of muon: decay of the mean of a matrix's gradients
+    decay_exponent: float = 0.8  # of adafactor: the decay of update t is 1 - t^-decay_exponent
     weight_decay: float = 0.0  # of kernels and embeddings; adam has none
     # factor of a layer's learning rate over that of the layer above; the embeddings are lowest
     # (Howard & Ruder 2018, section 3.2)
     layer_decay: float = 1.0
     clip_norm: float = 0.0  # largest global norm of the gradient; 0: no clipping
+    # differences of the optimizer of a group of parameters that the task names:
+    # ((group, ((key, value), ...)), ...); clip_norm is then that of the group's gradient
+    groups: tuple = ()
 
 
 @dataclasses.dataclass

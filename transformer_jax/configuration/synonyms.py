@@ -13,9 +13,12 @@ optimizer.warmup_steps: warmup_epochs
 optimizer.warmup_steps: warmup_fraction warmup_proportion lr_warmup_steps n_warmup_steps lr_warmup
 optimizer.decay_steps: lr_decay_iters lr_decay_steps decay_iters
 optimizer.final_fraction: min_lr min_lr_ratio end_lr lr_end final_lr min_learning_rate lr_min
-optimizer.b1: beta1 adam_beta1 beta_1 adam_b1 momentum
+optimizer.b1: beta1 adam_beta1 beta_1 adam_b1
 optimizer.b2: beta2 adam_beta2 beta_2 adam_b2
 optimizer.b1 optimizer.b2: betas adam_betas
+optimizer.momentum: sgd_momentum
+optimizer.power: lr_power poly_power
+optimizer.cooldown_steps: num_decay_steps cooldown
 optimizer.eps: epsilon adam_epsilon adam_eps
 optimizer.weight_decay: wd l2 l2_reg
 optimizer.clip_norm: grad_clip max_grad_norm clip gradient_clip_val clip_grad_norm gradient_clipping

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import run_length
+from transformer_jax.configuration import optimizers, run_length
 from transformer_jax.configuration.errors import UserError
 
 _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
@@ -32,19 +32,9 @@ _NOT_NEGATIVE = (
     "data.seed",
     "data.readers",
     "checkpoint.minutes",
-    "optimizer.clip_norm",
-    "optimizer.weight_decay",
-    "optimizer.learning_rate",
-    "optimizer.eps",
     "decode.max_extra",
     "decode.alpha",
     "train.patience",
-)
-_INTERVALS = (
-    "train.eval_every",
-    "checkpoint.every",
-    "optimizer.decay_steps",
-    "optimizer.warmup_steps",
 )
 
 
@@ -62,9 +52,9 @@ def validate(config: ConfigDict) -> None:
     _check_sizes(config)
     _check_not_negative(config)
     _check_fractions(config)
-    for key in _INTERVALS:
-        _check_interval(key, get(config, key))
-    _check_decay(config)
+    for key in ("train.eval_every", "checkpoint.every"):
+        run_length.check(key, get(config, key))
+    optimizers.check(config)
     _check_batch(config.train)
     _check_combinations(config)
 
@@ -96,41 +86,9 @@ def _check_not_negative(config: ConfigDict) -> None:
 def _check_fractions(config: ConfigDict) -> None:
     of_model = [f"model.{key}" for key in config.model if key.endswith("dropout")]
     of_task = [f"task.{key}" for key in config.task if key.endswith("smoothing")]
-    for key in (*of_model, *of_task, "optimizer.b1", "optimizer.b2"):
+    for key in (*of_model, *of_task):
         if not 0 <= get(config, key) < _ONE:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
-    decay = config.optimizer.layer_decay
-    if not 0 < decay <= 1:
-        raise UserError(f"config.optimizer.layer_decay={decay}: must be above 0 and at most 1")
-    final = config.optimizer.final_fraction
-    if not 0 <= final <= 1:
-        raise UserError(f"config.optimizer.final_fraction={final}: must be from 0 to 1")
-
-
-def _check_interval(key: str, value: float | None) -> None:
-    if value is None:
-        return
-    least = 0 if key == "optimizer.warmup_steps" else 1
-    if value < least and not 0 < value < 1:
-        bound = "be at least 1" if least else "not be negative"
-        raise UserError(
-            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
-        )
-    if value >= 2**31:
-        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
-
-
-def _check_decay(config: ConfigDict) -> None:
-    if config.optimizer.decay_steps is None:
-        return
-    num_steps = config.train.num_steps
-    decay = run_length.span(config.optimizer.decay_steps, num_steps)
-    warmup = run_length.span(config.optimizer.warmup_steps, num_steps)
-    if decay <= warmup:
-        raise UserError(
-            f"config.optimizer.decay_steps={decay}: must be more than "
-            f"config.optimizer.warmup_steps={warmup}, or the rate falls to its end at once"
-        )
 
 
 def _check_batch(train: ConfigDict) -> None:
@@ -158,8 +116,6 @@ def _check_combinations(config: ConfigDict) -> None:
             f"config.model.num_heads={model.num_heads} does not divide "
             f"config.model.d_model={model.d_model}"
         )
-    if config.optimizer.name == "adam" and config.optimizer.weight_decay:
-        raise UserError("config.optimizer.weight_decay needs config.optimizer.name=adamw or lamb")
     if config.train.patience and not config.checkpoint.best_metric:
         raise UserError(
             f"config.train.patience={config.train.patience} needs "

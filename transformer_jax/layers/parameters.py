@@ -22,6 +22,11 @@ class Traits:
     # axes are those of its output. 0: an embedding, an output head or a vector.
     inputs: int = 0
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether the first axis counts layers, each with a parameter of its own."""
+        return self.axes[:1] == ("layers",)
+
 
 class Declared(nn.LogicallyPartitioned):
     """The box of a parameter with its traits. A scan over layers adds the axis "layers" to it."""
@@ -57,5 +62,17 @@ def traits(boxed: Any) -> Any:
         if isinstance(leaf, nn.LogicallyPartitioned):
             return Traits(leaf.names)
         return Traits((None,) * np.ndim(leaf))
+
+    return jax.tree.map(of, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+
+
+def unsplit(boxed: Any) -> Any:
+    """Returns a tree whose boxes name no logical axis of size 1: no mesh divides it."""
+
+    def of(box):
+        if not isinstance(box, nn.LogicallyPartitioned) or not isinstance(box.value, jax.Array):
+            return box
+        shape = box.value.shape
+        return box.replace(names=tuple(n if k > 1 else None for n, k in zip(box.names, shape)))
 
     return jax.tree.map(of, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))

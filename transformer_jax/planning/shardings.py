@@ -90,8 +90,14 @@ def _rows(part: str, tree):
 
 
 def _name(path) -> str:
-    """Returns the words of a path, without optax's wrappers."""
-    wrappers = ("inner_state", "inner_states", "trained", "frozen")
-    fields = [key.name for key in path if hasattr(key, "name") and key.name not in wrappers[:2]]
-    words = [name for name in names(path) if name not in wrappers[2:]]
-    return "/".join([*fields, *words]) or str(path)
+    """Returns the words of a path, without optax's wrappers and the labels that they give."""
+    wrappers = ("inner_state", "inner_states")
+    fields = [getattr(key, "name", None) for key in path]
+    words = [
+        name
+        for field, key in zip([None, *fields], path)
+        if field != "inner_states"
+        for name in names([key])
+    ]
+    kinds = [field for field in fields if field and field not in wrappers]
+    return "/".join([*kinds, *words]) or str(path)

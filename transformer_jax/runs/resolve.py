@@ -10,6 +10,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import optimizers
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import begin, record
 from transformer_jax.runs.record import Record
@@ -52,6 +53,8 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
             configs.set_key(config, key, value)
     configs.validate(config)
     recorded = record.find(workdir)
+    if not recorded:  # a run of an earlier version continues as it is
+        optimizers.check_used(config)
     if recorded and recorded.config.task.name != config.task.name:
         raise UserError(
             f"--workdir={workdir}: holds a {recorded.config.task.name} run, "

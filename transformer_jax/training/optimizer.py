@@ -1,126 +1,195 @@
-"""The optimizer: an optax chain with a schedule, weight decay and frozen parameters."""
+"""The optimizer: optax chains by group of parameters, each with a schedule and weight decay.
 
+The layers of a model are stacked, each parameter of theirs is one array (layers, ...). What an
+optimizer takes over a whole parameter, such as a norm, is taken over each layer apart.
+"""
+
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import tree_leaves_with_path, tree_map_with_path
+from jaxtyping import Array, Float
 
-from transformer_jax.configuration import run_length
+from transformer_jax.config import UserError
+from transformer_jax.configuration import optimizers
+from transformer_jax.training import adafactor, schedule_free
+from transformer_jax.training.adafactor import TraitsOf
+from transformer_jax.training.schedule import schedule
 
+__all__ = ["by_path", "make", "names", "schedule"]
 
-def schedule(config, num_steps: int) -> optax.Schedule:
-    """The learning rate by applied update, from 0: a linear warm-up, then `config.schedule`.
-
-    inverse_sqrt is peak * sqrt(warmup / s) at update s, from 1. With peak =
-    (d_model * warmup)^-0.5 it is equation 3 of Vaswani et al. 2017. linear and cosine fall to
-    `final_fraction` of the peak and stay there. They reach it at the update after the last of
-    `decay_steps`, by default the length of the run.
-    """
-    warmup_steps = run_length.span(config.warmup_steps, num_steps)
-    peak = config.learning_rate
-    warmup = max(warmup_steps, 1)
-    num_steps = run_length.span(config.decay_steps or 0, num_steps) or num_steps
-
-    def after(step):
-        progress = jnp.clip((step - 1 - warmup_steps) / max(num_steps - warmup_steps, 1), 0, 1)
-        shape = {
-            "constant": 1.0,
-            "inverse_sqrt": jnp.sqrt(warmup / jnp.maximum(step, warmup)),
-            "linear": 1 - progress,
-            "cosine": (1 + jnp.cos(jnp.pi * progress)) / 2,
-        }[config.schedule]
-        final = config.final_fraction if config.schedule in ("linear", "cosine") else 0.0
-        return final + (1 - final) * shape
-
-    def rate(count):
-        # Updates are numbered from 1, so that the first one has no rate of 0.
-        step = count + 1
-        return peak * jnp.where(step < warmup_steps, step / warmup, after(step))
-
-    return rate
-
-
-def decays(path: tuple[str, ...]) -> bool:
-    """Whether the parameter at a path decays: matrices do, biases and norms do not."""
-    return path[-1] in ("kernel", "embedding", "recurrent")
+Path = tuple[str, ...]
+# The root mean square of an orthogonal update, that of AdamW's: both then suit one learning rate
+# (Liu et al. 2025, section 2.2).
+_MUON_RMS = 0.2
 
 
 def make(
-    config, num_steps: int, group: Callable[[tuple[str, ...]], str | None]
+    config, num_steps: int, group: Callable[[Path], str | None], traits: Any
 ) -> optax.GradientTransformation:
-    """Clipping, Adam, weight decay, LAMB's trust ratio, decay by layer, and the schedule.
+    """Returns the optimizer of all parameters, from a tree of their `Traits`.
 
-    Adam: Kingma & Ba 2015; with decoupled weight decay it is AdamW, Loshchilov & Hutter 2019. LAMB:
-    You et al. 2020. A parameter at a path whose `group` is None gets no update.
+    `group(path)` is that of a task. Raises UserError where a group has no section in
+    `config.optimizer.groups`, or a section no parameter.
     """
-    chain = []
-    if config.clip_norm:
-        chain.append(optax.clip_by_global_norm(config.clip_norm))
-    chain.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
-    if config.weight_decay:
-        chain.append(optax.add_decayed_weights(config.weight_decay, mask=by_path(decays)))
-    if config.name == "lamb":
-        chain.append(optax.stateless(_trust))
-    if config.layer_decay != 1:
-        chain.append(optax.stateless(lambda updates, _: _by_depth(updates, config.layer_decay)))
-    chain.append(optax.scale_by_learning_rate(schedule(config, num_steps)))
+    by_name = {names(path): leaf for path, leaf in tree_leaves_with_path(traits)}
+    sections = optimizers.sections(config)
+    _check_groups({group(path) for path in by_name}, {*sections})
+    transforms = {
+        _label(name): _chain(section, num_steps, lambda path: by_name[names(path)])
+        for name, section in sections.items()
+    }
     return optax.multi_transform(
-        {"trained": optax.chain(*chain), "frozen": optax.set_to_zero()},
-        by_path(lambda path: "frozen" if group(path) is None else "trained"),
+        transforms | {_label(None): optax.set_to_zero()},
+        by_path(lambda path: _label(group(names(path)))),
     )
 
 
-def _trust(updates, params):
-    """Gives each layer's update the norm of its parameters (You et al. 2020, algorithm 2).
+def _label(group: str | None) -> str:
+    """Returns the name of a group in the optimizer's state."""
+    if group is None:
+        return "frozen"
+    return f"trained_{group}" if group else "trained"
 
-    The layers of a stack are the first axis of its parameters.
+
+def _check_groups(named: set[str | None], sections: set[str]) -> None:
+    if missing := sorted(named - sections - {None}):
+        raise UserError(
+            f"config.optimizer.groups has no section for the task's group {missing[0]!r}; "
+            f'add ("{missing[0]}", (("learning_rate", 1e-3),)), or any differences'
+        )
+    if empty := sorted(sections - named - {""}):
+        has = ", ".join(repr(name) for name in sorted(named - {None, ""})) or "none by name"
+        raise UserError(
+            f"config.optimizer.groups: no parameter is in group {empty[0]!r}; "
+            f"the task's groups: {has}"
+        )
+
+
+def _chain(config, num_steps: int, traits_of: TraitsOf) -> optax.GradientTransformation:
+    """Returns clipping, the optimizer's direction, weight decay, decay by layer and the rate."""
+    rate = schedule(config, num_steps)
+    clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    chain = _direction(config, traits_of)
+    if config.weight_decay:
+        mask = by_path(lambda path: traits_of(path).decays)
+        chain.append(optax.add_decayed_weights(config.weight_decay, mask))
+    if config.name == "lamb":
+        chain.append(optax.stateless(lambda updates, params: _trust(updates, params, traits_of)))
+    if config.layer_decay != 1:
+        decay = config.layer_decay
+        chain.append(optax.stateless(lambda updates, _: _by_depth(updates, decay, traits_of)))
+    chain.append(optax.scale_by_learning_rate(rate))
+    if config.name == "schedule_free":
+        chain = [schedule_free.averaging(optax.chain(*chain), rate, config.b1)]
+    return optax.chain(*clip, *chain)
+
+
+def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation]:
+    """Returns what turns a gradient into the direction of the update.
+
+    adam: Kingma & Ba 2015; adamw: Loshchilov & Hutter 2019; lamb: You et al. 2020; adafactor:
+    Shazeer & Stern 2018; rmsprop: Tieleman & Hinton 2012; adagrad: Duchi et al. 2011; adadelta:
+    Zeiler 2012; lion: Chen et al. 2023; muon: Jordan et al. 2024; schedule_free: Defazio et al.
+    2024.
     """
+    match config.name:
+        case "adafactor":
+            return adafactor.direction(config.decay_exponent, traits_of)
+        case "sgd":
+            return [optax.trace(config.momentum)] if config.momentum else []
+        case "rmsprop":
+            return [optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False)]
+        case "adagrad":
+            return [optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)]
+        case "adadelta":
+            return [optax.scale_by_adadelta(config.b2, config.eps)]
+        case "lion":
+            return [optax.scale_by_lion(config.b1, config.b2)]
+        case "muon":
+            return [_muon(config, traits_of)]
+        case "schedule_free":
+            # Adam without its mean of gradients: the average of the parameters takes its place.
+            return [
+                optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
+            ]
+    return [optax.scale_by_adam(config.b1, config.b2, config.eps)]
+
+
+def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
+    """Returns Muon for matrices, one for each layer, and Adam for the other parameters."""
+
+    def sides(path) -> optax.contrib.MuonDimensionNumbers:
+        traits = traits_of(path)
+        between = traits.is_stack + traits.inputs
+        return optax.contrib.MuonDimensionNumbers(
+            tuple(range(traits.is_stack, between)), tuple(range(between, len(traits.axes)))
+        )
+
+    def scaled(path, update: Float[Array, "..."]) -> Float[Array, "..."]:
+        sizes = [math.prod(update.shape[axis] for axis in side) for side in sides(path)]
+        return update * (_MUON_RMS * max(sizes) ** 0.5)
+
+    orthogonal = optax.contrib.scale_by_muon(
+        beta=config.muon_momentum, weight_dimension_numbers=by_path(sides)
+    )
+    scale = optax.stateless(lambda updates, _: tree_map_with_path(scaled, updates))
+    return optax.multi_transform(
+        {
+            "matrices": optax.chain(orthogonal, scale),
+            "others": optax.scale_by_adam(config.b1, config.b2, config.eps),
+        },
+        by_path(lambda path: "matrices" if traits_of(path).inputs else "others"),
+    )
+
+
+def _trust(updates, params, traits_of: TraitsOf):
+    """Gives each layer's update the norm of its parameters (You et al. 2020, algorithm 2)."""
 
     def scaled(path, update, param):
-        axes = tuple(range("layers" in names(path), param.ndim))
+        axes = tuple(range(traits_of(path).is_stack, param.ndim))
         param_norm = _norm(param, axes)
         update_norm = _norm(update, axes)
         nonzero = (param_norm > 0) & (update_norm > 0)
         ratio = param_norm / jnp.where(update_norm > 0, update_norm, 1)
         return update * jnp.where(nonzero, ratio, 1)
 
-    return jax.tree_util.tree_map_with_path(scaled, updates, params)
+    return tree_map_with_path(scaled, updates, params)
 
 
 def _norm(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
 
 
-def _by_depth(updates, decay: float):
+def _by_depth(updates, decay: float, traits_of: TraitsOf):
     """Scales the updates by depth, for a decay of the learning rate by layer.
 
     The factor of layer i of N, from 1 at the bottom, is decay^(N + 1 - i). Embeddings have
     decay^(N + 1), and the parameters above the layers 1.
     """
-    paths = jax.tree_util.tree_leaves_with_path(updates)
-    depth = max((len(leaf) for path, leaf in paths if "layers" in names(path)), default=0)
+    paths = tree_leaves_with_path(updates)
+    depth = max((len(leaf) for path, leaf in paths if traits_of(path).is_stack), default=0)
 
     def scaled(path, update):
-        if "layers" in names(path):
+        if traits_of(path).is_stack:
             factors = decay ** (len(update) - jnp.arange(len(update)))
             return update * factors.reshape(-1, *[1] * (update.ndim - 1))
         top = names(path)[0]
         is_embedding = "embed" in top and top != "output_embed"
         return update * (decay ** (depth + 1) if is_embedding else 1)
 
-    return jax.tree_util.tree_map_with_path(scaled, updates)
+    return tree_map_with_path(scaled, updates)
 
 
-def by_path(choose: Callable[[tuple[str, ...]], bool | str]) -> Callable:
+def by_path(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function of params: the tree of choose(path) for the path of each parameter."""
-
-    def tree(params):
-        return jax.tree_util.tree_map_with_path(lambda path, _: choose(names(path)), params)
-
-    return tree
+    return lambda params: tree_map_with_path(lambda path, _: choose(path), params)
 
 
-def names(path) -> tuple[str, ...]:
+def names(path) -> Path:
     """A jax key path as words, without the boxes that hold a parameter's logical axes."""
     return tuple(str(key.key) for key in path if hasattr(key, "key"))

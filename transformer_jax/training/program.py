@@ -10,6 +10,7 @@ import optax
 from transformer_jax import hardware
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import parameters
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer
 from transformer_jax.training import state as states
@@ -73,7 +74,8 @@ class Program:
             _batch(config.train, task.batch_spec(row_shape), batch_sharding)
             for row_shape in range(task.num_row_shapes)
         ]
-        tx = optimizer.make(config.optimizer, config.train.num_steps, task.group)
+        traits = parameters.traits(jax.eval_shape(task.init, jax.random.key(0)))
+        tx = optimizer.make(config.optimizer, config.train.num_steps, task.group, traits)
         state = states.abstract(task, tx, mesh, table)
         return cls(
             mesh=mesh,

@@ -1,6 +1,7 @@
 """The learning rate of a run that resumes with another length."""
 
 from transformer_jax.configuration import run_length
+from transformer_jax.configuration.sections import SCHEDULES
 from transformer_jax.training import optimizer
 
 
@@ -36,7 +37,7 @@ def _moved_ends(recorded, config) -> str:
         line += f"the warm-up now ends at {new:,} instead of {old:,}; "
     schedule = config.optimizer.schedule
     old, new = _end(recorded, "decay_steps"), _end(config, "decay_steps")
-    if schedule in ("linear", "cosine") and old != new:
+    if "decay_steps" in SCHEDULES[schedule] and old != new:
         line += f"the {schedule} schedule now ends at {new:,} instead of {old:,}; "
     return line
 

@@ -9,6 +9,7 @@ import optax
 from transformer_jax import metrics
 from transformer_jax.distributed import sharding
 from transformer_jax.tasks.task import Context
+from transformer_jax.training import schedule_free
 
 
 def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
@@ -28,7 +29,8 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
     @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     def train_step(state, batch):
         with sharding.use(mesh, table):
-            grads, sums = _gradients(task, state, batch, shardings.params)
+            point = schedule_free.point(state.params, state.opt_state)
+            grads, sums = _gradients(task, state.replace(params=point), batch, shardings.params)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
             norms = {

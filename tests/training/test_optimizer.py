@@ -1,0 +1,319 @@
+"""Optimizers, schedules, and groups of parameters."""
+
+import re
+import shutil
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from tests.conftest import build_gpt
+from tests.training.test_loop import final_state, lines
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.configuration.sections import OPTIMIZERS
+from transformer_jax.layers.parameters import Traits
+from transformer_jax.planning import shardings
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training import adafactor, optimizer, schedule_free
+from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
+
+
+def section(**keys):
+    """Returns config.optimizer with these keys."""
+    return configs.experiment(
+        model={"name": "gpt"}, task={"name": "causal_lm"}, optimizer=keys
+    ).optimizer
+
+
+def make(keys, traits, num_steps=10, group=lambda path: ""):
+    return optimizer.make(section(**keys), num_steps, group, traits)
+
+
+def rates(counts, num_steps, **keys):
+    rate = optimizer.schedule(section(learning_rate=1.0, **keys), num_steps)
+    return [round(float(rate(count)), 4) for count in counts]
+
+
+# schedules
+
+
+def test_the_schedule_of_the_transformer():
+    keys = dict(learning_rate=(512 * 4000) ** -0.5, schedule="inverse_sqrt", warmup_steps=4000)
+    rate = optimizer.schedule(section(**keys), 100_000)
+    for step in (1, 100, 3999, 4000, 4001, 50_000):  # equation 3 of the paper
+        assert float(rate(step - 1)) == pytest.approx(
+            512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=1e-5
+        )
+
+
+def test_schedules_that_fall_end_at_a_fraction_of_the_peak():
+    falling = dict(num_steps=110, warmup_steps=10, final_fraction=0.1)
+    cosine = rates((4, 9, 59, 109), schedule="cosine", **falling)
+    assert cosine == [0.5, 1.0, 0.5641, 0.1002]
+    linear = rates((10, 59, 109, 199), schedule="linear", **falling)
+    assert linear == [1.0, 0.559, 0.109, 0.1]
+    square = rates((10, 60, 110, 199), schedule="polynomial", power=2.0, **falling)
+    assert square == [1.0, 0.325, 0.1, 0.1]
+    stable = dict(schedule="warmup_stable_decay", cooldown_steps=20)
+    assert rates((4, 10, 90, 100, 110, 199), **stable, **falling) == [0.5, 1, 1, 0.55, 0.1, 0.1]
+
+
+def test_a_slanted_triangle_starts_and_ends_at_the_peak_over_the_ratio():
+    """Howard & Ruder 2018, section 3.2, with T = 100 and cut_frac = 0.1."""
+    keys = dict(schedule="slanted_triangular", warmup_steps=0.1, ratio=32.0)
+    expected = []
+    for t in (0, 5, 10, 55, 100):
+        p = t / 10 if t < 10 else 1 - (t - 10) / (10 * (1 / 0.1 - 1))
+        expected.append(round((1 + p * (32 - 1)) / 32, 4))
+    assert rates((0, 5, 10, 55, 100), 100, **keys) == expected
+    assert expected[0] == expected[-1] == round(1 / 32, 4) and expected[2] == 1
+
+
+# the layers of a stack
+
+TRAITS = {
+    "query": Traits(("layers", "embed", "heads", "head_dim"), decays=True, inputs=1),
+    "out": Traits(("layers", "heads", "head_dim", "embed"), decays=True, inputs=2),
+    "bias": Traits(("layers", "heads", "head_dim")),
+    "scale": Traits(("layers", "norm")),
+}
+SHAPES = {"query": (2, 128, 4, 40), "out": (2, 4, 40, 128), "bias": (2, 4, 40), "scale": (2, 128)}
+EMBEDDING = Traits(("vocab", "embed"), decays=True)
+MATRICES = {"query": (128, 160), "out": (160, 128), "bias": (160,), "scale": (128,)}
+ALONE = {name: {**TRAITS[name].__dict__, "axes": TRAITS[name].axes[1:]} for name in TRAITS}
+
+
+def tree(seed):
+    """Returns a stack of two layers of different scales, and an embedding."""
+    keys = iter(jax.random.split(jax.random.key(seed), len(SHAPES) + 1))
+    scales = jnp.array([5.0, 0.1])
+    layers = {
+        name: jax.random.normal(next(keys), shape) * scales.reshape(-1, *[1] * (len(shape) - 1))
+        for name, shape in SHAPES.items()
+    }
+    return {"layers": layers, "embedding": jax.random.normal(next(keys), (130, 128))}
+
+
+def unrolled(tree, shapes=None):
+    """Returns the tree with each layer apart; with `shapes`, kernels are matrices."""
+    layers = {
+        f"layer_{i}": {
+            name: leaf[i] if shapes is None else leaf[i].reshape(shapes[name])
+            for name, leaf in tree["layers"].items()
+        }
+        for i in range(2)
+    }
+    return {**layers, "embedding": tree["embedding"]}
+
+
+def updates(tx, trees):
+    """Returns the second update of `tx`: parameters, then gradients."""
+    params, *gradients = trees
+    state = tx.init(params)
+    for grads in gradients:
+        update, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, update)
+    return update
+
+
+def is_kernel(params):
+    return jax.tree.map(lambda x: x.ndim == 2, params)
+
+
+def of_optax(name):
+    """Returns optax's own optimizer, for parameters that are matrices and vectors.
+
+    Weight decay is part of ours only: here it is that of adamw, by the learning rate.
+    """
+    decay = [optax.add_decayed_weights(0.1, is_kernel), optax.scale(-0.01)]
+    in_layers = optax.contrib.muon(-1.0, consistent_rms=0.2)
+    return {
+        "adam": optax.adam(0.01),
+        "adamw": optax.adamw(0.01, weight_decay=0.1, mask=is_kernel),
+        "lamb": optax.lamb(0.01, eps=1e-8, weight_decay=0.1, mask=is_kernel),
+        "adafactor": optax.chain(optax.adafactor(None), optax.scale(-1), *decay),
+        "sgd": optax.chain(optax.trace(0.9), *decay),
+        "rmsprop": optax.chain(optax.rmsprop(-1.0, 0.999, eps_in_sqrt=False), *decay),
+        "adagrad": optax.chain(optax.adagrad(-1.0, 0.0, 1e-8), *decay),
+        "adadelta": optax.chain(optax.adadelta(-1.0, 0.999, 1e-8), *decay),
+        "lion": optax.lion(0.01, 0.9, 0.999, weight_decay=0.1, mask=is_kernel),
+        "muon": optax.chain(
+            optax.multi_transform(
+                {"matrix": in_layers, "other": optax.scale_by_adam()},
+                lambda params: {
+                    key: jax.tree.map(lambda x: "matrix" if x.ndim == 2 else "other", subtree)
+                    if key != "embedding"
+                    else "other"
+                    for key, subtree in params.items()
+                },
+            ),
+            *decay,
+        ),
+    }[name]
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "schedule_free"])
+def test_each_layer_of_a_stack_is_updated_as_a_parameter_of_its_own(name):
+    """A scanned stack gives what an unrolled one does, and what optax gives for matrices."""
+    keys = dict(name=name, learning_rate=0.01, weight_decay=0.0 if name == "adam" else 0.1)
+    trees = [tree(seed) for seed in range(3)]
+    stacked = updates(make(keys, {"layers": TRAITS, "embedding": EMBEDDING}), trees)
+    alone = {name: Traits(**fields) for name, fields in ALONE.items()}
+    traits = {**{f"layer_{i}": alone for i in range(2)}, "embedding": EMBEDDING}
+    apart = updates(make(keys, traits), [unrolled(tree) for tree in trees])
+    matrices = updates(of_optax(name), [unrolled(tree, MATRICES) for tree in trees])
+
+    def same(ours, expected):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), ours, expected
+        )
+
+    same(unrolled(stacked), apart)
+    same(unrolled(stacked, MATRICES), matrices)
+
+
+def test_schedule_free_parameters_are_the_averaged_ones_of_optax():
+    trees = [tree(seed) for seed in range(4)]
+    keys = dict(name="schedule_free", learning_rate=0.01, weight_decay=0.1, warmup_steps=3)
+    ours = make(keys, {"layers": TRAITS, "embedding": EMBEDDING})
+    decays = {"layers": {k: t.decays for k, t in TRAITS.items()}, "embedding": True}
+    rate = optimizer.schedule(section(**keys), 10)
+    base = optax.chain(
+        optax.scale_by_rms(0.999, 1e-8, eps_in_sqrt=False, bias_correction=True),
+        optax.add_decayed_weights(0.1, decays),
+        optax.scale_by_learning_rate(rate),
+    )
+    theirs = contrib.schedule_free(base, lambda count: rate(count - 1))
+    x, *gradients = trees
+    y, state, expected = x, ours.init(x), theirs.init(x)
+    same = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5))
+    for grads in gradients:
+        same(schedule_free.point(x, state), y)
+        update, state = ours.update(grads, state, x)
+        x = optax.apply_updates(x, update)
+        update, expected = theirs.update(grads, expected, y)
+        y = optax.apply_updates(y, update)
+        same(x, contrib.schedule_free_eval_params(expected, y))
+    assert abs(x["embedding"] - y["embedding"]).max() > 1e-4
+
+
+# decay, groups and frozen parameters
+
+
+def test_frozen_parameters_and_weight_decay():
+    params = {"a": {"kernel": jnp.ones(3), "bias": jnp.ones(3)}, "b": {"kernel": jnp.ones(3)}}
+    traits = jax.tree.map(lambda _: Traits((None,)), params)
+    traits["a"]["kernel"] = traits["b"]["kernel"] = Traits((None,), decays=True)
+    keys = dict(weight_decay=0.1, learning_rate=1.0)
+    tx = make(keys, traits, group=lambda path: None if path[0] == "b" else "")
+    update, state = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    np.testing.assert_allclose(update["a"]["kernel"], -0.1)
+    np.testing.assert_allclose(update["a"]["bias"], 0)
+    np.testing.assert_allclose(update["b"]["kernel"], 0)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 4 * 3 + 2  # and two counts
+
+
+def test_layer_decay_goes_from_the_top_down():
+    params = {
+        "target_embed": {"embedding": jnp.ones(2)},
+        "encoder": {"layers": {"kernel": jnp.ones((3, 2))}},
+        "output_embed": {"embedding": jnp.ones(2)},
+        "head": {"kernel": jnp.ones(2)},
+    }
+    traits = jax.tree.map(lambda _: Traits(("embed",)), params)
+    traits["encoder"]["layers"]["kernel"] = Traits(("layers", "embed"))
+    tx = make(dict(name="sgd", momentum=0.0, learning_rate=1.0, layer_decay=0.5), traits)
+    update, _ = tx.update(params, tx.init(params), params)
+    factors = jax.tree.map(lambda leaf: -leaf[..., 0], update)
+    np.testing.assert_allclose(factors["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
+    assert factors["target_embed"]["embedding"] == 1 / 16
+    assert factors["output_embed"]["embedding"] == 1
+    assert factors["head"]["kernel"] == 1
+
+
+def test_a_group_has_the_optimizer_of_its_section():
+    params = {"body": jnp.ones(2), "head": jnp.ones(2)}
+    traits = {"body": Traits((None,)), "head": Traits((None,))}
+    groups = (("head", (("learning_rate", 0.5), ("clip_norm", 1.0))),)
+    keys = dict(name="sgd", learning_rate=0.1, momentum=0.0)
+    group = {("body",): "", ("head",): "head"}.get
+    tx = make(keys | {"groups": groups}, traits, group=group)
+    update, _ = tx.update(params, tx.init(params), params)
+    np.testing.assert_allclose(update["body"], -0.1)
+    np.testing.assert_allclose(update["head"], -0.5 / 2**0.5, rtol=1e-6)  # the norm of its gradient
+    with pytest.raises(UserError, match="no section for the task's group 'head'"):
+        make(keys, traits, group=group)
+    with pytest.raises(UserError, match="no parameter is in group 'head'; .* none by name"):
+        make(keys | {"groups": groups}, traits)
+
+
+# training
+
+GROUPS = (
+    ("attention", (("name", "muon"), ("learning_rate", 0.003))),
+    ("mlp", (("name", "adafactor"), ("learning_rate", 0.1), ("weight_decay", 0.1))),
+)
+
+
+@pytest.fixture
+def grouped(tmp_path, monkeypatch):
+    """Returns config and program of a GPT: attention by muon, MLPs by adafactor, all else
+    schedule-free.
+    """
+    monkeypatch.setattr(adafactor, "_LEAST", 16)
+
+    def build(devices, **keys):
+        config = build_gpt(
+            tmp_path,
+            model__dropout=0.0,
+            model__attention_dropout=0.0,
+            optimizer__name="schedule_free",
+            optimizer__groups=GROUPS,
+            optimizer__warmup_steps=1,
+            train__num_steps=4,
+            checkpoint__every=2,
+            **keys,
+        )
+        task = make_task(config)
+        names = {name for name, _ in GROUPS}
+        task.group = lambda path: "".join(names & set(path))
+        return config, task, Program.of(config, task, jax.devices()[:devices])
+
+    return build
+
+
+def test_a_run_with_three_optimizers_on_a_mesh(grouped, tmp_path):
+    """Its losses are those of one device, its states are split, and it resumes bit for bit."""
+    one = grouped(devices=1)
+    many = grouped(devices=8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+    states = {}
+    for name, (config, task, program) in dict(one=one, many=many).items():
+        run(config, task, tmp_path / name, program)
+        states[name] = final_state(tmp_path / name, config, program, 4)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-4), states["one"], states["many"])
+    config, task, program = many
+    shutil.rmtree(tmp_path / "many" / "checkpoints" / "4")
+    run(config, task, tmp_path / "many", program)
+    resumed = final_state(tmp_path / "many", config, program, 4)
+    jax.tree.map(np.testing.assert_array_equal, resumed, states["many"])
+    table = [re.split(r"\s{2,}", line.strip()) for line in shardings.table(program)]
+    assert {
+        "rows/decoder/layers/mlp/wi/kernel": ["(2, 32, 1)", "(-, fsdp, -)"],
+        "columns/decoder/layers/mlp/wi/kernel": ["(2, 1, 128)", "(-, -, tensor)"],
+        "mu/decoder/layers/attention/out/kernel": ["(2, 2, 16, 32)", "(-, tensor, -, fsdp)"],
+        "z/token_embed/embedding": ["(300, 32)", "(tensor, fsdp)"],
+    }.items() <= {name: row for name, *row, _ in table}.items()
+
+    # What a run evaluates and saves are the averaged parameters.
+    params, opt_state = resumed.params, resumed.opt_state
+    loss = task.mean_metrics(params, task.rows().eval["valid"])["loss"]
+    assert lines(tmp_path / "many")[-1]["valid/loss"] == pytest.approx(loss, rel=1e-5)
+    at_point = schedule_free.point(params, opt_state)
+    loss = task.mean_metrics(at_point, task.rows().eval["valid"])["loss"]
+    assert lines(tmp_path / "many")[-1]["valid/loss"] != pytest.approx(loss, rel=1e-5)
