@@ -196,8 +196,8 @@ def test_mfu_of_a_device_in_no_table_is_of_the_measured_rate(tiny, tmp_path, cap
 def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
     """The time of a slow reader counts, but not while updates are in flight."""
 
-    def slowly(*arguments):
-        for batch in stream(*arguments):
+    def slowly(*arguments, **options):
+        for batch in stream(*arguments, **options):
             time.sleep(0.2)
             yield batch
 

@@ -6,6 +6,7 @@ import time
 import transformer_jax
 from transformer_jax.config import RunError
 from transformer_jax.configuration import run_length
+from transformer_jax.data import readers
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
@@ -104,7 +105,7 @@ def _train(session: Session, state, totals, timer: SaveTimer, trace: Trace) -> d
         patience.add(scores)
     _say_if_done(session, patience)
 
-    feed = _batches(session.rows, session.program, config.train, session.start)
+    feed = _batches(session.rows, session.program, config, session.start)
     for step in range(session.start + 1, config.train.num_steps + 1):
         if patience.over:
             break
@@ -208,19 +209,22 @@ def _say_if_done(session: Session, patience: Patience) -> None:
         say(f"nothing to do: {workdir} ended at step {start:,} of {num_steps:,}: {patience.reason}")
 
 
-def _batches(rows, program, train, start: int):
+def _batches(rows, program, config, start: int):
     """Yields the device batches from `start` to the end of the run, in parts of one size."""
+    num_steps = config.train.num_steps
     step = start
-    while step < train.num_steps:
-        stop = min(rows.train.until(step), train.num_steps)
-        yield from batches.stream(
-            rows.train.batch,
-            rows.train.size(step),
-            train.accumulation,
-            program.batch_sharding,
-            range(step, stop),
-        )
-        step = stop
+    with readers.started(rows.train.batch, config.data.readers) as processes:
+        while step < num_steps:
+            stop = min(rows.train.until(step), num_steps)
+            yield from batches.stream(
+                rows.train.batch,
+                rows.train.size(step),
+                config.train.accumulation,
+                program.batch_sharding,
+                range(step, stop),
+                readers=processes,
+            )
+            step = stop
 
 
 def _next_batch(feed, stop: Stop):

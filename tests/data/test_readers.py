@@ -1,0 +1,121 @@
+"""Reader processes give the rows of one process, and end with the run."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import build_bert, build_config, build_gpt
+from tests.training.stopping import stopping_at
+from transformer_jax.config import Preempted, RunError, UserError
+from transformer_jax.data import readers
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training import loop, state
+from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.program import Program
+
+ROOT = pathlib.Path(__file__).parents[2]
+PLACES = np.array([0, 3, 5])
+
+
+def read(step, places):
+    """Returns the rows of a task without data."""
+    if step == 6:
+        raise UserError("the rows of update 7 are wrong")
+    if step == 7:
+        raise ZeroDivisionError("two\nlines")
+    if step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"tokens": np.outer(places, [step, 1])}
+
+
+def test_processes_read_the_rows_of_one_process(tmp_path):
+    for build in (build_config, build_gpt, build_bert):
+        direct = make_task(build(tmp_path / build.__name__)).rows().train.batch
+        with readers.started(direct, 2) as processes:
+            for steps in (range(5), range(31, 34)):  # a BERT's second phase has longer rows
+                expected = [direct(step, PLACES) for step in steps]
+                batches = list(processes.batches(steps, PLACES))
+                jax.tree.map(np.testing.assert_array_equal, batches, expected)
+
+
+def test_signals_and_failures():
+    with readers.started(read, 3) as processes:
+        pids = [process.pid for process, _ in processes._processes]
+        batches = processes.batches(range(20), PLACES)
+        for step in range(6):
+            np.testing.assert_array_equal(next(batches)["tokens"], np.outer(PLACES, [step, 1]))
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM if step % 2 else signal.SIGINT)
+        with pytest.raises(UserError, match="^the rows of update 7 are wrong$"):
+            next(batches)
+        message = "^a reader process failed at update 8: ZeroDivisionError: two lines$"
+        with pytest.raises(RunError, match=message) as caught:
+            next(processes.batches(range(7, 8), PLACES))
+        assert "in read" in str(caught.value.__cause__)
+        message = f"^reader process {pids[2]} ended with exit code -9 .* rows of update 9; [^\n]*$"
+        with pytest.raises(RunError, match=message):
+            next(processes.batches(range(8, 9), PLACES))
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_rows_that_no_other_process_can_read_are_refused():
+    message = r"config.data.readers=2: other processes can't read .*<lambda>.*; 0 reads them"
+    with pytest.raises(UserError, match=message), readers.started(lambda *_: {}, 2):
+        pass
+
+
+def test_processes_end_with_a_killed_run():
+    code = """
+        import os
+        from tests.data import test_readers
+        from transformer_jax.data.readers import Readers
+        processes = Readers(test_readers.read, 2)
+        next(processes.batches(range(4), test_readers.PLACES))
+        print(*(process.pid for process, _ in processes._processes), flush=True)
+        os.kill(os.getpid(), 9)
+        """
+    code = re.sub("^ +", "", code, flags=re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGKILL
+    for pid in map(int, done.stdout.split()):
+        deadline = time.monotonic() + 20
+        while pathlib.Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not pathlib.Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_with_readers_is_bit_equal_and_stops(tmp_path, monkeypatch):
+    program = None
+    states = []
+    for count in (0, 2):
+        # A BERT's second phase has longer rows.
+        config = build_bert(
+            tmp_path,
+            train__num_steps=6,
+            train__eval_every=6,
+            checkpoint__every=6,
+            data__readers=count,
+        )
+        task = make_task(config)
+        program = program or Program.of(config, task, jax.devices()[:1])
+        workdir = tmp_path / f"run-{count}"
+        if count:
+            monkeypatch.setattr(loop, "Stop", stopping_at(9))
+            with pytest.raises(Preempted):
+                loop.run(config, task, workdir, program)
+            monkeypatch.undo()
+        loop.run(config, task, workdir, program)
+        checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
+        shapes = state.abstract_params(task)
+        states.append(checkpoints.restore_params(shapes, 6))
+    jax.tree.map(np.testing.assert_array_equal, *states)
