@@ -12,8 +12,6 @@ from steps import random_params
 
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
-from transformer_jax.layers.blocks import for_decoding
-from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.tasks.translation import Translation
 
 
@@ -101,7 +99,7 @@ def our_beams(case: Beams) -> Callable[[], None]:
     task = Translation(config, None)
     # Without an end, each hypothesis is written to its limit.
     task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=0, eos_id=-1))
-    params = for_decoding(random_params(task), compute_dtype(task.model.dtype))
+    params = task.model.for_decoding(random_params(task))
     sentences = case.sentences()
     order = np.concatenate(case.batches(sort_by=0))
     limits = case.lengths[order, 1]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.inference.beam_search import BeamSearch, _largest, length_penalty
+from transformer_jax.layers.decoding import Ring, Rows
 
 # Ids 1 (the end), 2 and 3 can be generated; 0 is padding and impossible.
 V, T, EOS = 4, 4, 1
@@ -23,50 +24,71 @@ def model(seed, batch):
     return logits_of
 
 
-def step_of_model(seed, batch, beam):
-    """Returns the step of a model, and its logits of the first tokens.
+class Toy:
+    """A model whose logits are a table's rows, by the number of an input and its prefix's code.
 
-    The cache (B, P, K) holds the token that each beam wrote to each slot.
+    `begin` returns the logits of the first tokens and the state. `step` reads a token.
     """
-    logits_of, rows = model(seed, batch), jnp.arange(batch)
 
-    def step(cache, tokens, positions, slot, ancestors):
-        cache = cache.at[:, slot].set(tokens)
-        code = jnp.zeros((batch, beam), jnp.int32)
+    def __init__(self, seed, batch, beam):
+        self.batch, self.beam = batch, beam
+        self.logits_of = model(seed, batch)
+
+    def first_logits(self):
+        return self.logits_of(jnp.arange(self.batch), jnp.zeros(self.batch, jnp.int32))
+
+
+class RowsToy(Toy):
+    """Its memory is the number of the input and the code of the prefix."""
+
+    def begin(self):
+        memory = {"input": jnp.arange(self.batch), "code": jnp.zeros(self.batch, jnp.int32)}
+        return self.first_logits(), Rows(memory, jnp.zeros((self.batch, 1), jnp.int32))
+
+    def step(self, state, tokens):
+        memory = state.memory
+        code = memory["code"] * 4 + tokens.reshape(-1)
+        logits = self.logits_of(memory["input"], code % 5**T).reshape(*tokens.shape, V)
+        return logits, state.replace(memory=memory | {"code": code}, lengths=state.lengths + 1)
+
+
+class RingToy(Toy):
+    """Its cache holds the tokens that the beams wrote, its memory the number of the input."""
+
+    def begin(self):
+        cells = jnp.zeros((self.batch, 1, self.beam, 1), jnp.int32)
+        number = jnp.arange(self.batch).reshape(-1, 1, 1, 1)
+        collections = {"cache": {"values": cells}, "memory": {"values": number}}
+        segments = jnp.ones((self.batch, 1), jnp.int32)
+        return self.first_logits(), Ring.begun(collections, segments, self.beam)
+
+    def step(self, state, tokens):
+        state = state.opened()
+        places = jnp.arange(len(tokens))
+        slots = state.ancestors.shape[2]
+        cells = state.cache["values"].reshape(-1, slots, self.beam).at[:, state.slot].set(tokens)
+        code = jnp.zeros(tokens.shape, jnp.int32)
         for p in range(1, T):
             # The slot of position p, for inputs that have reached it.
-            back = (slot - (positions[:, 0] - p)) % cache.shape[1]
+            back = (state.slot - (state.positions - p)) % slots
             # The token that the beam's ancestor wrote there.
-            token = jnp.take_along_axis(cache[rows, back], ancestors[rows, :, back], axis=1)
-            code = jnp.where(p <= positions, code * 4 + token, code)
-        return logits_of(rows[:, None], code % 5**T), cache
-
-    return step, logits_of(rows, jnp.zeros(batch, jnp.int32))
-
-
-def resize_to(slots):
-    """Returns the function that resizes a cache to `slots`."""
-
-    def resize(cache, shift):
-        cache = jnp.roll(cache, shift, axis=1)[:, :slots]
-        return jnp.pad(cache, ((0, 0), (0, slots - cache.shape[1]), (0, 0)))
-
-    return resize
+            ancestors = state.ancestors[places, :, back]
+            token = jnp.take_along_axis(cells[places, back], ancestors, axis=1)
+            code = jnp.where(p <= state.positions[:, None], code * 4 + token, code)
+        logits = self.logits_of(state.memory["values"][:, 0, 0], code % 5**T)
+        return logits, state.written({"cache": {"values": cells.reshape(len(tokens), 1, -1, 1)}})
 
 
-def same_cache(cache, shift):
-    return cache
+TOYS = pytest.mark.parametrize("toy", [RowsToy, RingToy])
 
 
-def decode(seed, limits, beam, alpha, n_best=1):
-    batch, search = len(limits), BeamSearch(beam, alpha, EOS, n_best)
-    step, start = step_of_model(seed, batch, beam)
+def decode(toy, seed, limits, beam, alpha, n_best=1):
+    search, toy = BeamSearch(beam, alpha, EOS, n_best), toy(seed, len(limits), beam)
 
     @jax.jit
     def best():
-        cache = jnp.zeros((batch, 1, beam), jnp.int32)
-        state = search.resized(search.begin(jnp.array(limits), start, cache), T, resize_to(T))
-        return search.best(search.advance(state, step, batch))
+        begun = search.begin(jnp.array(limits), *toy.begin())
+        return search.best(search.advance(search.resized(begun, T, 1), toy.step, len(limits)))
 
     return best()
 
@@ -84,11 +106,12 @@ def brute_force(seed, batch, row, limit, alpha):
     return sorted(outputs, reverse=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@TOYS
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-def test_wide_beams_find_the_outputs_of_brute_force(seed, alpha):
+def test_wide_beams_find_the_outputs_of_brute_force(toy, seed, alpha):
     limits, n_best = [4, 3, 2], 3
-    beams = decode(seed, limits, beam=16, alpha=alpha, n_best=n_best)
+    beams = decode(toy, seed, limits, beam=16, alpha=alpha, n_best=n_best)
     for row, limit in enumerate(limits):
         expected = brute_force(seed, 3, row, limit, alpha)[:n_best]
         for place, (score, body) in enumerate(expected):
@@ -97,8 +120,8 @@ def test_wide_beams_find_the_outputs_of_brute_force(seed, alpha):
 
 
 def test_an_input_does_not_depend_on_other_inputs():
-    first = decode(7, [4, 2, 3], beam=3, alpha=0.6, n_best=2)
-    second = decode(7, [4, 4, 4], beam=3, alpha=0.6, n_best=2)
+    first = decode(RingToy, 7, [4, 2, 3], beam=3, alpha=0.6, n_best=2)
+    second = decode(RingToy, 7, [4, 4, 4], beam=3, alpha=0.6, n_best=2)
     np.testing.assert_array_equal(first.ids[0], second.ids[0])
     np.testing.assert_allclose(first.scores[0], second.scores[0], rtol=1e-6)
 
@@ -108,14 +131,17 @@ class Places:
 
     LIMITS = np.array([4, 2, 3, 4, 1])
 
-    def __init__(self, beam, count, slots):
-        self.beam, self.count = beam, count
+    def __init__(self, toy, beam, count, slots):
+        self.count = count
         self.search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
-        self.model_step, start = step_of_model(5, len(self.LIMITS), beam)
-        self.new_inputs = self.search.begin(jnp.array(self.LIMITS), start, None)
+        self.toy = toy(5, len(self.LIMITS), beam)
+        self.new_inputs = self.search.begin(jnp.array(self.LIMITS), *self.toy.begin())
         self.inputs = np.full(count, -1)  # in each place
         self.queue = [0, 1, 2, 3]
-        self.state = self.search.empty(count, slots, jnp.full((count, slots, beam), 9))
+        shape = jax.eval_shape(lambda: toy(5, count, beam).begin()[1])
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+        wide = blank.reorder(jnp.zeros((count, beam), jnp.int32)).resized(slots, 1)
+        self.state = self.search.empty(count, slots, wide)
 
     def admit(self):
         for place in np.flatnonzero(self.inputs < 0)[: len(self.queue)]:
@@ -123,28 +149,13 @@ class Places:
             self.state = self.search.admit(
                 self.state,
                 self.new_inputs,
-                lambda cache, slot: cache,
                 places=jnp.array([place] * 2),
                 rows=jnp.array([self.inputs[place]] * 2),
             )
 
-    def step(self, cache, tokens, positions, slot, ancestors):
-        """The model's tables are in the order of the inputs, the cache in that of the places."""
-
-        def by_input(x, fill):
-            return jnp.full((len(self.LIMITS), *x.shape[1:]), fill, x.dtype).at[self.inputs].set(x)
-
-        logits, cache = self.model_step(
-            by_input(cache, 0),
-            by_input(tokens, 2),
-            by_input(positions, 1),
-            slot,
-            by_input(ancestors, 0),
-        )
-        return logits[self.inputs], cache[self.inputs]
-
     def advance(self):
-        self.state = self.search.advance(self.state, self.step, 1 if self.queue else self.count)
+        free = 1 if self.queue else self.count
+        self.state = self.search.advance(self.state, self.toy.step, free)
 
     def done(self):
         """Yields (input, its best hypotheses) of the places that are done, and frees them."""
@@ -155,45 +166,31 @@ class Places:
             self.inputs[place] = -1
 
 
+@TOYS
 @pytest.mark.parametrize("beam", [1, 2, 3])
 @pytest.mark.parametrize("ring", [[4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]], ids=["fixed", "resized"])
-def test_an_input_that_is_admitted_later_has_the_same_output(beam, ring):
+def test_an_input_that_is_admitted_later_has_the_same_output(toy, beam, ring):
     """Four inputs share two places. The ring is filled several times; its size may change."""
-    expected = decode(5, Places.LIMITS, beam, 0.6, min(beam, 2))
-    places, ring = Places(beam, 2, ring[0]), iter(ring)
+    expected = decode(toy, 5, Places.LIMITS, beam, 0.6, min(beam, 2))
+    places, ring = Places(toy, beam, 2, ring[0]), iter(ring)
     while places.queue or (places.inputs >= 0).any():
         places.admit()
         places.advance()
         for number, ids, scores in places.done():
             np.testing.assert_array_equal(ids[:, :T], expected.ids[number])
             np.testing.assert_allclose(scores, expected.scores[number], rtol=1e-6)
-        slots = next(ring)
-        places.state = places.search.resized(places.state, slots, resize_to(slots))
+        places.state = places.search.resized(places.state, next(ring), 1)
 
 
-def test_a_search_stops_when_an_input_has_filled_the_ring():
+@TOYS
+def test_a_search_stops_when_an_input_has_no_more_room(toy):
     search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([4, 4])
-    step, start = step_of_model(0, 2, 2)
-    state = search.begin(limits, start, jnp.zeros((2, 1, 2), jnp.int32))
-    state = search.advance(search.resized(state, 2, resize_to(2)), step, 2)
+    toy = toy(0, 2, 2)
+    state = search.begin(limits, *toy.begin())
+    state = search.advance(search.resized(state, 2, 1), toy.step, 2)
     assert state.lengths.tolist() == [2, 2] and search.running(state).all()
-    state = search.advance(search.resized(state, 4, resize_to(4)), step, 2)
+    state = search.advance(search.resized(state, 4, 1), toy.step, 2)
     assert state.lengths.tolist() == [4, 4] and not search.running(state).any()
-
-
-def test_an_input_that_is_done_gets_no_position_beyond_its_limit():
-    """Its limit may be the model's last position."""
-    search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([2, 4])
-    step, start = step_of_model(0, 2, 2)
-
-    def step_with_max_position(max_position, tokens, positions, slot, ancestors):
-        cache = jnp.zeros((2, 4, 2), jnp.int32)
-        logits, _ = step(cache, tokens, positions, slot, ancestors)
-        return logits, jnp.maximum(max_position, positions)
-
-    state = search.begin(limits, start, jnp.zeros((2, 1), jnp.int32))
-    state = search.advance(search.resized(state, 4, same_cache), step_with_max_position, 2)
-    assert state.cache[:, 0].tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("size", [5, 300, 2049, 4096])
@@ -209,11 +206,12 @@ def test_the_limit_holds_even_if_nothing_ends(beam):
     def logits(*shape):
         return jnp.broadcast_to(jnp.array([-1e9, -1e9, 0.3, 0.0]), (*shape, V))
 
-    def step(cache, *_):
-        return logits(2, beam), cache
+    def step(state, tokens):
+        return logits(2, beam), state
 
     search = BeamSearch(beam, 0.6, EOS)
-    state = search.resized(search.begin(jnp.array([2, 4]), logits(2), None), 6, same_cache)
+    begun = search.begin(jnp.array([2, 4]), logits(2), Rows((), jnp.zeros((2, 1), jnp.int32)))
+    state = search.resized(begun, 6)
     beams = search.best(search.advance(state, step, 2))
     assert [(row[0] > 0).sum() for row in np.asarray(beams.ids)] == [2, 4]
     assert np.isfinite(beams.scores).all()
@@ -221,7 +219,7 @@ def test_the_limit_holds_even_if_nothing_ends(beam):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_beam_follows_the_likeliest_token(seed):
-    beams = decode(seed, [4, 3], beam=1, alpha=0.6)
+    beams = decode(RingToy, seed, [4, 3], beam=1, alpha=0.6)
     logits_of = model(seed, 2)
     for row, limit in enumerate((4, 3)):
         code, body, log_p = 0, [], 0.0

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from transformer_jax import config as configs
-from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 
 SIZE = dict(
@@ -141,54 +140,38 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
     # The target has no segments: its attention is causal only.
     expected = model.apply(variables, SOURCE, TARGET, source_segment_ids=segments)
     memory = model.apply(variables, SOURCE, segment_ids=segments, method="encode")
-    cache = {}
-    # A prefill of three tokens, then one token at a time.
-    for start, stop in ((0, 3), (3, 4), (4, 5), (5, 6)):
-        positions = jnp.broadcast_to(jnp.arange(start, stop), (3, stop - start))
-        hidden, cache = model.apply(
-            {**variables, **cache},
-            TARGET[:, start:stop],
-            memory if start == 0 else None,
-            positions=positions,
-            source_segment_ids=segments,
-            decode=9,
-            method="decode",
-            mutable=["cache", "memory"],
-        )
-        logits = model.apply(variables, hidden, method="logits")
-        np.testing.assert_allclose(logits, expected[:, start:stop], rtol=1e-4, atol=1e-5)
+    params = model.for_decoding(variables["params"])
+    logits, state = model.begin(params, TARGET[:, :1], memory, segments, beams=1)
+    np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-4, atol=1e-5)
+    state = state.resized(4, 7)
+    for place in range(1, 4):
+        logits, state = model.step(params, state, TARGET[:, place : place + 1])
+        np.testing.assert_allclose(logits[:, 0], expected[:, place], rtol=1e-4, atol=1e-5)
 
 
 def test_beams_attend_to_their_ancestors():
     """Two beams, which both continue beam 1 at position 2, equal their prefixes decoded alone."""
     model, variables = init()
-    prepared = {"params": for_decoding(variables["params"], jnp.float32)}
+    params = model.for_decoding(variables["params"])
     memory = model.apply(variables, SOURCE, method="encode")
     beams = jnp.stack([TARGET[:, 1:4], TARGET[:, 3:6]], axis=1)  # (B, 2, 3)
-
-    def decode(tokens, position, cache, ancestors):
-        return model.apply(
-            {**prepared, **cache},
-            tokens,
-            None if cache else memory,
-            positions=jnp.full((3, 1), position),
-            decode=8,
-            slots=jnp.int32(2 * position),
-            ancestors=ancestors,
-            method="decode",
-            mutable=["cache", "memory"],
-        )
-
-    _, cache = decode(TARGET[:, :1], 0, {}, None)
-    root = jnp.full((3, 2, 4), -1).at[..., 0].set(0)
-    itself = jnp.arange(2)
-    _, cache = decode(beams[..., 0], 1, cache, root.at[..., 1].set(itself))
-    ancestors = root.at[..., 1].set(1).at[..., 2].set(itself)
-    hidden, _ = decode(beams[..., 1], 2, cache, ancestors)
+    _, state = model.begin(params, TARGET[:, :1], memory, jnp.ones_like(SOURCE), beams=2)
+    state = state.resized(4, 7).reorder(jnp.zeros((3, 2), jnp.int32))
+    _, state = model.step(params, state, beams[..., 0])
+    logits, _ = model.step(params, state.reorder(jnp.ones((3, 2), jnp.int32)), beams[..., 1])
     for beam in range(2):
         prefix = jnp.stack([TARGET[:, 0], beams[:, 1, 0], beams[:, beam, 1]], axis=1)
-        expected = model.apply(variables, SOURCE, prefix, method="hidden")[:, -1]
-        np.testing.assert_allclose(hidden[:, beam], expected, rtol=1e-4, atol=1e-5)
+        expected = model.apply(variables, SOURCE, prefix)[:, -1]
+        np.testing.assert_allclose(logits[:, beam], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_that_is_done_has_no_position_beyond_the_table():
+    model, variables = init(positions="learned", max_length=7)
+    params = model.for_decoding(variables["params"])
+    memory = model.apply(variables, SOURCE, method="encode")
+    _, state = model.begin(params, TARGET[:, :1], memory, jnp.ones_like(SOURCE), beams=1)
+    state = state.resized(9, 7).replace(positions=jnp.array([6, 7, 8]))
+    assert np.isfinite(model.step(params, state, TARGET[:, 1:2])[0]).all()
 
 
 def test_no_leak_from_the_future_or_from_other_segments():

@@ -126,26 +126,13 @@ def test_cached_decoding_equals_the_whole_prefix(options):
     lengths = jnp.array([5, 8])
     prompts = jnp.where(jnp.arange(8) < lengths[:, None], TOKENS[:, :8], 9)
     rows = jnp.arange(2)
+    params = model.for_decoding(params)
 
-    def decode(cache, tokens, positions):
-        return model.apply(
-            {"params": params, **cache},
-            tokens,
-            positions=positions,
-            decode=16,
-            method="hidden",
-            mutable=["cache"],
-        )
-
-    def assert_logits(hidden, positions):
-        logits = model.apply({"params": params}, hidden, method="logits")
-        np.testing.assert_allclose(logits, expected[rows, positions], rtol=1e-4, atol=1e-4)
-
-    hidden, cache = decode({}, prompts, jnp.broadcast_to(jnp.arange(8), (2, 8)))
-    assert_logits(hidden[rows, lengths - 1], lengths - 1)
+    logits, state = model.begin(params, prompts, lengths, slots=16)
+    np.testing.assert_allclose(logits, expected[rows, lengths - 1], rtol=1e-4, atol=1e-4)
     for _ in range(4):
-        hidden, cache = decode(cache, TOKENS[rows, lengths][:, None], lengths[:, None])
-        assert_logits(hidden[:, 0], lengths)
+        logits, state = model.step(params, state, TOKENS[rows, lengths][:, None])
+        np.testing.assert_allclose(logits[:, 0], expected[rows, lengths], rtol=1e-4, atol=1e-4)
         lengths = lengths + 1
 
 

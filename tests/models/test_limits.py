@@ -86,15 +86,7 @@ def test_a_cache_has_a_slot_for_each_token_and_at_most_max_length(length, slots)
     params = jax.jit(model.init)(jax.random.key(0), tokens(1, 2))["params"]
 
     def write(tokens):
-        positions = jnp.arange(length)[None]
-        return model.apply(
-            {"params": params},
-            tokens,
-            positions=positions,
-            decode=slots,
-            method="hidden",
-            mutable=["cache"],
-        )
+        return model.begin(params, tokens, jnp.array([length]), slots=slots)
 
-    with pytest.raises(UserError, match=f"decode={slots}.*{length}.*config.model.max_length=6"):
+    with pytest.raises(UserError, match=f"slots={slots}.*{length}.*config.model.max_length=6"):
         jax.eval_shape(write, tokens(1, length))

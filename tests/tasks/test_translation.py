@@ -8,7 +8,6 @@ import pytest
 from tests.conftest import build_config
 from tests.tasks.conftest import trained
 from transformer_jax.config import UserError
-from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.tasks.task import Context
@@ -144,7 +143,7 @@ def test_a_long_line_may_be_cut_skipped_or_refused(translation, capsys):
     assert "line 1 is longer" in capsys.readouterr().err
     cut = [*source.encode(LONG)[:119], source.eos_id]
     limits = [len(cut) + task.config.decode.max_extra]
-    ((_, beams),) = task.stream(1)(for_decoding(params, jnp.float32), [cut], limits)
+    ((_, beams),) = task.stream(1)(task.model.for_decoding(params), [cut], limits)
     ids = beams.ids[0]
     assert truncated.text == target.decode(ids[ids > 0].tolist())
     skipped = list(task.translate(params, lines, long="skip"))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from transformer_jax.inference import stream
-from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.runs.open import open_run
 
 
@@ -21,7 +20,7 @@ def endless(translation):
         task, params = open_run(translation.workdir, overrides=overrides)
         target = types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1)
         task.tokenizer = types.SimpleNamespace(target=target)
-        return task, for_decoding(params, jnp.float32)
+        return task, task.model.for_decoding(params)
 
     return opened
 
@@ -92,9 +91,9 @@ def test_a_cache_that_grew_for_one_long_output_shrinks_again(endless, monkeypatc
     task, params = endless(2, 1)
     resize, slots = stream.Stream.resize, []
 
-    def recorded(self, state, length, count):
+    def recorded(self, search, length, count):
         slots.append(count)
-        return resize(self, state, length, count)
+        return resize(self, search, length, count)
 
     monkeypatch.setattr(stream.Stream, "resize", recorded)
     assert len(list(task.stream(1)(params, [[4, 5, 6]] * 2, [30, 5]))) == 2
@@ -108,13 +107,13 @@ def test_values_that_are_not_finite_stay_with_their_input(endless, monkeypatch):
     begin = stream.Stream.begin
 
     def with_nan(self, params, source, where, limits):
-        state = begin(self, params, source, where, limits)
+        search = begin(self, params, source, where, limits)
         has_token = (source[0] == 7).any()
 
         def spoil(x):
             return jnp.where(has_token, jnp.nan, x) if x.dtype == jnp.float32 else x
 
-        return state._replace(cache=jax.tree.map(spoil, state.cache))
+        return search._replace(state=jax.tree.map(spoil, search.state))
 
     expected = dict(task.stream(1)(params, [[4, 5, 6]], [5]))[0]
     monkeypatch.setattr(stream.Stream, "begin", with_nan)

@@ -24,7 +24,7 @@ def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces
     The weights are between words; with `pieces`, between tokens. Raises UserError for a text
     longer than `config.model.max_length`.
     """
-    check_length(len(ids), model.max_length)
+    check_length(len(ids), model.window)
     side = Side.of(tokenizer, ids, pieces)
     return between(weights_in(model, params, stack, jnp.array([ids])), side, side)
 
@@ -43,7 +43,7 @@ def in_translation(
     source_ids, target_ids = (
         [*tokenizer.encode([text])[0], tokenizer.eos_id] for tokenizer, text in zip(sides, texts)
     )
-    check_length(max(len(source_ids), len(target_ids)), model.max_length)
+    check_length(max(len(source_ids), len(target_ids)), model.window)
     source = jnp.array([source_ids])
     keys = Side.of(tokenizers.source, source_ids, pieces)
     if kind == "encoder":

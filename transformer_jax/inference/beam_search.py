@@ -4,10 +4,12 @@ section 6.1.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from transformer_jax.layers.decoding import State
 
 _BLOCK_SIZE = 128  # numbers of a block in the search for the largest
 NEVER = -1e9  # log-probability of the impossible: finite, so that differences are numbers
@@ -24,25 +26,19 @@ class Search(NamedTuple):
     """B places. Each holds an input with its K open hypotheses, or nothing.
 
     Inputs come and go while the search of other inputs continues.
-
-    The cache is a ring of P slots. At each turn all places write to the same slot, whatever the
-    positions of their inputs are. The K hypotheses write side by side, and nothing is moved later:
-    `ancestors[b, k, p]` is the beam in slot p that beam k continues, -1 where it continues none.
-    Reordering this table costs nothing; reordering the cache would cost as much as the model.
     """
 
     # (B,) int32: most tokens of an output, including the end; 0: an empty place
     limits: jax.Array
     lengths: jax.Array  # (B,) int32: tokens of each open hypothesis
-    open: Beams  # (B, K, P)
-    ended: Beams  # (B, K, P)
-    ancestors: jax.Array  # (B, K, P) int32
-    turn: jax.Array  # () int32: the slot of the next turn, modulo P
-    cache: Any  # the cache of `step`, arrays (B, ...)
+    open: Beams  # (B, K, T)
+    ended: Beams  # (B, K, T)
+    state: State  # the tokens that the model has read
 
     @property
     def slots(self) -> int:
-        return self.ancestors.shape[2]
+        """The most tokens T that there is room for."""
+        return self.open.ids.shape[2]
 
 
 def length_penalty(length: jax.Array, alpha: float) -> jax.Array:
@@ -67,73 +63,52 @@ class BeamSearch:
     eos_id: int
     n_best: int = 1
 
-    def empty(self, places: int, slots: int, cache) -> Search:
-        """Returns a search with nothing in any place. `cache` may have any finite content."""
+    def empty(self, places: int, slots: int, state: State) -> Search:
+        """Returns a search with nothing in any place. `state` may have any finite content."""
         none = Beams(
             jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER)
         )
-        return Search(
-            limits=jnp.zeros(places, jnp.int32),
-            lengths=jnp.zeros(places, jnp.int32),
-            open=none,
-            ended=none,
-            ancestors=none.ids - 1,
-            turn=jnp.int32(0),
-            cache=cache,
-        )
+        zeros = jnp.zeros(places, jnp.int32)
+        return Search(limits=zeros, lengths=zeros, open=none, ended=none, state=state)
 
-    def begin(self, limits: jax.Array, logits: jax.Array, cache) -> Search:
+    def begin(self, limits: jax.Array, logits: jax.Array, state: State) -> Search:
         """Returns a search of N inputs with their first tokens.
 
-        `limits` is (N,). `logits` (N, V) predict the first tokens. The cache has one slot, for the
-        token before the first.
+        `limits` is (N,). `logits` (N, V) predict the first tokens. `state` has one hypothesis for
+        each input: what the model has read before.
         """
-        search = self.empty(len(limits), 1, cache)
+        beams = (len(limits), self.beam)
+        search = self.empty(len(limits), 1, state.reorder(jnp.zeros(beams, jnp.int32)))
         # All beams are equal at first, so only the first beam may branch.
         first = search.open.scores.at[:, 0].set(0)
-        search = search._replace(
-            limits=limits,
-            open=search.open._replace(scores=first),
-            ancestors=search.ancestors * 0,
-            turn=search.turn + 1,
-        )
+        search = search._replace(limits=limits, open=search.open._replace(scores=first))
         return self._choose(search, jnp.repeat(logits[:, None], self.beam, axis=1))
 
     def admit(
-        self,
-        search: Search,
-        new_inputs: Search,
-        put: Callable,
-        *,
-        places: jax.Array,
-        rows: jax.Array,
+        self, search: Search, new_inputs: Search, *, places: jax.Array, rows: jax.Array
     ) -> Search:
         """Returns `search` with `rows` (N,) of `new_inputs` at the free `places` (N,).
 
-        A repeated pair of row and place has no further effect. `put(cache, slot)` returns the cache
-        with the only slot of these inputs written to `slot` at their places.
+        A repeated pair of row and place has no further effect.
         """
-        slot = (search.turn - 1) % search.slots
-        missing = search.slots - 1
+        missing = search.slots - new_inputs.slots
         new_inputs = new_inputs._replace(
-            open=new_inputs.open._replace(ids=_lengthened(new_inputs.open.ids, missing, 0)),
-            ended=new_inputs.ended._replace(ids=_lengthened(new_inputs.ended.ids, missing, 0)),
-            ancestors=jnp.roll(_lengthened(new_inputs.ancestors, missing, -1), slot, axis=2),
-            cache=None,
+            open=new_inputs.open._replace(ids=_lengthened(new_inputs.open.ids, missing)),
+            ended=new_inputs.ended._replace(ids=_lengthened(new_inputs.ended.ids, missing)),
         )
-
-        def move(old, new):
-            return old.at[places].set(new[rows]) if old.ndim else old
-
-        moved = jax.tree.map(move, search._replace(cache=None), new_inputs)
-        return moved._replace(cache=put(search.cache, slot))
+        state = search.state.admit(new_inputs.state, places=places, rows=rows)
+        moved = jax.tree.map(
+            lambda old, new: old.at[places].set(new[rows]),
+            search._replace(state=None),
+            new_inputs._replace(state=None),
+        )
+        return moved._replace(state=state)
 
     def advance(self, search: Search, step: Callable, free: jax.Array) -> Search:
-        """Continues until `free` () places are empty or done, or an input fills the ring.
+        """Continues until `free` () places are empty or done, or an input has no more room.
 
-        `step(cache, tokens (B, K), positions (B, 1), slot (), ancestors)` returns (logits
-        (B, K, V), cache). It reads one token for each hypothesis, all in one slot. The positions
-        count the tokens of each input from 0.
+        `step(state, tokens (B, K))` returns (logits (B, K, V), state). It reads one token for each
+        hypothesis.
         """
 
         def is_unfinished(search):
@@ -143,14 +118,8 @@ class BeamSearch:
         def write(search):
             last = (search.lengths - 1)[:, None, None]
             tokens = jnp.take_along_axis(search.open.ids, last, axis=2)[..., 0]
-            slot = search.turn % search.slots
-            ancestors = search.ancestors.at[:, :, slot].set(jnp.arange(self.beam))
-            # An input that is done may have no next position.
-            positions = jnp.where(self.running(search), search.lengths, 0)
-            logits, cache = step(search.cache, tokens, positions[:, None], slot, ancestors)
-            return self._choose(
-                search._replace(ancestors=ancestors, turn=search.turn + 1, cache=cache), logits
-            )
+            logits, state = step(search.state, tokens)
+            return self._choose(search._replace(state=state), logits)
 
         return jax.lax.while_loop(is_unfinished, write, search)
 
@@ -170,24 +139,20 @@ class BeamSearch:
             _pick(jnp.concatenate([search.ended.scores, unended], axis=1), order),
         )
 
-    def resized(self, search: Search, slots: int, resize_cache: Callable) -> Search:
-        """Returns the search with a ring of `slots`, at least the length of any input.
+    def resized(self, search: Search, slots: int, length: int = 0) -> Search:
+        """Returns the search with room for `slots` tokens, at least those of any input.
 
-        `resize_cache(cache, shift)` rotates the slots of a cache forward by `shift`. Then it cuts
-        off the last slots, or adds slots.
+        `length` is that of the longest source.
         """
-        num_kept = min(slots, search.slots)
-        shift = num_kept - search.turn  # puts the newest slot last among those that are kept
 
-        def fit(x, fill):
-            return _lengthened(x[..., :num_kept], slots - num_kept, fill)
+        def fit(ids):
+            kept = ids[..., :slots]
+            return _lengthened(kept, slots - kept.shape[2])
 
         return search._replace(
-            open=search.open._replace(ids=fit(search.open.ids, 0)),
-            ended=search.ended._replace(ids=fit(search.ended.ids, 0)),
-            ancestors=fit(jnp.roll(search.ancestors, shift, axis=2), -1),
-            turn=jnp.int32(num_kept),
-            cache=resize_cache(search.cache, shift),
+            open=search.open._replace(ids=fit(search.open.ids)),
+            ended=search.ended._replace(ids=fit(search.ended.ids)),
+            state=search.state.resized(slots, length),
         )
 
     def _choose(self, search: Search, logits: jax.Array) -> Search:
@@ -232,13 +197,13 @@ class BeamSearch:
             lengths=length + live[:, 0],
             open=open_,
             ended=ended,
-            ancestors=_pick(search.ancestors, _pick(parent, order)),
+            state=search.state.reorder(_pick(parent, order)),
         )
 
 
-def _lengthened(x: jax.Array, count: int, fill: int) -> jax.Array:
-    """Returns x (B, K, P) with `count` more values `fill` on its last axis."""
-    return jnp.pad(x, ((0, 0), (0, 0), (0, count)), constant_values=fill)
+def _lengthened(ids: jax.Array, count: int) -> jax.Array:
+    """Returns ids (B, K, T) with `count` more zeros on the last axis."""
+    return jnp.pad(ids, ((0, 0), (0, 0), (0, count)))
 
 
 def _largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:

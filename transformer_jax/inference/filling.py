@@ -129,7 +129,7 @@ class Reader:
     @property
     def _max_tokens(self) -> int:
         """The most tokens of a text, without [CLS] and [SEP]."""
-        return self.model.max_length - 2
+        return self.model.window - 2
 
     def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
         limit = f"config.model.max_length={self.model.max_length} tokens, including [CLS] and [SEP]"
@@ -139,7 +139,7 @@ class Reader:
         """Returns tokens and segment ids (B, L) of texts between [CLS] and [SEP]."""
         rows = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in rows]
         length = rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE)
-        length = min(length, self.model.max_length)
+        length = min(length, self.model.window)
         return padded(rows, length), padded([[1] * len(ids) for ids in rows], length)
 
     @partial(jax.jit, static_argnums=(0, 4))

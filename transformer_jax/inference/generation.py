@@ -12,8 +12,6 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.sampling import Fixed, Sampling, Texts, sample
-from transformer_jax.layers.blocks import for_decoding
-from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.pictures.progress import say
 
 WINDOWS = ("slide", "refuse")
@@ -57,7 +55,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """Continues prompts with a GPT, `batch` texts at a time.
+    """Continues prompts with a Causal model, `batch` texts at a time.
 
     `with_start(ids)` returns a prompt's ids behind the token that a document starts with in
     training.
@@ -69,7 +67,7 @@ class Generator:
     batch: int
 
     def __call__(self, params, prompts: Iterable[str], request: Request) -> Iterator[Continuation]:
-        params = for_decoding(params, compute_dtype(self.model.dtype))
+        params = self.model.for_decoding(params)
         first, size = 0, 0
         for texts in chunks(prompts, self.batch):
             size = size or len(texts)  # the last batch is filled up to the shape of the others
@@ -82,7 +80,7 @@ class Generator:
         """Returns the most tokens to generate for each prompt; `first` is the first number."""
         if request.window == "refuse":
             return [self._limit_in_window(ids, first + i, request) for i, ids in enumerate(prompts)]
-        max_length = self.model.max_length
+        max_length = self.model.window
         if long := [first + i + 1 for i, ids in enumerate(prompts) if len(ids) >= max_length]:
             numbers = f"prompt{'s' * (len(long) > 1)} {', '.join(map(str, long))}"
             say(
@@ -92,7 +90,7 @@ class Generator:
         return [MAX_TOKENS if request.max_tokens is None else request.max_tokens] * len(prompts)
 
     def _limit_in_window(self, ids: list[int], number: int, request: Request) -> int:
-        max_length = self.model.max_length
+        max_length = self.model.window
         limit = request.max_tokens
         if limit is None:
             limit = max(min(MAX_TOKENS, max_length - len(ids)), 1)
@@ -146,7 +144,7 @@ class _Batch:
 
     def _slide(self) -> None:
         """Moves each full window to its last half."""
-        max_length = self.model.max_length
+        max_length = self.model.window
         lengths = self._lengths()
         is_full = lengths - self.begins >= max_length
         self.begins = np.where(is_full, lengths - max_length // 2, self.begins)
@@ -169,13 +167,13 @@ class _Batch:
             texts = texts._replace(ended=jnp.asarray(ended))
             texts = self.programs.resume(self.params, texts, window.fixed, steps, how=how)
         lengths = self._lengths()
-        is_full = lengths - self.begins >= self.model.max_length
+        is_full = lengths - self.begins >= self.model.window
         self.done |= ~(is_full & (lengths < self.max_lengths))
 
     def _window(self, keys: jax.Array) -> tuple["Window", int]:
         """Returns the next windows, and the slots of the cache. Rows of done texts are ended."""
         size = len(keys)
-        max_length = self.model.max_length
+        max_length = self.model.window
         live = np.flatnonzero(~self.done)
         lengths = np.ones(size, np.int32)
         lengths[live] = (self._lengths() - self.begins)[live]
@@ -242,7 +240,7 @@ class Window(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled functions. Their parameters are those of `for_decoding`."""
+    """The compiled functions. Their parameters are those of the model's `for_decoding`."""
 
     model: Any
     eos_id: int
@@ -251,15 +249,12 @@ class Programs:
     def begin(
         self, params, window: Window, steps: jax.Array, *, slots: int, how: Sampling
     ) -> Texts:
-        """Reads a window into a cache of `slots`, and generates up to `steps` tokens a text."""
+        """Reads a window with room for `slots` tokens. Generates up to `steps` tokens a text."""
         tokens, lengths, seen, fixed = window
         batch, size = tokens.shape
-        positions = jnp.broadcast_to(jnp.arange(size), tokens.shape)
-        # Slots behind the end of a text are overwritten before they are attended to.
-        hidden, cache = self._run(params, {}, tokens, positions, slots=slots)
+        logits, state = self.model.begin(params, tokens, lengths, slots=slots)
         ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(tokens)
-        logits = self._logits(params, hidden[jnp.arange(batch), lengths - 1])
-        texts = Texts(ids, lengths, lengths >= fixed.limits, seen, logits, cache)
+        texts = Texts(ids, lengths, lengths >= fixed.limits, seen, logits, state)
         return self._more(params, texts, fixed, steps, how=how)
 
     @partial(jax.jit, static_argnums=0, static_argnames="how", donate_argnums=2)
@@ -270,27 +265,5 @@ class Programs:
         return self._more(params, texts, fixed, steps, how=how)
 
     def _more(self, params, texts, fixed, steps, *, how):
-        slots = texts.ids.shape[1]
-
-        def step(cache, tokens, positions):
-            # A text that has filled its window has no next position.
-            positions = jnp.minimum(positions, slots - 1)
-            hidden, cache = self._run(
-                params, cache, tokens[:, None], positions[:, None], slots=slots
-            )
-            return self._logits(params, hidden[:, 0]), cache
-
+        step = partial(self.model.step, params)
         return sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id)
-
-    def _run(self, params, cache, tokens, positions, *, slots):
-        return self.model.apply(
-            {"params": params, **cache},
-            tokens,
-            positions=positions,
-            decode=slots,
-            method="hidden",
-            mutable=["cache"],
-        )
-
-    def _logits(self, params, hidden):
-        return self.model.apply({"params": params}, hidden, method="logits")

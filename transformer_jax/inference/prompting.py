@@ -35,11 +35,11 @@ def evaluate(task, params, prompts: Prompts, shots: int = 0) -> dict[str, Any]:
         room = max(_longest(task, prompts.choices_of(item)) for item in prompts.items)
     else:
         room = _longest(task, [item.output for item in prompts.items]) + _EXTRA_TOKENS
-    texts, shortened = _texts(task, prompts, shots, task.model.max_length - room)
+    texts, shortened = _texts(task, prompts, shots, task.model.window - room)
     if shortened:
         say(
             f"{shots} shots: {shortened} of {len(texts)} items are shown fewer examples, since the "
-            f"model reads {task.model.max_length} tokens"
+            f"model reads {task.model.window} tokens"
         )
     if has_choices:
         predictions = _likeliest(task, params, prompts, texts)

@@ -1,4 +1,4 @@
-"""Generating token by token with a key/value cache: the likeliest token, or a random one."""
+"""Generating token by token: the likeliest token, or a random one."""
 
 import dataclasses
 import numbers
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.layers.decoding import State
 
 # Tokens of a block: about the square root of a large vocabulary's size.
 _BLOCK_TOKENS = 256
@@ -136,7 +137,7 @@ class Texts(NamedTuple):
     ended: jax.Array  # (B,) bool
     seen: jax.Array | None  # (B, V) bool: the tokens in each text; None where no penalty needs them
     logits: jax.Array  # (B, V) of the next token
-    cache: Any
+    state: State  # the tokens that the model has read
 
 
 class Fixed(NamedTuple):
@@ -152,20 +153,20 @@ def sample(
 ) -> Texts:
     """Returns `texts` with up to `steps` more tokens each.
 
-    A text ends before `eos_id` or at its limit. `step(cache, tokens (B,), positions (B,))` returns
-    (logits (B, V), cache).
+    A text ends before `eos_id` or at its limit. `step(state, tokens (B, 1))` returns
+    (logits (B, 1, V), state).
 
     The randomness of a token comes from its row's key and its place in the whole text. So a text
     depends neither on the other rows nor on the number of steps of a call.
     """
     rows = jnp.arange(len(texts.lengths))
 
-    def running(state):
-        number, texts = state
+    def running(loop):
+        number, texts = loop
         return (number < steps) & ~texts.ended.all()
 
-    def advance(state):
-        number, texts = state
+    def advance(loop):
+        number, texts = loop
         keys = jax.vmap(jax.random.fold_in)(fixed.keys, fixed.num_before + texts.lengths)
         token = how.draw(texts.logits, texts.seen, keys)
         live = ~texts.ended & (token != eos_id)
@@ -173,9 +174,9 @@ def sample(
             jnp.where(live, token, texts.ids[rows, texts.lengths])
         )
         seen = None if texts.seen is None else texts.seen.at[rows, token].max(live)
-        logits, cache = step(texts.cache, token, texts.lengths)
+        logits, state = step(texts.state, token[:, None])
         lengths = texts.lengths + live
         ended = ~live | (lengths >= fixed.limits)
-        return number + 1, Texts(ids, lengths, ended, seen, logits, cache)
+        return number + 1, Texts(ids, lengths, ended, seen, logits[:, 0], state)
 
     return jax.lax.while_loop(running, advance, (jnp.int32(0), texts))[1]

@@ -63,7 +63,7 @@ class Scorer:
         """As `texts`, for token ids."""
         for number, (context, continuation) in enumerate(pairs, 1):
             self._check(f"pair {number}", context, continuation)
-        longest = self.model.max_length + 1  # the last token is predicted, but not read
+        longest = self.model.window + 1  # the last token is predicted, but not read
         rows = [
             ((context + continuation)[-longest:], len(continuation))
             for context, continuation in pairs
@@ -77,7 +77,7 @@ class Scorer:
             check_ids(np.array([*context, *continuation]), self.model.vocab_size)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-        if len(continuation) > self.model.max_length:
+        if len(continuation) > self.model.window:
             raise UserError(
                 f"{name}: the continuation has {len(continuation)} tokens: must have at most "
                 f"config.model.max_length={self.model.max_length}"
@@ -90,7 +90,7 @@ class Scorer:
         for numbers in chunks(longest_first([len(ids) for ids, _ in rows]), self.batch):
             chosen = [rows[number] for number in numbers]
             length = rounded_up(len(chosen[0][0]) - 1, _LENGTH_MULTIPLE)
-            length = min(length, self.model.max_length)
+            length = min(length, self.model.window)
             tokens = padded([ids for ids, _ in chosen], length + 1, self.batch)
             weights = np.zeros((self.batch, length), np.int32)
             for row, (ids, num_scored) in enumerate(chosen):

@@ -15,7 +15,6 @@ import numpy as np
 
 from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import Beams, BeamSearch, Search
-from transformer_jax.layers.attention import resize_slots, roll_slots, write_slots
 
 # The search stops to admit inputs when one in so many places is free.
 _PLACES_PER_FREE = 32
@@ -29,9 +28,9 @@ _EXTRA_SLOTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Searches with an EncoderDecoder, `places` inputs at a time.
+    """Searches with a SequenceToSequence model, `places` inputs at a time.
 
-    The parameters are those of `for_decoding`.
+    The parameters are those of the model's `for_decoding`.
     """
 
     model: Any  # the Linen module
@@ -67,28 +66,6 @@ class Stream:
         width = max(length, min(_ROW_LENGTH, room))
         return max(1, room // width), width
 
-    def _run(
-        self, params, cache: dict, tokens, positions, slot, *, ancestors=None, memory=None
-    ) -> tuple[jax.Array, dict]:
-        """Reads tokens (N, K) at `positions` (N, 1) into one slot of the cache.
-
-        Returns the logits (N, K, V) of the next tokens, and the new cache.
-        """
-        variables = {name: cache[name] for name in ("cache", "memory") if name in cache}
-        hidden, new = self.model.apply(
-            {"params": params, **variables},
-            tokens,
-            memory,
-            positions=positions,
-            source_segment_ids=cache["segments"],
-            slots=slot * self.search.beam,
-            decode=self.search.beam,
-            ancestors=ancestors,
-            method="decode",
-            mutable=["cache", "memory"],
-        )
-        return self.model.apply({"params": params}, hidden, method="logits"), cache | new
-
     @partial(jax.jit, static_argnums=0)
     def begin(self, params, source: jax.Array, where: jax.Array, limits: jax.Array) -> Search:
         """Reads packed sources, and chooses the first target tokens of N inputs.
@@ -102,11 +79,9 @@ class Stream:
         )
         memory = memory.reshape(ids.size, -1).at[where].get(mode="fill", fill_value=0)
         segments = (where < ids.size).astype(jnp.int32)
-        tokens = jnp.full((len(where), 1), self.bos_id)
-        positions = jnp.zeros_like(tokens)
-        cache = {"segments": segments}
-        logits, cache = self._run(params, cache, tokens, positions, jnp.int32(0), memory=memory)
-        return self.search.begin(limits, logits[:, 0], cache)
+        first = jnp.full((len(where), 1), self.bos_id)
+        logits, state = self.model.begin(params, first, memory, segments, beams=self.search.beam)
+        return self.search.begin(limits, logits, state)
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
@@ -115,88 +90,36 @@ class Stream:
         def spec(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
 
+        def full(*inputs):
+            return self.search.resized(self.begin(*inputs), slots, length)
+
         source = spec(3, *self.packed_shape(length))
         where, limits = spec(self.places, length), spec(self.places)
-        shapes = jax.eval_shape(self.begin, params, source, where, limits).cache
-        cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return self.search.empty(self.places, slots, self._sized(cache, length, slots))
+        shapes = jax.eval_shape(full, params, source, where, limits).state
+        state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return self.search.empty(self.places, slots, state)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(
-        self, state: Search, places: jax.Array, new_inputs: Search, rows: jax.Array
+        self, search: Search, places: jax.Array, new_inputs: Search, rows: jax.Array
     ) -> Search:
-        """Returns `state` with the inputs in `rows` of `new_inputs` at `places`."""
-
-        def put(cache, slot):
-            # Inputs are written one after the other, in place. A scatter takes several times as
-            # long on a CPU.
-            def put_one(n, cache):
-                new = _slice(new_inputs.cache, rows[n])
-                return self._written(cache, new, places[n], slot)
-
-            return jax.lax.fori_loop(0, len(rows), put_one, cache)
-
-        return self.search.admit(state, new_inputs, put, places=places, rows=rows)
-
-    def _written(self, cache: dict, new: dict, place: jax.Array, slot: jax.Array) -> dict:
-        """Returns `cache` with the cache of one input at its place."""
-        # No source that is admitted is longer, whatever it was read with.
-        length = cache["segments"].shape[1]
-        memory = resize_slots(new["memory"], min(length, new["segments"].shape[1]))
-
-        def cleared(name):
-            # Hidden values have weight 0, but 0 times NaN is NaN.
-            blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), cache[name])
-            return write_slots(cache[name], blank, place, 0)
-
-        return {
-            "cache": write_slots(cleared("cache"), new["cache"], place, slot * self.search.beam),
-            "memory": write_slots(cleared("memory"), memory, place, 0),
-            "segments": jax.lax.dynamic_update_slice_in_dim(
-                cache["segments"], _cut(new["segments"], length), place, 0
-            ),
-        }
+        """Returns `search` with the inputs in `rows` of `new_inputs` at `places`."""
+        return self.search.admit(search, new_inputs, places=places, rows=rows)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
-    def advance(self, params, state: Search, free: jax.Array) -> tuple[Search, tuple]:
+    def advance(self, params, search: Search, free: jax.Array) -> tuple[Search, tuple]:
         """Continues until so many places are free, or an output needs more slots.
 
-        Returns the state, and (the places that are running (places,), the lengths there, the best
+        Returns the search, and (the places that are running (places,), the lengths there, the best
         hypotheses of all places).
         """
-
-        def step(cache, tokens, positions, slot, ancestors):
-            return self._run(params, cache, tokens, positions, slot, ancestors=ancestors)
-
-        state = self.search.advance(state, step, free)
-        return state, (self.search.running(state), state.lengths, self.search.best(state))
+        search = self.search.advance(search, partial(self.model.step, params), free)
+        return search, (self.search.running(search), search.lengths, self.search.best(search))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
-    def resize(self, state: Search, length: int, slots: int) -> Search:
-        """Returns `state` with room for sources of `length`, and with so many slots."""
-
-        def resize_cache(cache, shift):
-            cache = cache | {"cache": roll_slots(cache["cache"], shift * self.search.beam)}
-            return self._sized(cache, length, slots)
-
-        return self.search.resized(state, slots, resize_cache)
-
-    def _sized(self, cache: dict, length: int, slots: int) -> dict:
-        return {
-            "cache": resize_slots(cache["cache"], slots * self.search.beam),
-            "memory": resize_slots(cache["memory"], length),
-            "segments": _cut(cache["segments"], length),
-        }
-
-
-def _slice(cache: dict, row: jax.Array) -> dict:
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1), cache)
-
-
-def _cut(segments: jax.Array, length: int) -> jax.Array:
-    """Returns the segment ids (N, S) as (N, length), cut or padded at the end."""
-    segments = segments[:, :length]
-    return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))
+    def resize(self, search: Search, length: int, slots: int) -> Search:
+        """Returns `search` with room for sources of `length`, and with so many slots."""
+        return self.search.resized(search, slots, length)
 
 
 class _Queue:
@@ -209,7 +132,8 @@ class _Queue:
         self.waiting = deque()  # (row of the batch, number of the input), read but not admitted
         self.places = np.full(stream.places, -1)  # number of the input in each
         self.longest = 0  # tokens of the longest unfinished output
-        self.state = None
+        self.search = None
+        self.length = 0  # to which the sources in the places are padded
 
     def fill(self) -> bool:
         """Admits inputs to free places. Returns whether any place is taken."""
@@ -226,7 +150,7 @@ class _Queue:
             rows, numbers, places = np.array(chosen, np.int32).T
             self.places[places] = numbers
             self._fit()
-            self.state = self.stream.admit(self.state, places, self.new_inputs, rows)
+            self.search = self.stream.admit(self.search, places, self.new_inputs, rows)
         return (self.places >= 0).any()
 
     def advance(self) -> None:
@@ -234,7 +158,7 @@ class _Queue:
         self._fit()
         has_more = self.waiting or self.queue
         free = self.stream.num_admitted if has_more else self.stream.places
-        self.state, report = self.stream.advance(self.params, self.state, np.int32(free))
+        self.search, report = self.stream.advance(self.params, self.search, np.int32(free))
         self.running, lengths, self.best = jax.device_get(report)
         self.longest = lengths[self.running].max(initial=0)
 
@@ -275,19 +199,19 @@ class _Queue:
         The ring has at most four times as many slots as needed.
         """
         length = self._length(self.places[self.places >= 0])
-        if self.state is None:
-            self.state = self.stream.empty(self.params, length, length + _EXTRA_SLOTS)
-        old_length = self.state.cache["segments"].shape[1]
-        old_slots = self.state.slots
         slots = length + _EXTRA_SLOTS
-        if length == old_length and self.longest > old_slots // 4:
-            slots = old_slots
+        if self.search is None:
+            self.search = self.stream.empty(self.params, length, slots)
+            self.length = length
+        if length == self.length and self.longest > self.search.slots // 4:
+            slots = self.search.slots
         while slots <= self.longest:
             slots *= 2
-        if (length, slots) != (old_length, old_slots):
-            self.state = self.stream.resize(self.state, length, slots)
+        if (length, slots) != (self.length, self.search.slots):
+            self.search = self.stream.resize(self.search, length, slots)
+            self.length = length
 
     def _length(self, numbers: Sequence[int]) -> int:
         """Returns the length to which the sources of these inputs are padded."""
         longest = max(len(self.inputs[number]) for number in numbers)
-        return min(rounded_up(longest, _SOURCE_MULTIPLE), self.stream.model.max_length)
+        return min(rounded_up(longest, _SOURCE_MULTIPLE), self.stream.model.window)

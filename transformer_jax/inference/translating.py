@@ -11,8 +11,6 @@ from transformer_jax.data.long_lines import LongLines
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.stream import Stream
-from transformer_jax.layers.blocks import for_decoding
-from transformer_jax.layers.linear import compute_dtype
 
 WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
 
@@ -28,7 +26,7 @@ class Hypothesis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Translator:
-    """Translates lines with an EncoderDecoder. See SequenceToSequenceUse.translate."""
+    """Translates lines with a SequenceToSequence model. See SequenceToSequenceUse.translate."""
 
     model: Any  # the Linen module
     tokenizers: Any  # source and target
@@ -37,7 +35,7 @@ class Translator:
     @property
     def max_source(self) -> int:
         """The number of source tokens that can be translated at once."""
-        return self.model.max_length - self.decode.max_extra - 1
+        return self.model.window - self.decode.max_extra - 1
 
     def __call__(
         self, params, lines: Iterable[str], n_best: int, long: str
@@ -61,7 +59,7 @@ class Translator:
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
         stream = self.stream(n_best)
-        params = for_decoding(params, compute_dtype(self.model.dtype))
+        params = self.model.for_decoding(params)
         with treatment:
             for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):
                 parts_of_lines = list(self._parts(chunk, treatment))

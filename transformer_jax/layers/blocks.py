@@ -164,19 +164,19 @@ def _layer_of(variables: dict, number: int) -> dict:
     return jax.tree.map(lambda leaf: leaf[number], variables, is_leaf=is_leaf)
 
 
-@partial(jax.jit, static_argnums=1)
-def for_decoding(params: dict, dtype: jnp.dtype) -> dict:
+@partial(jax.jit, static_argnums=(1, 2))
+def for_decoding(params: dict, dtype: jnp.dtype, stacks: tuple[str, ...]) -> dict:
     """Returns the parameters of a model in the form in which decoding is fastest.
 
-    Matrices are cast to the compute dtype `dtype`. The stacked parameters of the stack "decoder"
-    become tuples with one entry for each layer. Otherwise a loop over tokens would cast and slice
+    Matrices are cast to the compute dtype `dtype`. The stacked parameters of these stacks become
+    tuples with one entry for each layer. Otherwise a loop over tokens would cast and slice
     them again for each token.
     """
 
     def prepare(path, leaf):
         if path[-1].key in ("kernel", "embedding"):
             leaf = leaf.astype(dtype)
-        if path[0].key == "decoder" and path[1].key == "layers":
+        if path[0].key in stacks and path[1].key == "layers":
             leaf = tuple(leaf)
         return leaf
 

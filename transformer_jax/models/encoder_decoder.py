@@ -25,7 +25,7 @@ class EncoderDecoder(SequenceToSequence):
     from 0 within each example. By default a row is one example.
     """
 
-    can = frozenset({"attend"})
+    can = frozenset({"attend", "cache"})
     vocabulary = ("target_embed/embedding", "output_embed/embedding")
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
@@ -130,30 +130,20 @@ class EncoderDecoder(SequenceToSequence):
         segment_ids=None,
         source_segment_ids=None,
         train=False,
-        decode=0,
-        slots=None,
-        ancestors=None,
     ):
-        """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, M).
-
-        In decoding, `decode` is the number of slots of the cache, and only the first call needs
-        `memory`. The tokens fill `slots` (B, T), or the slots from () on in all rows. The default
-        of `slots` is `positions`.
-
-        With `ancestors` (B, T, P), the T tokens are the beams of one search, at positions (B, 1). A
-        beam attends, in each group of T slots, to the slot of the beam that it descends from.
-        """
-        slots = positions if slots is None else slots
-        mask = Mask(
-            causal=ancestors is None,
-            query_segments=segment_ids,
-            key_segments=segment_ids,
-            query_slots=slots if decode else None,
-            ancestors=ancestors,
-        )
+        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
         cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
+        return self._decoded(target, memory, positions, train, mask=mask, cross_mask=cross_mask)
+
+    def cached(self, target, positions, slots, *, memory=None, segments, slot, ancestors=None):
+        mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
+        options = dict(mask=mask, cross_mask=Mask(key_segments=segments), decode=slots)
+        return self._decoded(target, memory, positions, False, **options)
+
+    def _decoded(self, target, memory, positions, train, **options):
+        """Returns the states (B, T, M) of target tokens at `positions` (B, T)."""
         x = self._embed(self.target_embed, target, positions, train)
-        x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
+        x = self.decoder(x, memory, train=train, **options)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
     def output(self):

@@ -31,7 +31,7 @@ class GPT(Causal):
     0..L-1.
     """
 
-    can = frozenset({"attend"})
+    can = frozenset({"attend", "cache"})
 
     vocab_size: int = 50_257  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
@@ -111,37 +111,26 @@ class GPT(Causal):
         hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
         return self.logits(hidden)
 
-    def hidden(
-        self,
-        tokens,
-        *,
-        positions=None,
-        segment_ids=None,
-        token_types=None,
-        train=False,
-        decode=0,
-    ):
-        """Returns the states before the output projection (B, L, M).
-
-        In decoding, `decode` is the number of slots of the cache, and the tokens fill the slots
-        `positions` (B, L).
-        """
-        if decode and not tokens.shape[1] <= decode <= self.max_length:
-            raise UserError(
-                f"decode={decode}: must be at least the number of tokens in a row, "
-                f"{tokens.shape[1]}, and at most config.model.max_length={self.max_length}"
-            )
-        mask = Mask(
-            causal=True,
-            query_segments=segment_ids,
-            key_segments=segment_ids,
-            query_slots=positions if decode else None,
-        )
+    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
         if positions is None:
             positions = row_positions(tokens, self.max_length)
-        x = self.token_embed(tokens) + self.position_embed(positions)  # (B, L, M)
-        x = self.embed_dropout(x, train=train)
-        x = self.decoder(x, mask=mask, train=train, decode=decode)
+        return self._decoded(tokens, positions, mask=mask, train=train)
+
+    def cached(self, tokens, positions, slots):
+        if not tokens.shape[1] <= slots <= self.max_length:
+            raise UserError(
+                f"slots={slots}: must be at least the number of tokens in a row, "
+                f"{tokens.shape[1]}, and at most config.model.max_length={self.max_length}"
+            )
+        mask = Mask(causal=True, query_slots=positions)
+        return self._decoded(tokens, positions, mask=mask, decode=slots)
+
+    def _decoded(self, tokens, positions, **options):
+        """Returns the states (B, L, M) of tokens at `positions` (B, L)."""
+        x = self.token_embed(tokens) + self.position_embed(positions)
+        x = self.embed_dropout(x, train=options.get("train", False))
+        x = self.decoder(x, **options)
         return self.norm(x) if self.norm_position == "pre" else x
 
     def output(self):

@@ -12,13 +12,19 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.layers.blocks import for_decoding
+from transformer_jax.layers.decoding import Ring, Rows
+from transformer_jax.layers.linear import compute_dtype
 
 # The methods that a family with a capability must have.
 _METHODS = {
     "pool": ("pooled",),
     "next_sentence": ("next_logits",),
+    "cache": ("cached",),
     "carry": ("initial_carry", "advance"),
 }
+
+_UNLIMITED = 2**30  # positions
 
 
 class Model(nn.Module, abc.ABC):
@@ -30,7 +36,8 @@ class Model(nn.Module, abc.ABC):
       fill: the logits of a position predict its own token, which the input hides.
       next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
       attend: all layers have attention weights, in the stacks "encoder" and "decoder".
-      carry: `initial_carry` and `advance`, see `Causal`.
+      cache: `cached` reads tokens into a key/value cache.
+      carry: `initial_carry` and `advance` read tokens into a recurrent state, see `Causal`.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
@@ -39,8 +46,10 @@ class Model(nn.Module, abc.ABC):
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
     # Parameters that only pre-training uses.
     heads: ClassVar[tuple[str, ...]] = ()
-    # The largest number of positions. Most families have it as a key; None: any number.
+    # The largest number of positions. Most families have it as a key. None: any number.
     max_length: ClassVar[int | None]
+    # The stacks of layers that decoding applies to one token at a time.
+    decoding_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
 
     @classmethod
     def missing(cls) -> list[str]:
@@ -82,6 +91,16 @@ class Model(nn.Module, abc.ABC):
         """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return 0
 
+    @property
+    def window(self) -> int:
+        """The largest number of positions, a number beyond any length where there is none."""
+        return _UNLIMITED if self.max_length is None else self.max_length
+
+    @nn.nowrap
+    def for_decoding(self, params):
+        """Returns the parameters in the form in which decoding is fastest."""
+        return for_decoding(params, compute_dtype(self.dtype), self.decoding_stacks)
+
 
 class Encoder(Model):
     """Tokens (B, L) -> states (B, L, M), each of which sees the whole row."""
@@ -104,12 +123,62 @@ class Encoder(Model):
 class Causal(Model):
     """Tokens (B, L) -> states (B, L, M), each of which sees the tokens up to its own.
 
-    A family with "carry" in `can` also has `initial_carry(rows)`, a tree of arrays (rows, ...), and
-    `advance(tokens, carry, *, restarts=None, train=False)`, which returns (states, carry). Where
-    `restarts` (B, L) is 1, a document begins: the state is zero before that token.
+    To generate text, a family has a key/value cache or a recurrent state.
+
+    With "cache" in `can`, it has `cached(tokens, positions, slots)`. It reads tokens (B, L) into
+    the slots `positions` (B, L) of the collection "cache", which has so many `slots`, and returns
+    the states (B, L, M).
+
+    With "carry" in `can`, it has `initial_carry(rows)`, a tree of arrays (rows, ...), and
+    `advance(tokens, carry, *, restarts=None, filled=None, train=False)`, which returns (states,
+    carry). Where `restarts` (B, L) is 1, a document begins: the state is zero before that token.
+    Where `filled` (B, L) is 0, the token is padding and leaves the state as it is.
     """
 
     kind = "causal"
+
+    @nn.nowrap
+    def begin(self, params, prompts, lengths, *, slots: int):
+        """Reads prompts. Returns (the logits (B, V) of their next tokens, the state of decoding).
+
+        A row of `prompts` (B, L) begins with `lengths` (B,) tokens; the others are padding. There
+        is room for `slots` tokens. The parameters are those of `for_decoding`.
+        """
+        batch, length = prompts.shape
+        if "carry" in self.can:
+            filled = jnp.arange(length) < lengths[:, None]
+            carry = self.initial_carry(batch)
+            hidden, memory = self._applied(params, prompts, carry, filled=filled, method="advance")
+            slots = 0
+        else:
+            positions = jnp.broadcast_to(jnp.arange(length), prompts.shape)
+            # Slots behind the end of a prompt are overwritten before they are attended to.
+            hidden, memory = self._cached(params, {}, prompts, positions, slots)
+        logits = self._applied(params, hidden[jnp.arange(batch), lengths - 1], method="logits")
+        return logits, Rows(memory, lengths[:, None], slots)
+
+    @nn.nowrap
+    def step(self, params, state: Rows, tokens):
+        """Reads a token of each hypothesis (B, K). Returns (logits (B, K, V), the new state)."""
+        rows = tokens.reshape(-1, 1)
+        if "carry" in self.can:
+            hidden, memory = self._applied(params, rows, state.memory, method="advance")
+        else:
+            # A text that has filled its slots has no next position.
+            positions = jnp.minimum(state.lengths.reshape(-1, 1), state.slots - 1)
+            hidden, memory = self._cached(params, state.memory, rows, positions, state.slots)
+        logits = self._applied(params, hidden[:, 0], method="logits")
+        new = state.replace(memory=memory, lengths=state.lengths + 1)
+        return logits.reshape(*tokens.shape, -1), new
+
+    @nn.nowrap
+    def _cached(self, params, cache: dict, *arguments):
+        variables = {"params": params, **cache}
+        return self.apply(variables, *arguments, method="cached", mutable=["cache"])
+
+    @nn.nowrap
+    def _applied(self, params, *arguments, **options):
+        return self.apply({"params": params}, *arguments, **options)
 
     @abc.abstractmethod
     def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
@@ -124,7 +193,17 @@ class Causal(Model):
 
 
 class SequenceToSequence(Model):
-    """Source (B, S) and target (B, T) -> states (B, T, M) of the target tokens."""
+    """Source (B, S) and target (B, T) -> states (B, T, M) of the target tokens.
+
+    `begin` and `step` serve a family with "cache" in `can`. It has `cached(target, positions,
+    slots, *, memory=None, segments, slot, ancestors=None)`. It reads tokens (N, K) into the
+    collection "cache" from `slot` () on, and returns their states (N, K, M). A new cache has so
+    many `slots`. Only the first call has a `memory`; it stores what attention needs of it in the
+    collection "memory". With `ancestors` (N, K, P), the tokens are the hypotheses of one search: a
+    token attends, in each group of K slots, to that of the hypothesis that it descends from.
+
+    Any other family defines `begin` and `step` with a state of its own (layers/decoding.py).
+    """
 
     kind = "sequence_to_sequence"
 
@@ -151,6 +230,48 @@ class SequenceToSequence(Model):
             source_segment_ids=source_segment_ids,
             train=train,
         )
+
+    @nn.nowrap
+    def begin(self, params, prompts, memory, segments, *, beams: int):
+        """Reads first target tokens. Returns (logits (N, V), the state of decoding).
+
+        `prompts` are (N, 1), `memory` (N, S, M) is that of sources, and `segments` (N, S) are 1 for
+        their tokens and 0 for padding. An input has up to `beams` hypotheses. The parameters are
+        those of `for_decoding`.
+        """
+        where = dict(segments=segments, slot=jnp.int32(0))
+        positions = jnp.zeros_like(prompts)
+        logits, new = self._cached(params, {}, prompts, positions, beams, memory=memory, **where)
+        return logits[:, 0], Ring.begun(new, segments, beams)
+
+    @nn.nowrap
+    def step(self, params, state: Ring, tokens):
+        """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
+        state = state.opened()
+        # An input that is done may have no next position.
+        positions = jnp.minimum(state.positions, self.window - 1)[:, None]
+        logits, new = self._cached(
+            params,
+            {"cache": state.cache, "memory": state.memory},
+            tokens,
+            positions,
+            state.beams,
+            segments=state.segments,
+            slot=state.slot * state.beams,
+            ancestors=state.ancestors,
+        )
+        return logits, state.written(new)
+
+    @nn.nowrap
+    def _cached(self, params, collections: dict, *arguments, **options):
+        hidden, new = self.apply(
+            {"params": params, **collections},
+            *arguments,
+            **options,
+            method="cached",
+            mutable=["cache", "memory"],
+        )
+        return self.apply({"params": params}, hidden, method="logits"), new
 
     @abc.abstractmethod
     def encode(self, source, *, positions=None, segment_ids=None, train=False) -> jax.Array:

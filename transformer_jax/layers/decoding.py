@@ -1,0 +1,190 @@
+"""The state of decoding: the memory that a model has of the tokens it has read.
+
+A state holds B inputs with K hypotheses each. Sampling has one hypothesis for each input. Both
+classes have the same methods, and sampling and beam search know no others.
+"""
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer_jax.layers.attention import resize_slots, roll_slots, write_slots
+
+
+class State(Protocol):
+    def reorder(self, parents: jax.Array) -> "State":
+        """Returns the state in which hypothesis k of input b continues `parents[b, k]`.
+
+        `parents` (B, K) may have another number of hypotheses than the state.
+        """
+
+    def admit(self, new: "State", *, places: jax.Array, rows: jax.Array) -> "State":
+        """Returns the state with the inputs in `rows` (N,) of `new` at `places` (N,).
+
+        A repeated pair of row and place has no further effect.
+        """
+
+    def resized(self, slots: int, length: int) -> "State":
+        """Returns the state with room for outputs of `slots` tokens, and sources of `length`."""
+
+
+@struct.dataclass
+class Rows:
+    """A row for each hypothesis: its own key/value cache, or a recurrent state.
+
+    A recurrent state grows with no token. A cache has room for all tokens from the beginning.
+    """
+
+    memory: Any  # a tree of arrays (B K, ...)
+    lengths: jax.Array  # (B, K) int32: tokens that each hypothesis has read
+    slots: int = struct.field(pytree_node=False, default=0)  # of a cache
+
+    def reorder(self, parents: jax.Array) -> "Rows":
+        batch, beams = self.lengths.shape
+        rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
+        return self.replace(
+            memory=jax.tree.map(lambda x: x[rows], self.memory),
+            lengths=jnp.take_along_axis(self.lengths, parents, axis=1),
+        )
+
+    def admit(self, new: "Rows", *, places: jax.Array, rows: jax.Array) -> "Rows":
+        batch, beams = self.lengths.shape
+
+        def move(old, new):
+            old = old.reshape(batch, beams, *old.shape[1:])
+            moved = old.at[places].set(new.reshape(-1, *old.shape[1:])[rows])
+            return moved.reshape(-1, *old.shape[2:])
+
+        return self.replace(
+            memory=jax.tree.map(move, self.memory, new.memory),
+            lengths=self.lengths.at[places].set(new.lengths[rows]),
+        )
+
+    def resized(self, slots: int, length: int) -> "Rows":
+        return self
+
+
+@struct.dataclass
+class Ring:
+    """A key/value cache that the K hypotheses of an input share: a ring of P slots.
+
+    Inputs come and go while other inputs continue. At each turn all inputs write to the same slot,
+    whatever their positions are. The K hypotheses write side by side, and nothing is moved later:
+    `ancestors[b, k, p]` is the hypothesis in slot p that hypothesis k continues, -1 where it
+    continues none. Reordering this table costs nothing; reordering the cache would cost as much as
+    the model.
+    """
+
+    ancestors: jax.Array  # (B, K, P) int32
+    turn: jax.Array  # () int32: the slot of the next turn, modulo P
+    positions: jax.Array  # (B,) int32: of the next tokens
+    cache: Any  # the collection "cache", with `beams` cells for each slot
+    memory: Any  # the collection "memory"
+    segments: jax.Array  # (B, S) int32: 1 for the tokens of a source, 0 for padding
+    beams: int = struct.field(pytree_node=False)
+
+    @classmethod
+    def begun(cls, collections: dict, segments: jax.Array, beams: int) -> "Ring":
+        """Returns the state in which N inputs have read one token each, into the only slot."""
+        batch = len(segments)
+        return cls(
+            ancestors=jnp.zeros((batch, 1, 1), jnp.int32),
+            turn=jnp.int32(1),
+            positions=jnp.ones(batch, jnp.int32),
+            segments=segments,
+            beams=beams,
+            **collections,
+        )
+
+    @property
+    def slot(self) -> jax.Array:
+        """The slot () of the next tokens."""
+        return self.turn % self.ancestors.shape[2]
+
+    def opened(self) -> "Ring":
+        """Returns the state in which each hypothesis continues itself in the next slot."""
+        ancestors = self.ancestors.at[:, :, self.slot].set(jnp.arange(self.beams))
+        return self.replace(ancestors=ancestors)
+
+    def written(self, collections: dict) -> "Ring":
+        """Returns the state after the tokens of the slot have been read."""
+        return self.replace(turn=self.turn + 1, positions=self.positions + 1, **collections)
+
+    def reorder(self, parents: jax.Array) -> "Ring":
+        return self.replace(
+            ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1)
+        )
+
+    def admit(self, new: "Ring", *, places: jax.Array, rows: jax.Array) -> "Ring":
+        # The only slot of the new inputs becomes the last slot that was written.
+        slots = self.ancestors.shape[2]
+        slot = (self.turn - 1) % slots
+        ancestors = jnp.roll(_lengthened(new.ancestors, slots), slot, axis=2)
+
+        # Inputs are written one after the other, in place. A scatter takes several times as long on
+        # a CPU.
+        def put(n, stored):
+            return self._with_input(stored, new, (rows[n], places[n]), slot)
+
+        stored = (self.cache, self.memory, self.segments)
+        cache, memory, segments = jax.lax.fori_loop(0, len(rows), put, stored)
+        return self.replace(
+            ancestors=self.ancestors.at[places].set(ancestors[rows]),
+            positions=self.positions.at[places].set(new.positions[rows]),
+            cache=cache,
+            memory=memory,
+            segments=segments,
+        )
+
+    def _with_input(self, stored: tuple, new: "Ring", move: tuple, slot: jax.Array) -> tuple:
+        """Returns the (cache, memory, segments) `stored` with one input of `new` written to it.
+
+        `move` is its (row, place).
+        """
+        cache, memory, segments = stored
+        row, place = move
+        taken = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1),
+            (new.cache, new.memory, new.segments),
+        )
+        new_cache, new_memory, new_segments = taken
+        # No source that is admitted is longer, whatever it was read with.
+        length = segments.shape[1]
+        new_memory = resize_slots(new_memory, min(length, new_segments.shape[1]))
+
+        def cleared(collection):
+            # Hidden values have weight 0, but 0 times NaN is NaN.
+            blank = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), collection)
+            return write_slots(collection, blank, place, 0)
+
+        return (
+            write_slots(cleared(cache), new_cache, place, slot * self.beams),
+            write_slots(cleared(memory), new_memory, place, 0),
+            jax.lax.dynamic_update_slice_in_dim(segments, _cut(new_segments, length), place, 0),
+        )
+
+    def resized(self, slots: int, length: int) -> "Ring":
+        num_kept = min(slots, self.ancestors.shape[2])
+        shift = num_kept - self.turn  # puts the newest slot last among those that are kept
+        ancestors = jnp.roll(self.ancestors, shift, axis=2)[..., :num_kept]
+        return self.replace(
+            ancestors=_lengthened(ancestors, slots),
+            turn=jnp.int32(num_kept),
+            cache=resize_slots(roll_slots(self.cache, shift * self.beams), slots * self.beams),
+            memory=resize_slots(self.memory, length),
+            segments=_cut(self.segments, length),
+        )
+
+
+def _lengthened(ancestors: jax.Array, slots: int) -> jax.Array:
+    """Returns `ancestors` (B, K, P) with so many slots, none in the new ones."""
+    missing = slots - ancestors.shape[2]
+    return jnp.pad(ancestors, ((0, 0), (0, 0), (0, missing)), constant_values=-1)
+
+
+def _cut(segments: jax.Array, length: int) -> jax.Array:
+    """Returns the segment ids (N, S) as (N, length), cut or padded at the end."""
+    segments = segments[:, :length]
+    return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))
