@@ -44,9 +44,8 @@ def named_class(section: Literal["model", "task", "source"], name: str) -> type:
             f"{module.__file__} must define exactly one public {section} class, "
             f"not {[cls.__name__ for cls in classes]}"
         )
-    if section == "model":
-        kinds = importlib.import_module("transformer_jax.models.model")
-        kinds.check_class(classes[0], module.__file__)
+    contract = importlib.import_module(f"transformer_jax.{section}s.{section}")
+    contract.check_class(classes[0], module.__file__)
     return classes[0]
 
 

@@ -22,13 +22,13 @@ from transformer_jax.finetuning.outputs import Outputs
 from transformer_jax.finetuning.predictions import Prediction, examples_of
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.task import Context, Loss, Task
 
 ROW = ("tokens", "token_types", "segment_ids")
 
 
 @dataclasses.dataclass
-class FineTuning(Definition):
+class FineTuning(Definition, Task):
     """A task on a pre-trained encoder. See tasks/task.py for the contract.
 
     `tokenizer_folder` is the folder of the run's tokenizer, or of the earlier run's.
@@ -211,9 +211,6 @@ class FineTuning(Definition):
 
     def group(self, path):
         return None if self.frozen and path[0] != "head" else ""
-
-    def derived(self, name, means):
-        return {}
 
     def evaluations(self):
         return {} if self._examples("valid") is None else {"valid": self._validation_scores}

@@ -1,5 +1,7 @@
 """The part of a fine-tuning task that each kind of task defines: examples, rows, head, scores."""
 
+import abc
+
 import jax
 import numpy as np
 
@@ -7,7 +9,7 @@ from transformer_jax.data.rows import Row
 from transformer_jax.finetuning.predictions import Unlabelled
 
 
-class Definition:
+class Definition(abc.ABC):
     """The methods that a subclass of FineTuning defines."""
 
     summarises = True  # whether the head reads one vector a row, not one a token
@@ -16,59 +18,59 @@ class Definition:
     empty_details = {}  # the details of a prediction for an empty line
     long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; default first
 
+    @abc.abstractmethod
     def read(self, split: str):
         """Returns the records of a split, re-iterable and with a fingerprint().
 
         Returns None where the run has no such split.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def examples(self, records) -> list:
         """Returns the examples: texts as token ids, labels as numbers.
 
         Raises UserError with file and line for a wrong record.
         """
-        raise NotImplementedError
 
     def count(self, split: str) -> int:
         """Returns the number of labelled examples of a split."""
         return sum(1 for _ in self.read(split))
 
+    @abc.abstractmethod
     def row(self, example) -> Row:
         """Returns the arrays of an example, padded to the longest length."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def num_tokens(self, example) -> int:
         """Returns the number of tokens of an example's longest row, without padding."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of an example's arrays, for rows of `length` tokens."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def head(self):
         """Returns the Linen module on the encoder."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def objective(self, outputs, batch) -> tuple[jax.Array, jax.Array, dict]:
         """Returns (summed loss, its count as int32, further metrics)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scores(self, examples, outputs) -> dict[str, float]:
         """Returns the scores of a split from the head's outputs, an array for each example."""
-        raise NotImplementedError
 
     def details(self, examples, outputs) -> dict[str, dict]:
         """Returns further results of `evaluate` for JSON, from the arguments of `scores`."""
         return {}
 
+    @abc.abstractmethod
     def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
         """Returns the prediction for a line from its examples: a text, and details for JSON."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
         """Returns the examples of numbered lines, without labels.
 
         Raises UserError for a line of another form.
         """
-        raise NotImplementedError

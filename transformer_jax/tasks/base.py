@@ -1,4 +1,4 @@
-"""Code that the pre-training tasks share: defaults of the contract, and the evaluation loop."""
+"""Code that the pre-training tasks share: batches, the evaluation loop, checks of lengths."""
 
 import dataclasses
 import math
@@ -14,30 +14,19 @@ from ml_collections import ConfigDict
 from transformer_jax import metrics
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import track
-from transformer_jax.tasks.task import Context
+from transformer_jax.tasks.task import Context, Task
 
 
 @dataclasses.dataclass
-class BaseTask:
-    """The defaults of a task with one model and one tokenizer. See tasks/task.py for the contract.
+class BaseTask(Task):
+    """A task with one model and one tokenizer. See tasks/task.py for the contract.
 
-    A subclass defines `_rows` and `_training_data()`. `tokenizer_folder` is the folder of a run's
-    tokenizer. Where it is None, the tokenizer is read or trained as `config.data` says.
+    `tokenizer_folder` is the folder of a run's tokenizer. Where it is None, the tokenizer is read
+    or trained as `config.data` says.
     """
 
     config: ConfigDict
     tokenizer_folder: Path | None
-
-    num_row_shapes = 1
-
-    def rows(self):
-        return self._rows
-
-    def fingerprint(self) -> dict:
-        return {
-            "train": self._training_data().fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
 
     def int32_spec(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of a training batch of int32 arrays, from the shapes of a row."""
@@ -46,35 +35,33 @@ class BaseTask:
             name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32) for name, shape in shapes.items()
         }
 
-    def group(self, path: tuple[str, ...]) -> str | None:
-        return ""
-
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(means["loss"])}
-
-    def evaluations(self):
-        return {}
 
     def mean_metrics(
         self, params, rows, observe: Callable[[dict[str, np.ndarray]], None] | None = None
     ) -> dict[str, float]:
         """Returns the mean of each of the loss's metrics over evaluation rows.
 
-        `observe` is called with each batch.
+        `observe` is called with each batch. A task with a carry reads the rows one by one, as one
+        stream.
         """
-        step = jax.jit(self._metrics)
-        batch_size = self.config.decode.batch
+        step = jax.jit(self._measured)
+        carry = self.initial_carry(1)
+        batch_size = self.config.decode.batch if carry is None else 1
         num_batches = rows.num_batches(batch_size)
         sums = []
         for number in track(range(num_batches), "evaluating (batches)", num_batches):
             batch = rows.batch(number, range(batch_size), batch_size)
             if observe is not None:
                 observe(batch)
-            sums.append(jax.device_get(step(params, batch)))
+            measured, carry = step(params, batch, carry)
+            sums.append(jax.device_get(measured))
         return metrics.means(jax.tree.map(_sum, *sums))
 
-    def _metrics(self, params, batch) -> metrics.Metrics:
-        return self.loss(params, batch, Context()).metrics
+    def _measured(self, params, batch, carry):
+        loss = self.loss(params, batch, Context(carry=carry))
+        return loss.metrics, loss.carry
 
 
 def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:

@@ -1,8 +1,6 @@
 """BERT's pre-training: masked tokens and, unless rows are single texts, the next sentence."""
 
 import dataclasses
-import itertools
-import math
 import types
 from functools import cached_property, partial
 
@@ -10,16 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, masking, rows, sentence_pairs, tokenizers, windows
-from transformer_jax.data.sources import documents
+from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data.masked_rows import MaskedRows
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.losses import cross_entropy, label_nll
 from transformer_jax.tasks.base import BaseTask
 from transformer_jax.tasks.task import Context, Loss
-
-# The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
-# and masks.
-_MIN_EVAL_ROWS = 2_000
 
 
 @dataclasses.dataclass
@@ -82,69 +76,39 @@ class MaskedLM(EncoderUse, BaseTask):
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, self._training_data, self.model.vocab_size
+            self.tokenizer_folder, self.config.data, self._training_text, self.model.vocab_size
         )
         tokenizer.required("cls", "sep", "mask", user="masked language modelling")
         return tokenizer
 
-    def _training_data(self):
-        return self._text("train")
+    def _training_text(self):
+        return self._texts.text("train")
 
-    def _text(self, split: str):
-        text = documents.of_split(self.config.data, split)
-        if text is None and split == "train":
-            raise UserError("config.data.train_files is missing: the training text")
-        return text
-
-    def _tokenised(self, split: str):
-        make = sentence_pairs.tokenised if self.next_sentence else windows.tokenised
-        return make(self._text(split), self.config.data, self.tokenizer, split)
-
-    def _component(self, stored, split: str, phase: int):
-        """Returns the rows of a tokenised split in a phase.
-
-        Each split has its own random numbers.
-        """
-        _, length, num_predictions = self.phases[phase]
-        tokenizer, seed = self.tokenizer, self.config.data.seed
-        mask = masking.Masking(
-            tokenizer.mask_id,
-            tokenizer.special,
-            tokenizer.continues,
-            num_predictions,
-            self.whole_words,
-        )
-        key = (seed, phase, ("train", "valid", "test").index(split))
-        if self.next_sentence:
-            return sentence_pairs.SentencePairs(stored, length, mask, key)
-        return sentence_pairs.MaskedWindows(
-            stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
-        )
+    @property
+    def _texts(self) -> MaskedRows:
+        pairs = self.next_sentence > 0
+        return MaskedRows(self.config, self.phases, pairs, self.whole_words)
 
     @property
     def phase_steps(self) -> list[int]:
         """The number of updates of each phase."""
-        shares = itertools.accumulate(share for share, _, _ in self.phases)
-        ends = [round(share * self.config.train.num_steps) for share in shares]
-        return [end - begin for begin, end in zip([0, *ends], ends)]
+        return self._texts.phase_steps
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
-        stored = self._tokenised("train")
-        phases = []
-        for phase, num_steps in enumerate(self.phase_steps):
-            component = self._component(stored, "train", phase)
-            is_last = phase == len(self.phases) - 1
-            batch = self.config.train.batch
-            phases.append(rows.Phase([component], batch, None if is_last else num_steps))
-        return types.SimpleNamespace(
-            train=rows.TrainRows(phases, self.config.data.seed),
-            eval={"valid": self._evaluation_rows("valid")} if self._text("valid") else {},
-        )
+        train = self._texts.train(self.tokenizer)
+        has_valid = self._texts.text("valid") is not None
+        evaluated = {"valid": self._texts.evaluation(self.tokenizer, "valid")} if has_valid else {}
+        return types.SimpleNamespace(train=train, eval=evaluated)
 
-    def _evaluation_rows(self, split: str) -> rows.EvalRows:
-        component = self._component(self._tokenised(split), split, len(self.phases) - 1)
-        return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return {
+            "train": self._training_text().fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
 
     # training
 
@@ -225,8 +189,8 @@ class MaskedLM(EncoderUse, BaseTask):
         times, with other pairs and masks. "most_frequent" is the accuracy of always predicting the
         most frequent label. Raises UserError where the run has no such split.
         """
-        arguments.held_out(self._text, split, "files")
-        evaluated = self._evaluation_rows(split)
+        arguments.held_out(self._texts.text, split, "files")
+        evaluated = self._texts.evaluation(self.tokenizer, split)
         label_counts = np.zeros(self.model.vocab_size, np.int64)
 
         def count_labels(batch) -> None:

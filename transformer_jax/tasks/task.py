@@ -3,6 +3,7 @@
 The loop knows neither the model nor the data.
 """
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_jax.config import UserError
 from transformer_jax.metrics import Metrics
 
 Params = Any  # a tree of arrays
@@ -74,37 +76,53 @@ class Rows(Protocol):
     eval: Mapping[str, EvalRows]  # by name, such as "valid"
 
 
-class Task(Protocol):
-    """A training objective over a model. All its methods are pure functions of their arguments."""
+class Task(abc.ABC):
+    """A training objective over a model. All its methods are pure functions of their arguments.
+
+    A method that is not abstract is optional; here is its default.
+    """
 
     config: ConfigDict
     coefficients: dict[str, float]  # factor of each loss term
     # The number of shapes that rows have: one for each phase of a run, or for each bucket of
     # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
-    num_row_shapes: int
+    num_row_shapes: int = 1
     model: Any  # the Linen module
     tokenizer: Any  # has save(folder) and fingerprint()
 
+    @abc.abstractmethod
     def fingerprint(self) -> dict:
         """Returns a description of the content of data and tokenizer, for JSON.
 
         A run continues only with an equal fingerprint. The key "tokenizer" describes the tokenizer.
         """
 
+    @abc.abstractmethod
     def batch_spec(self, row_shape: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes (rows, ...) of a batch of rows of that shape. Opens no file."""
 
+    @abc.abstractmethod
     def init(self, rng: jax.Array) -> Params:
         """Returns initial parameters, boxed with their logical axes."""
 
+    @abc.abstractmethod
     def rows(self) -> Rows:
         """Returns the data. The first call builds it."""
 
+    @abc.abstractmethod
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the denominator of each loss term, summed over the whole global batch."""
 
+    @abc.abstractmethod
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
         """Returns the sums of the loss terms and the metrics over the rows of a batch."""
+
+    def initial_carry(self, rows: int) -> Any:
+        """Returns the carry of `rows` rows where their streams begin, arrays (rows, ...).
+
+        A carry passes from each update to the next, and lies in the state. None: the task has none.
+        """
+        return None
 
     def group(self, path: tuple[str, ...]) -> str | None:
         """Returns the group of the parameter at this path, which decides its optimizer.
@@ -112,18 +130,42 @@ class Task(Protocol):
         "" is `config.optimizer` itself, a name one of `config.optimizer.groups`. None freezes the
         parameter: no update changes it.
         """
+        return ""
 
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         """Returns scores that follow from the mean metrics of the evaluation set `name`."""
+        return {}
 
     def evaluations(self) -> Mapping[str, Evaluation]:
         """Returns further evaluations during training, by the name of the evaluation set."""
+        return {}
 
+    @abc.abstractmethod
     def evaluate(self, params: Params, split: str) -> dict[str, float | str]:
         """Returns all scores of a split ("valid" or "test") of a finished run."""
 
+    @abc.abstractmethod
     def flops(self, row_shape: int) -> float:
         """Returns the FLOPs of an update per row: forward and backward, padding included."""
 
+    @abc.abstractmethod
     def positions(self, row_shape: int) -> int:
         """Returns the number of target positions of a row, padding included."""
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Returns the methods of the contract that a task does not define."""
+        return sorted(cls.__abstractmethods__)
+
+
+def check_class(cls: type, file: str) -> None:
+    """Raises UserError for a class that is no task, or that lacks a method of the contract."""
+    if not issubclass(cls, Task):
+        raise UserError(
+            f"{file}: the class {cls.__name__} must derive from BaseTask "
+            "(transformer_jax.tasks.base) or FineTuning (transformer_jax.finetuning.base)"
+        )
+    if missing := cls.missing():
+        raise UserError(
+            f"{file}: the class {cls.__name__} is a task and lacks the method {missing[0]!r}"
+        )

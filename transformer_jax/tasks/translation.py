@@ -81,6 +81,15 @@ class Translation(SequenceToSequenceUse, BaseTask):
             )
         return pairs
 
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return {
+            "train": self._training_data().fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
+
     # training
 
     def batch_spec(self, row_shape: int = 0) -> dict[str, jax.ShapeDtypeStruct]:

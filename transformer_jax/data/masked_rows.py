@@ -1,0 +1,90 @@
+"""The rows of masked language models: texts of `config.data` with masked tokens, by phase."""
+
+import dataclasses
+import itertools
+import math
+
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError
+from transformer_jax.data import masking, rows, sentence_pairs, windows
+from transformer_jax.data.sources import documents
+
+# The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
+# and masks.
+_MIN_EVAL_ROWS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedRows:
+    """Pairs of texts, or windows of a text, with masks that each epoch draws anew.
+
+    Attributes:
+      config: the config of the run.
+      phases: (share of the updates, tokens of a row, most predictions of a row) of each phase.
+      pairs: whether rows are pairs of texts, not windows.
+      whole_words: whether all pieces of a word are masked, or none.
+    """
+
+    config: ConfigDict
+    phases: tuple
+    pairs: bool
+    whole_words: bool
+
+    def text(self, split: str):
+        """Returns the documents of a split; None where `config.data` names none.
+
+        Raises UserError where there is no training text.
+        """
+        text = documents.of_split(self.config.data, split)
+        if text is None and split == "train":
+            raise UserError("config.data.train_files is missing: the training text")
+        return text
+
+    @property
+    def phase_steps(self) -> list[int]:
+        """The number of updates of each phase."""
+        shares = itertools.accumulate(share for share, _, _ in self.phases)
+        ends = [round(share * self.config.train.num_steps) for share in shares]
+        return [end - begin for begin, end in zip([0, *ends], ends)]
+
+    def train(self, tokenizer) -> rows.TrainRows:
+        """Returns the training rows. The first call tokenises the text."""
+        stored = self._tokenised("train", tokenizer)
+        batch = self.config.train.batch
+        phases = []
+        for number, num_steps in enumerate(self.phase_steps):
+            component = self._component(stored, "train", number, tokenizer)
+            is_last = number == len(self.phases) - 1
+            phases.append(rows.Phase([component], batch, None if is_last else num_steps))
+        return rows.TrainRows(phases, self.config.data.seed)
+
+    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
+        """Returns the rows of a split, as in the last phase."""
+        stored = self._tokenised(split, tokenizer)
+        component = self._component(stored, split, len(self.phases) - 1, tokenizer)
+        return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
+
+    def _tokenised(self, split: str, tokenizer):
+        make = sentence_pairs.tokenised if self.pairs else windows.tokenised
+        return make(self.text(split), self.config.data, tokenizer, split)
+
+    def _component(self, stored, split: str, phase: int, tokenizer):
+        """Returns the rows of a tokenised split in a phase.
+
+        Each split has its own random numbers.
+        """
+        _, length, num_predictions = self.phases[phase]
+        mask = masking.Masking(
+            tokenizer.mask_id,
+            tokenizer.special,
+            tokenizer.continues,
+            num_predictions,
+            self.whole_words,
+        )
+        key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
+        if self.pairs:
+            return sentence_pairs.SentencePairs(stored, length, mask, key)
+        return sentence_pairs.MaskedWindows(
+            stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
+        )
