@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from transformer_jax.config import UserError
 from transformer_jax.data import rows
 
 
@@ -163,3 +164,41 @@ def test_evaluation_batches_may_be_read_in_parts(places):
     whole, part = evaluation.batch(1, range(4), 4), evaluation.batch(1, places, 4)
     for name in whole:
         np.testing.assert_array_equal(part[name], whole[name][places])
+
+
+@dataclasses.dataclass(frozen=True)
+class Continued(Numbered):
+    """Rows that say where a state begins anew: nowhere by themselves."""
+
+    def rows(self, numbers):
+        return [row | {"restarts": np.zeros(2, np.int32)} for row in super().rows(numbers)]
+
+
+@pytest.mark.parametrize("size, batch", [(12, 4), (14, 4), (5, 5), (9, 1)])
+def test_a_phase_in_streams_reads_consecutive_rows_in_each_place(size, batch):
+    train = rows.TrainRows([rows.Phase([Continued(size)], batch, order="stream")], seed=0)
+    num_segments = size // batch
+    for step in range(2 * num_segments + 1):
+        read = train.batch(step, range(batch))
+        epoch, segment = divmod(step, num_segments)
+        assert read["number"].tolist() == [j * num_segments + segment for j in range(batch)]
+        assert set(read["epoch"].tolist()) == {epoch}
+        assert read["restarts"].tolist() == [[int(segment == 0), 0]] * batch
+        part = train.batch(step, [batch - 1])
+        assert part["number"] == read["number"][-1]
+
+
+def test_a_phase_in_streams_needs_a_row_for_each_stream():
+    with pytest.raises(UserError, match="config.train.batch=4: the text has 3 rows, too few"):
+        rows.Phase([Numbered(3)], 4, order="stream")
+
+
+@pytest.mark.parametrize("size, batch", [(10, 4), (3, 8), (8, 1), (9, 3)])
+def test_an_evaluation_in_streams_reads_every_row_once_in_order(size, batch):
+    evaluated = rows.EvalRows(Numbered(size), order="stream")
+    read = [
+        evaluated.batch(step, range(batch), batch) for step in range(evaluated.num_batches(batch))
+    ]
+    streams = np.stack([part["number"] for part in read], axis=1)
+    is_row = np.stack([part["one"][:, 0] for part in read], axis=1) == 1
+    assert streams[is_row].tolist() == list(range(size))

@@ -85,7 +85,7 @@ def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
     watched = dataclasses.replace(
         program,
         train_step=counted(program.train_step, "update", lambda state: updates.copied(state.step)),
-        eval_step=counted(program.eval_step, "evaluation", lambda sums: sums["loss"][0]),
+        eval_step=counted(program.eval_step, "evaluation", lambda done: done[0]["loss"][0]),
     )
     run(config, task, tmp_path / "run", watched)
     assert len(counts["update"]) == 70 and max(counts["update"]) <= 16

@@ -6,6 +6,10 @@ the component of slot g mod P. Then c is the number of the component's slots bef
 c = g. With R rows in the component, the epoch is c div R, and the number of the row is
 index_shuffle(c mod R; seed, phase, component, epoch). No iterator has a state, so resuming at step
 s means asking for the rows of step s.
+
+A phase in streams is for models that carry a state from one update to the next. It divides the R
+rows of its component into B streams of S = R div B consecutive rows, the segments. Row j of its
+update s is segment s mod S of stream j, row number j S + s mod S, in epoch s div S.
 """
 
 import dataclasses
@@ -13,10 +17,12 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from grain.experimental import index_shuffle
+
+from transformer_jax.config import UserError
 
 Row = dict[str, np.ndarray]
 # Stages of a growing batch. Each has another shape, which costs a compilation.
@@ -37,6 +43,10 @@ class Phase:
     """A part of a run: its components with their integer weights, and its batch.
 
     The number of rows per update may grow from `first_batch` to `batch` over `ramp_steps` updates.
+
+    With order="stream", the rows of an update continue those of the update before. There is one
+    component; its consecutive rows continue each other, and have the key "restarts" (L,), 1 where
+    the state of a model begins anew. The batch adds a 1 where a stream begins.
     """
 
     components: Sequence[Component]
@@ -45,6 +55,20 @@ class Phase:
     weights: Sequence[int] = (1,)
     first_batch: int = 0  # 0: the batch does not grow
     ramp_steps: int = 0
+    order: Literal["shuffled", "stream"] = "shuffled"
+
+    def __post_init__(self):
+        if self.order == "stream" and not self.num_segments:
+            raise UserError(
+                f"config.train.batch={self.batch}: the text has {len(self.components[0])} rows, "
+                "too few for a stream in each row of the batch; give more text, shorter rows or a "
+                "smaller batch"
+            )
+
+    @functools.cached_property
+    def num_segments(self) -> int:
+        """The number of rows of a stream."""
+        return len(self.components[0]) // self.batch
 
     def size(self, step: int) -> int:
         """Returns the number of rows of the phase's update `step`.
@@ -133,6 +157,9 @@ class TrainRows:
         """Returns (component, row number, epoch) of these places of update `step`."""
         phase_number, step_of_phase = self.phase(step)
         phase = self.phases[phase_number]
+        if phase.order == "stream":
+            epoch, segment = divmod(step_of_phase, phase.num_segments)
+            return [(0, int(stream) * phase.num_segments + segment, epoch) for stream in places]
         first = phase.rows_before(step_of_phase)
         sizes = [len(component) for component in phase.components]
         numbers = []
@@ -150,14 +177,20 @@ class TrainRows:
 
     def batch(self, step: int, places: Sequence[int]) -> Row:
         """Returns these places of the batch of update `step`: arrays (len(places), ...)."""
-        components = self.phases[self.phase(step)[0]].components
+        phase_number, step_of_phase = self.phase(step)
+        phase = self.phases[phase_number]
         numbers = self.numbers(step, places)
         order = sorted(range(len(places)), key=lambda i: numbers[i][0])
         rows = {}
         for component, group in itertools.groupby(order, key=lambda i: numbers[i][0]):
             indices = list(group)
-            rows |= zip(indices, components[component].rows([numbers[i][1:] for i in indices]))
-        return {name: np.stack([rows[i][name] for i in range(len(places))]) for name in rows[0]}
+            rows |= zip(
+                indices, phase.components[component].rows([numbers[i][1:] for i in indices])
+            )
+        batch = {name: np.stack([rows[i][name] for i in range(len(places))]) for name in rows[0]}
+        if phase.order == "stream" and step_of_phase % phase.num_segments == 0:
+            batch["restarts"][:, 0] = 1
+        return batch
 
 
 @functools.lru_cache
@@ -166,7 +199,12 @@ def _order_seed(*key: int) -> int:
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
-def train_rows(components: Sequence[Component], config, weights: Sequence[int] = (1,)) -> TrainRows:
+def train_rows(
+    components: Sequence[Component],
+    config,
+    weights: Sequence[int] = (1,),
+    order: Literal["shuffled", "stream"] = "shuffled",
+) -> TrainRows:
     """Returns the rows of a run of one phase, with the batch and the ramp of `config.train`."""
     train = config.train
     phase = Phase(
@@ -175,16 +213,22 @@ def train_rows(components: Sequence[Component], config, weights: Sequence[int] =
         weights=weights,
         first_batch=train.first_batch,
         ramp_steps=train.ramp_steps,
+        order=order,
     )
     return TrainRows([phase], config.data.seed)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalRows:
-    """Every row once an epoch, in order. Places beyond the last row hold zeros (weight 0)."""
+    """Every row once an epoch, in order. Places beyond the last row hold zeros (weight 0).
+
+    With order="stream", row j of batch s is segment s of stream j, as in a phase; every batch has
+    the same streams, and a stream has as many rows as there are batches.
+    """
 
     component: Component
     epochs: int = 1  # More are useful where each epoch draws its rows anew.
+    order: Literal["rows", "stream"] = "rows"
 
     def __len__(self) -> int:
         return self.epochs * len(self.component)
@@ -194,7 +238,10 @@ class EvalRows:
 
     def batch(self, step: int, places: Sequence[int], batch: int) -> Row:
         """Returns these places of batch `step`: arrays (len(places), ...)."""
-        positions = [step * batch + int(place) for place in places]
+        if self.order == "stream":
+            positions = [int(stream) * self.num_batches(batch) + step for stream in places]
+        else:
+            positions = [step * batch + int(place) for place in places]
         is_row = [position < len(self) for position in positions]
         # Row 0 gives the shapes of the places beyond the last row.
         rows = self.component.rows(

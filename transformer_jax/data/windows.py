@@ -21,15 +21,23 @@ class Windows:
 
     An epoch tiles the text with windows from a random offset, which is drawn from (seed, phase,
     component, epoch). Keys, int32 (L,): tokens, labels, weights (1), and with `mask_documents`
-    positions and segment_ids.
+    positions and segment_ids. Row n + 1 continues row n. With `restarts`, for models that carry a
+    state from row to row, that key takes the place of positions and segment_ids.
     """
 
     def __init__(
-        self, stored: store.Store, length: int, mask_documents: bool, key: tuple[int, int, int]
+        self,
+        stored: store.Store,
+        length: int,
+        mask_documents: bool,
+        key: tuple[int, int, int],
+        *,
+        restarts: bool = False,
     ):
         self.store = stored
         self.length = length
         self.key = key  # (seed, phase, component)
+        self.restarts = restarts
         self.size = stored.meta["tokens"]
         self._separator = stored.meta["eos_id"] if mask_documents else None
         if self.size <= length:
@@ -45,7 +53,7 @@ class Windows:
         starts = [number * self.length + self._offset(epoch) for number, epoch in numbers]
         spans = self.store.read([(start, start + self.length + 1) for start in starts])
         weights = np.ones(self.length)
-        return [_row(span, weights, self._separator) for span in spans]
+        return [_row(span, weights, self._separator, self.restarts) for span in spans]
 
     def _offset(self, epoch: int) -> int:
         # A text shorter than two windows leaves less room.
@@ -58,13 +66,23 @@ class SlidingWindows:
     """Rows that together predict every token of the text once.
 
     Each row predicts `stride` more tokens; its earlier tokens are context. The first token is
-    predicted from `eos_id`. Keys as those of Windows; weights are 1 for the predicted tokens.
+    predicted from `eos_id`. Keys as those of Windows; weights are 1 for the predicted tokens. Where
+    `stride` is `length`, row n + 1 continues row n.
     """
 
-    def __init__(self, stored: store.Store, length: int, stride: int, mask_documents: bool):
+    def __init__(
+        self,
+        stored: store.Store,
+        length: int,
+        stride: int,
+        mask_documents: bool,
+        *,
+        restarts: bool = False,
+    ):
         self.store = stored
         self.length = length
         self.stride = stride
+        self.restarts = restarts
         self.size = stored.meta["tokens"]
         self._separator = stored.meta["eos_id"] if mask_documents else None
 
@@ -87,15 +105,21 @@ class SlidingWindows:
         weights = np.arange(self.length) >= num_context
         weights[num_labels:] = False
         span = np.pad(span, (0, self.length - num_labels))
-        return _row(span, weights, self._separator)
+        return _row(span, weights, self._separator, self.restarts)
 
 
-def _row(span: np.ndarray, weights: np.ndarray, separator: int | None) -> Row:
-    """Returns the row of L + 1 tokens. `separator` ends documents that must not see each other."""
+def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts: bool) -> Row:
+    """Returns the row of L + 1 tokens. `separator` ends documents that must not see each other.
+
+    With `restarts`, the row has that key, for a model whose state passes from row to row.
+    """
     tokens = span[:-1]
     row = {"tokens": tokens, "labels": span[1:], "weights": weights}
     # The end of a document counts to the next one, whose first token it predicts.
-    if separator is not None:
+    if restarts:
+        none = np.zeros(len(tokens))
+        row["restarts"] = none if separator is None else tokens == separator
+    elif separator is not None:
         is_first = tokens == separator
         is_first[0] = True
         indices = np.arange(len(tokens))

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 import types
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, rows, tokenizers, windows
-from transformer_jax.data.sources import documents
+from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data.text_windows import TextWindows
 from transformer_jax.inference.causal import CausalUse
 from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.progress import say
@@ -24,6 +24,8 @@ class CausalLM(CausalUse, BaseTask):
     length: int = 1024  # tokens of a row
     # tokens of a text that is generated and printed at each evaluation; 0: none
     sample_tokens: int = 0
+    # rows continue those of the update before, and the model's state passes from one to the next
+    carry: bool = False
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -35,89 +37,83 @@ class CausalLM(CausalUse, BaseTask):
                 f"config.task.sample_tokens={self.sample_tokens}: must be from 0 to "
                 f"config.model.max_length - 1 = {max_length - 1}"
             )
+        self._check_carry()
         if not 0 <= self.config.decode.stride <= self.length:
             raise UserError(
                 f"config.decode.stride={self.config.decode.stride}: must be from 0 to "
                 f"config.task.length={self.length}"
             )
 
+    def _check_carry(self) -> None:
+        if not self.carry:
+            return
+        if "carry" not in self.model.can:
+            raise UserError(
+                f"config.task.carry: config.model.name={self.config.model.name!r} has no state to "
+                "carry from row to row; set it to false, or take a recurrent model"
+            )
+        for key, value in (
+            ("data.mixture", self.config.data.mixture),
+            ("train.first_batch", self.config.train.first_batch),
+            ("decode.stride", self.config.decode.stride),
+        ):
+            if value:
+                raise UserError(
+                    f"config.{key}={value}: not with config.task.carry, where each row of a batch "
+                    "reads its own part of one text; leave it out"
+                )
+
     # data
 
     @cached_property
     def tokenizer(self):
         return tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, self._training_data, self.model.vocab_size
+            self.tokenizer_folder,
+            self.config.data,
+            self._texts.training_text,
+            self.model.vocab_size,
         )
 
-    def _training_data(self) -> documents.Concatenation:
-        return documents.Concatenation(tuple(text for text, _ in self._mixture))
-
     @cached_property
-    def _mixture(self):
-        """The training texts with their weights."""
-        return documents.mixture(self.config.data)
+    def _texts(self) -> TextWindows:
+        return TextWindows(self.config, self.length, self.carry)
 
-    def _text(self, split: str):
-        return documents.of_split(self.config.data, split)
-
-    def _tokens(self, text, name: str):
-        return windows.tokenised(text, self.config.data, self.tokenizer, name)
+    def rows(self):
+        return self._rows
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
-        data = self.config.data
-        components = []
-        for number, (text, _) in enumerate(self._mixture):
-            name = "train" if len(self._mixture) == 1 else f"train-{number}"
-            tokens = self._tokens(text, name)
-            key = (data.seed, 0, number)
-            components.append(windows.Windows(tokens, self.length, data.mask_documents, key))
-        weights = [weight for _, weight in self._mixture]
-        valid = self._text("valid")
+        train = self._texts.train(self.tokenizer)
         evaluated = {}
-        if valid is not None:
-            evaluated["valid"] = self._evaluation_rows(valid, "valid", self.length)
-        return types.SimpleNamespace(
-            train=rows.train_rows(components, self.config, weights), eval=evaluated
-        )
-
-    def _evaluation_rows(self, text, split: str, stride: int) -> rows.EvalRows:
-        tokens = self._tokens(text, split)
-        mask_documents = self.config.data.mask_documents
-        return rows.EvalRows(windows.SlidingWindows(tokens, self.length, stride, mask_documents))
+        if self._texts.text("valid") is not None:
+            evaluated["valid"] = self._texts.evaluation(self.tokenizer, "valid", self.length)
+        return types.SimpleNamespace(train=train, eval=evaluated)
 
     def fingerprint(self) -> dict:
-        content = {"train": [text.fingerprint() for text, _ in self._mixture]}
-        if len(self._mixture) > 1:
-            content["mixture"] = [weight for _, weight in self._mixture]
-        return content | {"tokenizer": self.tokenizer.fingerprint()}
+        return self._texts.fingerprint() | {"tokenizer": self.tokenizer.fingerprint()}
 
     # training
 
     def batch_spec(self, row_shape: int):
         keys = ["tokens", "labels", "weights"]
-        if self.config.data.mask_documents:
+        if self.carry:
+            keys += ["restarts"]
+        elif self.config.data.mask_documents:
             keys += ["positions", "segment_ids"]
         return self.int32_spec(dict.fromkeys(keys, (self.length,)))
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
 
+    def initial_carry(self, rows: int):
+        return self.model.initial_carry(rows) if self.carry else None
+
     def weights(self, batch):
         return {"loss": batch["weights"].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
-        variables = {"params": params}
-        hidden = self.model.apply(
-            variables,
-            batch["tokens"],
-            positions=batch.get("positions"),
-            segment_ids=batch.get("segment_ids"),
-            train=context.train,
-            method="hidden",
-            rngs={"dropout": context.rng} if context.train else None,
-        )
-        table, bias = self.model.apply(variables, method="output")
+        hidden, carry = self._states(params, batch, context)
+        table, bias = self.model.apply({"params": params}, method="output")
         weights = batch["weights"].astype(jnp.float32)
         loss, _, correct = cross_entropy(hidden, table, bias, batch["labels"], weights)
         count = batch["weights"].sum(dtype=jnp.int32)
@@ -126,7 +122,21 @@ class CausalLM(CausalUse, BaseTask):
             "accuracy": (correct, count),
             "filled": (count, jnp.int32(batch["weights"].size)),
         }
-        return Loss({"loss": loss}, metrics)
+        return Loss({"loss": loss}, metrics, carry)
+
+    def _states(self, params, batch, context: Context):
+        """Returns (hidden states (B, L, M), carry)."""
+        apply = partial(
+            self.model.apply,
+            {"params": params},
+            batch["tokens"],
+            train=context.train,
+            rngs={"dropout": context.rng} if context.train else None,
+        )
+        if self.carry:
+            return apply(context.carry, restarts=batch["restarts"], method="advance")
+        positions, segment_ids = batch.get("positions"), batch.get("segment_ids")
+        return apply(positions=positions, segment_ids=segment_ids, method="hidden"), None
 
     def derived(self, name, means):
         return _perplexities(means["loss"], self._rows.eval[name].component.store.meta)
@@ -150,12 +160,12 @@ class CausalLM(CausalUse, BaseTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, accuracy, perplexity, and bits per byte and per character of a split.
 
-        Windows slide over the text by `config.decode.stride`. Raises UserError where the run has
-        no such split.
+        Windows slide over the text by `config.decode.stride`; a model with a carry reads the text
+        once, as one stream. Raises UserError where the run has no such split.
         """
-        text = arguments.held_out(self._text, split, "files")
+        arguments.held_out(self._texts.text, split, "files")
         stride = self.config.decode.stride or max(self.length // 2, 1)
-        evaluated = self._evaluation_rows(text, split, stride)
+        evaluated = self._texts.evaluation(self.tokenizer, split, stride)
         means = self.mean_metrics(params, evaluated)
         meta = evaluated.component.store.meta
         return {
@@ -165,7 +175,7 @@ class CausalLM(CausalUse, BaseTask):
             "tokens": meta["tokens"],
             "bytes": meta["bytes"],
             "length": self.length,
-            "stride": stride,
+            "stride": evaluated.component.stride,
         }
 
 

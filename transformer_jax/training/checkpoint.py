@@ -276,13 +276,12 @@ def _reason(error) -> str:
 
 
 def _rest(state) -> dict:
-    """The state without parameters and metrics.
+    """The state without parameters and metrics, and without a carry where there is none.
 
     Decoding reads only the parameters. The metrics are saved as JSON, because their names may
     change.
     """
+    apart = {"params", "metrics"} if state.carry is not None else {"params", "metrics", "carry"}
     return {
-        field: getattr(state, field)
-        for field in state.__dataclass_fields__
-        if field not in ("params", "metrics")
+        field: getattr(state, field) for field in state.__dataclass_fields__ if field not in apart
     }

@@ -8,6 +8,7 @@ from transformer_jax import metrics
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import batches
+from transformer_jax.training import state as states
 from transformer_jax.training.session import Session
 from transformer_jax.training.stop import Abandoned
 
@@ -46,6 +47,7 @@ class Evaluation:
     def _means(self, params) -> dict[str, float]:
         """The mean metrics of the evaluation sets, and the values that the task derives."""
         session = self._session
+        program = session.program
         rows = session.config.train.batch // session.config.train.accumulation
         values = {}
         for name, source in session.rows.eval.items():
@@ -53,16 +55,17 @@ class Evaluation:
                 functools.partial(source.batch, batch=rows),
                 rows,
                 1,
-                session.program.batch_sharding,
+                program.batch_sharding,
                 range(source.num_batches(rows)),
             )
-            sums = functools.reduce(metrics.add, self._sums(params, feed))
+            carry = states.make_carry(session.task, rows, program.mesh, program.table)
+            sums = functools.reduce(metrics.add, self._sums(params, feed, carry))
             means = {key: mean for key, mean in metrics.means(sums).items() if key != "filled"}
             means |= session.task.derived(name, means)
             values |= {f"{name}/{key}": value for key, value in means.items()}
         return values
 
-    def _sums(self, params, feed):
+    def _sums(self, params, feed, carry):
         """Yields the sums of each batch, on the host.
 
         At most two batches are in flight. Sums that are added on the devices would put all batches
@@ -71,10 +74,11 @@ class Evaluation:
         session = self._session
         batch = next(feed)
         with session.watchdog.patient():
-            eval_step = hosts.compiled(session.program.eval_step, params, batch)
-            following = eval_step(params, batch)
+            eval_step = hosts.compiled(session.program.eval_step, params, batch, carry)
+            following, carry = eval_step(params, batch, carry)
         for batch in feed:
-            sums, following = following, eval_step(params, batch)
+            sums = following
+            following, carry = eval_step(params, batch, carry)
             yield jax.device_get(sums)
             session.watchdog.fed()
             if session.stop.due():

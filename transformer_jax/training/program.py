@@ -35,7 +35,7 @@ class Program:
       batch: shapes, dtypes and shardings of a batch of the first row shape.
       state: a TrainState of shapes, dtypes and shardings.
       train_step: the jitted (state, batch) -> state.
-      eval_step: the jitted (params, batch) -> metrics.
+      eval_step: the jitted (params, batch, carry) -> (metrics, carry).
     """
 
     mesh: jax.sharding.Mesh

@@ -11,9 +11,12 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax import metrics
+from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.tasks.task import Context
 from transformer_jax.training import optimizer
+
+_CARRY_AXES = ("batch",)  # the logical axes of a carry's arrays
 
 
 @struct.dataclass
@@ -27,6 +30,8 @@ class TrainState:
       metrics: sums since the last progress line.
       skipped: () int32, the updates that were not finite and not applied.
       last_skipped: () int32, the latest of them, numbered from 0; -1 without one.
+      carry: arrays (rows of a batch, ...) that pass from an update to the next, split over the
+        batch; None where the task has none.
     """
 
     step: jax.Array
@@ -35,6 +40,7 @@ class TrainState:
     metrics: metrics.Metrics
     skipped: jax.Array
     last_skipped: jax.Array
+    carry: Any = None
 
 
 def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> TrainState:
@@ -97,15 +103,22 @@ def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> 
     return jax.block_until_ready(hosts.compiled(make_init(task, tx, abstract_state))())
 
 
+def make_carry(task, rows: int, mesh: Mesh, table) -> Any:
+    """The carry of `rows` rows at the beginning of a stream; None where the task has none."""
+    by_rows = NamedSharding(mesh, sharding.spec(_CARRY_AXES, table))
+    return jax.jit(lambda: task.initial_carry(rows), out_shardings=by_rows)()
+
+
 def _create(task, tx):
     params = task.init(jax.random.key(task.config.train.seed))
     rows = {
         name: jnp.zeros((1, *spec.shape[1:]), spec.dtype)
         for name, spec in task.batch_spec(0).items()
     }
-    context = Context(jax.random.key(0), jnp.int32(0), train=True)
-    sums = jax.eval_shape(lambda p, b: task.loss(p, b, context).metrics, nn.unbox(params), rows)
-    sums |= {
+    context = Context(jax.random.key(0), jnp.int32(0), task.initial_carry(1), train=True)
+    loss = jax.eval_shape(lambda p, b: task.loss(p, b, context), nn.unbox(params), rows)
+    _check_carry(task, context.carry, loss.carry)
+    sums = loss.metrics | {
         name: (jnp.zeros(()), jnp.zeros((), jnp.int32))
         for name in ("grad_norm", "update_norm", "param_norm")
     }
@@ -116,4 +129,20 @@ def _create(task, tx):
         metrics=metrics.zeros_like(sums),
         skipped=jnp.int32(0),
         last_skipped=jnp.int32(-1),
+        carry=jax.tree.map(
+            lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES),
+            task.initial_carry(task.config.train.batch),
+        ),
     )
+
+
+def _check_carry(task, initial, following) -> None:
+    """Raises UserError where the carry of an update is not the carry of the next one."""
+    before, after = (
+        jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", carry) for carry in (initial, following)
+    )
+    if before != after:
+        raise UserError(
+            f"config.task.name={task.config.task.name!r}: its loss returns the carry {after}, "
+            f"initial_carry {before}; they must have the same shapes and dtypes"
+        )

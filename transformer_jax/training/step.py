@@ -1,4 +1,4 @@
-"""The jitted steps: training, (state, batch) -> state; evaluation, (params, batch) -> sums."""
+"""The jitted steps of training, (state, batch) -> state, and of evaluation."""
 
 from functools import partial
 
@@ -21,8 +21,8 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
     The loss is the sum over terms t of c_t * sum_t / W_t. W_t is the weight of the whole global
     batch, so accumulation and mesh change only the rounding. (Dropout keys differ by microbatch.)
     Gradients cross the mesh axis "data" once an update, whatever the accumulation. If the loss, a
-    gradient or the update is not finite, the state counts the update as skipped. The parameters and
-    the optimizer's state then do not change.
+    gradient, the update or the carry is not finite, the state counts the update as skipped. The
+    parameters, the optimizer's state and the carry then do not change.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 
@@ -30,7 +30,8 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
     def train_step(state, batch):
         with sharding.use(mesh, table):
             point = schedule_free.point(state.params, state.opt_state)
-            grads, sums = _gradients(task, state.replace(params=point), batch, shardings.params)
+            at_point = state.replace(params=point)
+            (grads, sums), carry = _gradients(task, at_point, batch, shardings.params)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
             norms = {
@@ -41,6 +42,8 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
             # Finite parameters and a finite update have a finite sum. A test of the new parameters
             # would keep old and new ones in memory (GPT-3 175B on 64 chips: 3 GB).
             finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
+            for array in jax.tree.leaves(carry):
+                finite &= jnp.isfinite(array).all()
             sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
             new_or_old = partial(_choose, finite)
             return state.replace(
@@ -50,6 +53,7 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
                 metrics=new_or_old(metrics.add(state.metrics, sums), state.metrics),
                 skipped=state.skipped + ~finite,
                 last_skipped=jnp.where(finite, state.last_skipped, state.step),
+                carry=new_or_old(carry, state.carry),
             )
 
     return train_step
@@ -61,65 +65,98 @@ def _choose(condition: jax.Array, new, old):
 
 
 def _gradients(task, state, batch, param_shardings):
-    """The gradients of the global loss and the sums of the metrics, over all microbatches."""
+    """((gradients of the global loss, sums of the metrics), carry), over all microbatches.
+
+    The carry is an argument of the update, so gradients end there: truncated back-propagation
+    through time (Williams & Peng 1990).
+    """
     denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
     key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
     count = jax.tree.leaves(batch)[0].shape[0]
 
-    def of_microbatch(number, microbatch):
-        context = Context(jax.random.fold_in(key, number), state.step, train=True)
+    def of_microbatch(number, microbatch, carry):
+        context = Context(jax.random.fold_in(key, number), state.step, carry, train=True)
 
         def objective(params):
-            sums, measured, _ = task.loss(params, microbatch, context)
-            loss = sum(task.coefficients[t] * total / denominators[t] for t, total in sums.items())
-            return loss, measured
+            terms, measured, following = task.loss(params, microbatch, context)
+            loss = sum(task.coefficients[t] * total / denominators[t] for t, total in terms.items())
+            return loss, (measured, following)
 
-        return jax.grad(objective, has_aux=True)(state.params)
+        grads, (measured, following) = jax.grad(objective, has_aux=True)(state.params)
+        return (grads, measured), following
 
     if count == 1:
-        return of_microbatch(0, jax.tree.map(lambda x: x[0], batch))
+        return of_microbatch(0, jax.tree.map(lambda x: x[0], batch), state.carry)
+    microbatches = (jnp.arange(count), batch, _microbatches(state.carry, count))
     groups = sharding.row_groups(param_shardings)
     if groups == 1:
-        return _summed(of_microbatch, batch)
-    by_group = _summed(partial(_by_group, of_microbatch, groups, param_shardings), batch)
-    return jax.tree.map(lambda x: x.sum(axis=0), by_group)
+        totals, carry = _summed(of_microbatch, microbatches)
+    else:
+        of_groups = partial(
+            _by_group, of_microbatch, groups=groups, param_shardings=param_shardings
+        )
+        by_group, carry = _summed(of_groups, microbatches)
+        totals = jax.tree.map(lambda x: x.sum(axis=0), by_group)
+    return totals, _rows(carry)
 
 
-def _summed(of_microbatch, batch):
-    """The sums of of_microbatch(number, microbatch) over the microbatches of a batch."""
-    numbered = (jnp.arange(jax.tree.leaves(batch)[0].shape[0]), batch)
+def _microbatches(tree, count: int):
+    """The arrays (rows, ...) as (count, rows / count, ...), split over the batch."""
 
-    def body(carry, numbered):
-        return jax.tree.map(jnp.add, carry, of_microbatch(*numbered)), None
+    def divided(x):
+        x = x.reshape(count, -1, *x.shape[1:])
+        return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
 
-    shapes = jax.eval_shape(lambda n: of_microbatch(*jax.tree.map(lambda x: x[0], n)), numbered)
+    return jax.tree.map(divided, tree)
+
+
+def _rows(tree):
+    """The arrays (microbatches, rows, ...) as (microbatches * rows, ...)."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def _summed(of_microbatch, microbatches):
+    """(sum of the totals, all carries) of (totals, carry) = of_microbatch(*microbatch)."""
+
+    def body(sums, microbatch):
+        totals, carry = of_microbatch(*microbatch)
+        return jax.tree.map(jnp.add, sums, totals), carry
+
+    first = jax.tree.map(lambda x: jax.eval_shape(lambda y: y[0], x), microbatches)
+    shapes, _ = jax.eval_shape(of_microbatch, *first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, zeros, numbered)[0]
+    return jax.lax.scan(body, zeros, microbatches)
 
 
-def _by_group(of_microbatch, groups: int, param_shardings, number, microbatch):
-    """of_microbatch(number, rows) for each group of rows apart.
+def _by_group(of_microbatch, number, microbatch, carry, *, groups: int, param_shardings):
+    """of_microbatch(number, rows, carry) for each group of rows apart.
 
-    Returns arrays (groups, ...), split over the mesh axis "data". Nothing is summed over the
-    groups, so nothing crosses that axis. The sum over the microbatches then needs one reduction
-    an update.
+    Returns totals (groups, ...), split over the mesh axis "data", and the carry of all rows.
+    Nothing is summed over the groups, so nothing crosses that axis. The sum over the microbatches
+    then needs one reduction an update.
     """
 
-    def of_group(group, rows):
+    def of_group(group, rows, carry):
         with sharding.within_group(group, groups):
-            grads, sums = of_microbatch(number, rows)
-        return jax.lax.with_sharding_constraint(grads, param_shardings), sums
+            (grads, sums), carry = of_microbatch(number, rows, carry)
+        return (jax.lax.with_sharding_constraint(grads, param_shardings), sums), carry
 
-    rows = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), microbatch)
-    return jax.vmap(of_group, spmd_axis_name="data")(jnp.arange(groups), rows)
+    rows = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (microbatch, carry))
+    totals, carry = jax.vmap(of_group, spmd_axis_name="data")(jnp.arange(groups), *rows)
+    return totals, _rows(carry)
 
 
 def make_eval_step(task, mesh, table):
-    """Returns the jitted (params, batch) -> sums of metrics. Batches are (1, rows, ...)."""
+    """Returns the jitted (params, batch, carry) -> (sums of metrics, carry).
+
+    Batches are (1, rows, ...). The carry is None where the task has none.
+    """
 
     @jax.jit
-    def eval_step(params, batch):
+    def eval_step(params, batch, carry=None):
         with sharding.use(mesh, table):
-            return task.loss(params, jax.tree.map(lambda x: x[0], batch), Context()).metrics
+            rows = jax.tree.map(lambda x: x[0], batch)
+            _, measured, following = task.loss(params, rows, Context(carry=carry))
+            return measured, following
 
     return eval_step
