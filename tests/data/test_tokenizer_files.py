@@ -17,7 +17,7 @@ NO_TOKENIZER = "no tokenizer that can be read here"
         (
             {},
             "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, "
-            "characters.json, wordpiece.json; it holds none",
+            "published_bpe.json, characters.json, wordpiece.json; it holds none",
         ),
         (
             {"byte_bpe__json": "", "characters__json": ""},

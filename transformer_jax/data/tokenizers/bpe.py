@@ -204,11 +204,11 @@ def of_vocabulary(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE
     return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges)
 
 
-def of_library(text: str) -> ByteBPE | GPT1BPE:
-    """Returns the tokenizer of a tokenizer.json. Raises ValueError where it is neither kind."""
+def of_library(text: str) -> ByteBPE | GPT1BPE | None:
+    """Returns the tokenizer of a tokenizer.json; None where it is neither kind."""
     parts = parts_of(huggingface.Tokenizer.from_str(text))
     for kind in (ByteBPE, GPT1BPE):
         if parts.settings == parts_of(kind.pipeline({}, [])).settings:
             added = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}
             return kind.of(parts.vocab | added, parts.merges)
-    raise ValueError("tokenizer.json is neither GPT-2's byte-level BPE nor GPT's BPE")
+    return None

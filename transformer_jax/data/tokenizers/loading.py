@@ -9,11 +9,15 @@ from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.data.tokenizers import bpe, wordpiece
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
+from transformer_jax.data.tokenizers.published_bpe import PublishedBPE
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
-_KINDS = {kind.file: kind for kind in (SentencePiece, ByteBPE, GPT1BPE, Characters, WordPiece)}
+_KINDS = {
+    kind.file: kind
+    for kind in (SentencePiece, ByteBPE, GPT1BPE, PublishedBPE, Characters, WordPiece)
+}
 
 
 class Pair:
@@ -90,30 +94,44 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
         )
 
 
-def read_published(folder: pathlib.Path) -> ByteBPE | GPT1BPE | WordPiece:
-    """Returns the tokenizer of a published GPT, GPT-2 or BERT.
+def read_published(folder: pathlib.Path) -> Tokenizer:
+    """Returns the tokenizer of a published GPT, GPT-2, BERT, Llama or Qwen2.
 
     Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
     """
     with _unreadable_as_user_error(folder):
+        config = folder / "tokenizer_config.json"
+        settings = json.loads(config.read_bytes()) if config.exists() else {}
         if (folder / "vocab.txt").exists():
-            config = folder / "tokenizer_config.json"
-            return wordpiece.of_vocabulary(
-                list(text_lines(str(folder / "vocab.txt"))),
-                json.loads(config.read_bytes()) if config.exists() else {},
-            )
+            return wordpiece.of_vocabulary(list(text_lines(str(folder / "vocab.txt"))), settings)
+        of_library = None
+        if (folder / "tokenizer.json").exists():
+            text = (folder / "tokenizer.json").read_bytes().decode()
+            of_library = _of_library(text, settings)
+        # Qwen2's vocab.json and merges.txt do not say how words are split.
+        if isinstance(of_library, PublishedBPE):
+            return of_library
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).exists() and (folder / merges).exists():
                 content = json.loads((folder / vocab).read_bytes())
                 return bpe.of_vocabulary(content, _merges(folder / merges))
-        if (folder / "tokenizer.json").exists():
-            text = (folder / "tokenizer.json").read_bytes().decode()
-            is_wordpiece = json.loads(text)["model"]["type"] == "WordPiece"
-            return wordpiece.of_library(text) if is_wordpiece else bpe.of_library(text)
+        if of_library:
+            return of_library
         raise ValueError(
             "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and "
             "vocab.bpe, or tokenizer.json"
         )
+
+
+def _of_library(text: str, settings: dict) -> Tokenizer:
+    """Returns the tokenizer of a tokenizer.json and of the content of tokenizer_config.json."""
+    match json.loads(text)["model"]["type"]:
+        case "WordPiece":
+            return wordpiece.of_library(text)
+        case "BPE":
+            return bpe.of_library(text) or PublishedBPE.of(text, settings)
+        case kind:
+            raise ValueError(f"tokenizer.json is of the kind {kind}, neither BPE nor WordPiece")
 
 
 def _merges(path: pathlib.Path) -> list[str]:
