@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer_jax.layers.activations import capture
 from transformer_jax.models.gpt import GPT
 
 TINY = dict(
@@ -77,9 +78,8 @@ def test_a_token_changes_no_earlier_position(options):
 
 def test_every_second_layer_attends_to_a_local_window():
     model, params = build(num_layers=2, local_window=3)
-    _, collections = model.apply({"params": params}, TOKENS, mutable=["intermediates"])
-    layers = collections["intermediates"]["decoder"]["layers"]
-    dense, local = np.asarray(layers["attention"]["weights"][0])
+    name = "decoder/layers/attention/weights"
+    dense, local = np.asarray(capture(model, params, [name], TOKENS)[name])
     distance = np.arange(12)[:, None] - np.arange(12)
     causal = distance >= 0
     in_window = causal & (distance < 3)

@@ -6,11 +6,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import kernels
+from transformer_jax.layers import activations, kernels
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.positions import Rotary
 
 # The axes of keys and values (B, L, H, D) in the order of the cache: keys (B, H, D, L) as q k^T
 # reads them, values (B, H, L, D) as their product with the weights reads them.
@@ -24,10 +26,21 @@ class Attention(nn.Module):
     writes the keys and values of x to the slots `mask.query_slots` of the collection "cache". It
     attends to all slots that the mask shows. Cross-attention stores the keys and values of `memory`
     in the collection "memory" in the first call. Later calls pass no memory.
+
+    With `rotary`, queries and keys are rotated by `positions` (B, L), by default their slots. The
+    `bias` (B, H, Q, K) is added to the scores.
     """
 
     num_heads: int
     head_dim: int
+    # Heads of keys and values, each of which serves num_heads / num_kv_heads heads of the queries
+    # (Ainslie et al. 2023); None: num_heads.
+    num_kv_heads: int | None = None
+    rotary: Rotary | None = None
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    use_bias: bool = True
+    # Whether the output projection has a bias; None: use_bias.
+    output_bias: bool | None = None
     dropout: float = 0.0  # on the attention weights
     cross: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
@@ -38,22 +51,29 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
-        memory: jax.Array | None = None,
+        x: Float[Array, "B Q M"],
+        memory: Float[Array, "B K N"] | None = None,
         *,
         mask: Mask,
+        positions: Int[Array, "#B Q"] | None = None,
+        bias: kernels.Bias | None = None,
         train: bool = False,
         decode: int = 0,
-    ) -> jax.Array:
+    ) -> Float[Array, "B Q M"]:
         heads = (self.num_heads, self.head_dim)
-        q = self._project("query", x)  # (B, Q, H, D)
+        kv_heads = self.num_kv_heads or self.num_heads
+        q = self._project("query", x, self.num_heads)  # (B, Q, H, D)
         if decode and self.cross and memory is None:
             k = self._stored_memory("keys")
             v = self._stored_memory("values")
         else:
             source = memory if self.cross else x
-            k = self._project("key", source)  # (B, K, H, D)
-            v = self._project("value", source)
+            k = self._project("key", source, kv_heads)  # (B, K, G, D)
+            v = self._project("value", source, kv_heads)
+            if self.rotary is not None:
+                positions = mask.slots(x.shape[1]) if positions is None else positions
+                q = self.rotary(q, positions)
+                k = self.rotary(k, positions)
             if decode and self.cross:
                 self._store_memory("keys", k)
                 self._store_memory("values", v)
@@ -63,28 +83,34 @@ class Attention(nn.Module):
         weight_dropout = Dropout(self.dropout, name="weight_dropout")
 
         def dropout(weights):
+            weights = activations.named(self, "weights", weights)
             return weight_dropout(weights, train=train)
 
-        if self.is_mutable_collection("intermediates"):
-            self.sow("intermediates", "weights", kernels.attention_weights(q, k, mask))
-        kernel = kernels.pick(q, k, mask, dropout=train and self.dropout > 0)
-        y = kernel(q, k, v, mask, dropout)
+        kernel = kernels.pick(q, k, mask, dropout=train and self.dropout > 0, bias=bias)
+        if activations.requested(self, "weights"):
+            kernel = kernels.dot_product  # the others do not have all weights in one array
+        y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
+        y = activations.named(self, "heads", y)  # (B, Q, H, D)
         output = Linear(
             heads,
             (x.shape[-1],),
             axes=("heads", "head_dim", "embed"),
+            use_bias=self.use_bias if self.output_bias is None else self.output_bias,
             kernel_init=self.output_init or self.kernel_init,
             dtype=self.dtype,
             name="out",
         )
         return output(y.reshape(*x.shape[:-1], *heads))
 
-    def _project(self, name: str, x: jax.Array) -> jax.Array:
-        """Projects (B, L, M) to heads (B, L, H, D)."""
+    def _project(
+        self, name: str, x: Float[Array, "B L M"], num_heads: int
+    ) -> Float[Array, "B L H D"]:
+        """Projects states to heads."""
         projection = Linear(
             (x.shape[-1],),
-            (self.num_heads, self.head_dim),
+            (num_heads, self.head_dim),
             axes=("embed", "heads", "head_dim"),
+            use_bias=self.use_bias,
             kernel_init=self.kernel_init,
             dtype=self.dtype,
             name=name,
@@ -187,9 +213,10 @@ def weights_in(
 
     The model is applied to one row: `tokens`, and the arrays in `options`, are (1, L).
     """
-    _, collections = model.apply(
-        {"params": params}, *tokens, **options, method=method, mutable=["intermediates"]
-    )
-    layers = collections["intermediates"][stack]["layers"]
-    (weights,) = layers["cross_attention" if cross else "attention"]["weights"]
-    return np.asarray(weights[:, 0])
+    attention = "cross_attention" if cross else "attention"
+    # A pattern of several blocks has one array for each, of every n-th layer.
+    name = f"{stack}/layer*/{attention}/weights"
+    captured = activations.capture(model, params, [name], *tokens, method=method, **options)
+    names = sorted(captured, key=lambda name: (len(name), name))
+    weights = np.stack([captured[name][:, 0] for name in names], axis=1)
+    return weights.reshape(-1, *weights.shape[2:])

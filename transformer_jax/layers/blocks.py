@@ -8,8 +8,11 @@ from typing import Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import activations
+from transformer_jax.layers.kernels import Bias
 from transformer_jax.layers.linear import Dropout
 from transformer_jax.layers.masks import Mask
 
@@ -31,6 +34,8 @@ class Block(nn.Module):
     Each sublayer f is in a residual branch.
     post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017, section 3.1)
     pre-LN: x <- x + dropout(f(norm(x))) (Xiong et al. 2020)
+
+    `positions` and `bias` reach self-attention.
     """
 
     # Constructors. The model binds their options.
@@ -44,14 +49,16 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
-        memory: jax.Array | None = None,
+        x: Float[Array, "B L M"],
+        memory: Float[Array, "B K N"] | None = None,
         *,
         mask: Mask,
         cross_mask: Mask | None = None,
+        positions: Int[Array, "#B L"] | None = None,
+        bias: Bias | None = None,
         train: bool = False,
         decode: int = 0,
-    ) -> jax.Array:
+    ) -> Float[Array, "B L M"]:
         def residual(x, sublayer, name):
             norm = self.norm(name=f"{name}_norm")
             y = sublayer(norm(x) if self.norm_position == "pre" else x)
@@ -60,7 +67,9 @@ class Block(nn.Module):
             return sharding.constrain(x, "batch", "length", None)
 
         attention = self.attention(name="attention")
-        attend = partial(attention, mask=mask, train=train, decode=decode)
+        attend = partial(
+            attention, mask=mask, positions=positions, bias=bias, train=train, decode=decode
+        )
         x = residual(x, attend, "attention")
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
@@ -74,16 +83,25 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """`num_layers` blocks in sequence: (B, L, M) -> (B, L, M).
 
-    nn.scan compiles one layer. The parameters of all layers are stacked on a leading axis "layers".
+    `blocks` are constructors, in turn over the layers: a pattern that repeats. nn.scan compiles one
+    pattern. Its parameters are named "layers" and stacked on a leading axis of repeats; those of a
+    pattern of several blocks are named "layers/block_0", "layers/block_1" and so on. With `shared`,
+    all repeats have the same parameters, not stacked and named "layer" (Lan et al. 2019, section
+    3.1).
+
     `unroll` layers are unrolled in each iteration of the scan; the parameter tree stays the same.
     `windows` limit the attention distance, in turn over the layers; None is no limit.
 
-    Decoding unrolls all layers. Its collections are tuples with one entry for each layer, and so
+    A block may keep a state for each layer in the collection "state", and may sow auxiliary losses
+    in the collection "losses". Both have a leading axis of repeats.
+
+    Decoding unrolls all layers. Its collections are tuples with one entry for each repeat, and so
     are the parameters that `for_decoding` returns.
     """
 
-    block: Callable[..., Block]
+    blocks: tuple[Callable[..., nn.Module], ...]
     num_layers: int
+    shared: bool = False
     unroll: int = 1
     remat: Remat = "none"
     windows: tuple[int | None, ...] = (None,)
@@ -91,14 +109,14 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
+        x: Float[Array, "B L M"],
         *args,
         mask: Mask,
         train: bool = False,
         decode: int = 0,
         every_layer: bool = False,
         **kwargs,
-    ) -> jax.Array:
+    ) -> Float[Array, "*layers B L M"]:
         """Returns the output of the last layer (B, L, M).
 
         With `every_layer`, returns the outputs of all layers (layers, B, L, M).
@@ -108,55 +126,107 @@ class Stack(nn.Module):
             masks = [mask.replace(window=window) for window in windows]
             return self._decode(x, args, masks, decode=decode, **kwargs)
 
+        by_layer = (self._repeats, len(self.blocks))
         scanned_windows = None
         if any(windows):
             windows = [_NO_WINDOW if window is None else window for window in windows]
             mask = mask.replace(windows=tuple(sorted(set(windows))))
-            scanned_windows = jnp.array(windows, jnp.int32)
+            scanned_windows = jnp.array(windows, jnp.int32).reshape(by_layer)
+        numbers = jnp.arange(self.num_layers).reshape(by_layer) if activations.replaced() else None
 
-        def layer(block, x, window):
-            x = block(x, *args, mask=mask.replace(window=window), train=train, **kwargs)
-            return x, x if every_layer else None
+        def layers(pattern, x, scanned):
+            outputs = []
+            for place, block in enumerate(_blocks_of(pattern)):
+                window, number = (None if array is None else array[place] for array in scanned)
+                with activations.at_layer(number):
+                    x = block(x, *args, mask=mask.replace(window=window), train=train, **kwargs)
+                outputs.append(x)
+            return x, jnp.stack(outputs) if every_layer else None
 
+        last_output, outputs = self._scan(layers)(
+            self._pattern(name=self._name), x, (scanned_windows, numbers)
+        )
+        return outputs.reshape(-1, *x.shape) if every_layer else last_output
+
+    def _scan(self, layers: Callable) -> Callable:
+        """Returns the lifted scan of `layers` over the repeats of the pattern."""
         if self.remat != "none":
             # A scan keeps the forward pass and its recomputation apart. In unrolled layers XLA
             # would merge them as common subexpressions. On a CPU it merges them nevertheless.
             unrolled = self.unroll >= self.num_layers
-            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=unrolled)
-        scan = nn.scan(
-            layer,
-            length=self.num_layers,
-            unroll=self.unroll,
-            split_rngs={"params": True, "dropout": True},
+            layers = nn.remat(layers, policy=REMAT[self.remat], prevent_cse=unrolled)
+        by_layer = dict.fromkeys(("state", "losses", "intermediates", activations.COLLECTION), 0)
+        return nn.scan(
+            layers,
+            length=self._repeats,
+            unroll=-(-self.unroll // len(self.blocks)),
+            split_rngs={"params": not self.shared, "dropout": True},
             metadata_params={nn.PARTITION_NAME: "layers"},
-            variable_axes={"params": 0, "intermediates": 0},
+            variable_axes=by_layer | ({} if self.shared else {"params": 0}),
+            variable_broadcast="params" if self.shared else False,
         )
-        last_output, outputs = scan(self.block(name="layers"), x, scanned_windows)
-        return outputs if every_layer else last_output
+
+    @property
+    def _repeats(self) -> int:
+        return self.num_layers // len(self.blocks)
+
+    @property
+    def _name(self) -> str:
+        """The name of the parameters. Those named "layers" are stacked, here and everywhere."""
+        return "layer" if self.shared else "layers"
+
+    def _pattern(self, **options) -> nn.Module:
+        """Returns the only block of the pattern, or the module of its blocks."""
+        if len(self.blocks) == 1:
+            return self.blocks[0](**options)
+        return _Pattern(self.blocks, **options)
 
     def _decode(self, x: jax.Array, args: tuple, masks: list[Mask], **kwargs) -> jax.Array:
         """Applies the layers in sequence, layer i with masks[i], and updates the collections."""
-        variables = {
-            name: self.variables[name]["layers"]
-            for name in ("params", "cache", "memory")
-            if self.has_variable(name, "layers")
+        collections = {
+            name: self.variables[name][self._name]
+            for name in ("params", *_DECODED)
+            if self.has_variable(name, self._name)
         }
-        block = self.block(parent=None)
-        updates = []
+        updates = [[] for _ in self.blocks]
         for number, mask in enumerate(masks):
-            layer_variables = _layer_of(variables, number)
-            x, update = block.apply(
-                layer_variables, x, *args, mask=mask, **kwargs, mutable=["cache", "memory"]
-            )
-            updates.append(update)
-        by_layer = jax.tree.map(lambda *leaves: leaves, *updates)
-        for name, layers in by_layer.items():
-            self.put_variable(name, "layers", layers)
+            repeat, place = divmod(number, len(self.blocks))
+            variables = {}
+            for name, tree in collections.items():
+                tree = tree if len(self.blocks) == 1 else tree.get(f"block_{place}", {})
+                is_one = name == "params" and self.shared
+                variables[name] = tree if is_one else _part_of(tree, repeat)
+            block = self.blocks[place](parent=None)
+            x, update = block.apply(variables, x, *args, mask=mask, **kwargs, mutable=_DECODED)
+            updates[place].append(update)
+        by_place = [jax.tree.map(lambda *leaves: leaves, *repeats) for repeats in updates]
+        for name in _DECODED:
+            trees = {f"block_{i}": tree[name] for i, tree in enumerate(by_place) if name in tree}
+            if trees:
+                tree = trees["block_0"] if len(self.blocks) == 1 else trees
+                self.put_variable(name, self._name, tree)
         return x
 
 
-def _layer_of(variables: dict, number: int) -> dict:
-    """Returns the variables of one layer. Their leaves are stacked arrays, or tuples of layers."""
+# The collections that decoding updates.
+_DECODED = ["cache", "memory", "state"]
+
+
+class _Pattern(nn.Module):
+    """The blocks of a pattern, named block_0, block_1 and so on."""
+
+    constructors: tuple[Callable[..., nn.Module], ...]
+
+    def setup(self):
+        self.block = [constructor() for constructor in self.constructors]
+
+
+def _blocks_of(pattern: nn.Module) -> list[nn.Module]:
+    return pattern.block if isinstance(pattern, _Pattern) else [pattern]
+
+
+def _part_of(variables: dict, number: int) -> dict:
+    """Returns the variables of one repeat. Their leaves are stacked arrays, or tuples."""
 
     def is_leaf(leaf):
         return isinstance(leaf, tuple)

@@ -1,7 +1,9 @@
-"""The kernels of attention: softmax(q k^T / sqrt(D)) v over the keys that a mask shows.
+"""The kernels of attention: softmax(q k^T scale + bias) v over the keys that a mask shows.
 
-q (B, Q, H, D), k and v (B, K, H, D) -> (B, Q, H, D). All kernels agree; `pick` chooses one. The
-output of a query without any visible key is finite but undefined.
+q (B, Q, H, D), k and v (B, K, G, D) -> (B, Q, H, D). The G heads of the keys serve H / G heads of
+the queries each (Ainslie et al. 2023). The scale is 1 / sqrt(D) by default, and the bias (B, H, Q,
+K) is none. All kernels agree on all that they take; `pick` chooses one. The output of a query
+without any visible key is finite but undefined.
 """
 
 import functools
@@ -10,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
@@ -22,37 +25,42 @@ _MAX_QUERY_BLOCKS = 8
 _TPU_TILES = (512, 256, 128)
 
 
+Queries = Float[Array, "B Q H D"]
+Keys = Float[Array, "B K G D"]
+Bias = Float[Array, "#B H #Q K"]
+
+
 def _identity(weights: jax.Array) -> jax.Array:
     return weights
 
 
-def pick(q: jax.Array, k: jax.Array, mask: Mask, dropout: bool) -> Callable:
+def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
     """Returns the kernel for these arrays on the mesh in use.
 
     The fused kernels never write out the scores: splash on a TPU, cuDNN's flash attention (Dao et
     al. 2022) on a GPU. They cannot apply `dropout` to the attention weights. Decoding, short rows
-    and a length split over devices take `dot_product`. With dropout, causal attention takes
-    `causal_blocks` even then: on every mesh it draws the same dropout mask for each block.
+    and a length split over devices take `dot_product`, and so does all that no other kernel TAKES.
+    With dropout, causal attention takes `causal_blocks` even for a split length: on every mesh it
+    draws the same dropout mask for each block.
     """
+    asked = mask.conditions()
+    asked |= {"bias"} if bias is not None else set()
+    asked |= {"groups"} if q.shape[2] != k.shape[2] else set()
     split_length = sharding.parts("length") > 1
-    if (
-        q.shape[1] <= _MIN_QUERY_BLOCK
-        or mask.query_slots is not None
-        or (split_length and not (dropout and mask.causal))
-    ):
+    if q.shape[1] <= _MIN_QUERY_BLOCK or (split_length and not (dropout and mask.causal)):
         return dot_product
     platform = sharding.platform()
-    if platform == "tpu" and not dropout and _splash_supports(q, k):
+    if platform == "tpu" and not dropout and asked <= TAKES[splash] and _splash_supports(q, k):
         return splash
-    if platform == "gpu" and not dropout and _cudnn_supports(q, k):
+    if platform == "gpu" and not dropout and asked <= TAKES[cudnn] and _cudnn_supports(q, k):
         return cudnn
-    return causal_blocks if mask.causal else dot_product
+    return causal_blocks if mask.causal and asked <= TAKES[causal_blocks] else dot_product
 
 
 def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
     """Whether a tile divides both lengths, and the mesh divides the rows and the heads."""
     rows_divide = q.shape[0] % sharding.parts("batch") == 0
-    heads_divide = q.shape[2] % sharding.parts("heads") == 0
+    heads_divide = k.shape[2] % sharding.parts("heads") == 0
     return _tpu_tile(q, k) is not None and rows_divide and heads_divide
 
 
@@ -75,28 +83,61 @@ def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
 
 
 def dot_product(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout: Callable = _identity
-) -> jax.Array:
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: Callable = _identity,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+) -> Queries:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32."""
-    weights = dropout(attention_weights(q, k, mask)).astype(v.dtype)
+    weights = dropout(attention_weights(q, k, mask, bias=bias, scale=scale)).astype(v.dtype)
+    batch, heads, queries, keys = weights.shape
+    # The heads that share a head of the values are further queries of that head.
+    weights = weights.reshape(batch, v.shape[2], -1, keys)
     # Heads in front of queries: for "bqhd" XLA transposes the product, and beam search takes five
     # times as long on a CPU.
-    return jnp.einsum("bhqk,bkhd->bhqd", weights, v).swapaxes(1, 2)
+    y = jnp.einsum("bhqk,bkhd->bhqd", weights, v)
+    return y.reshape(batch, heads, queries, v.shape[3]).swapaxes(1, 2)
 
 
-def attention_weights(q: jax.Array, k: jax.Array, mask: Mask) -> jax.Array:
-    """Returns softmax(q k^T / sqrt(D)) over the keys that the mask shows, float32 (B, H, Q, K)."""
-    scaled = q / math.sqrt(q.shape[-1])
+def attention_weights(
+    q: Queries,
+    k: Keys,
+    mask: Mask,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+) -> Float[Array, "B H Q K"]:
+    """Returns softmax(q k^T scale + bias) over the keys that the mask shows, float32."""
+    batch, queries, heads, head_dim = q.shape
+    scaled = q / math.sqrt(head_dim) if scale is None else q * scale
+    if heads != k.shape[2]:
+        # The heads that share a head of the keys become further queries of that head.
+        groups = scaled.reshape(batch, queries, k.shape[2], -1, head_dim)
+        scaled = groups.transpose(0, 3, 1, 2, 4).reshape(batch, -1, k.shape[2], head_dim)
     scores = jnp.einsum("bqhd,bkhd->bhqk", scaled, k, preferred_element_type=jnp.float32)
-    visible = mask.dense(q.shape[1], k.shape[1])
+    scores = scores.reshape(batch, heads, queries, k.shape[1])
+    if bias is not None:
+        scores = scores + bias
+    visible = mask.dense(queries, k.shape[1])
     if visible is not None:
         scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1)
 
 
 def causal_blocks(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout: Callable = _identity
-) -> jax.Array:
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: Callable = _identity,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+) -> Queries:
     """Causal self-attention by blocks of queries. A block reads the keys up to its own end only.
 
     This saves almost half of the work. Forward and backward at lengths 128, 256 and 1024 on two CPU
@@ -106,20 +147,35 @@ def causal_blocks(
     size = max(_MIN_QUERY_BLOCK, -(-length // _MAX_QUERY_BLOCKS))
     bounds = [*range(0, length, size), length]
     blocks = [
-        dot_product(q[:, start:stop], k[:, :stop], v[:, :stop], mask.block(start, stop), dropout)
+        dot_product(
+            q[:, start:stop],
+            k[:, :stop],
+            v[:, :stop],
+            mask.block(start, stop),
+            dropout,
+            bias=None if bias is None else bias[:, :, start:stop, :stop],
+            scale=scale,
+        )
         for start, stop in zip(bounds, bounds[1:])
     ]
     return jnp.concatenate(blocks, axis=1)
 
 
 def cudnn(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, dropout: Callable | None = None
-) -> jax.Array:
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: Callable | None = None,
+    *,
+    bias: None = None,
+    scale: float | None = None,
+) -> Queries:
     """cuDNN's flash attention, bfloat16.
 
-    Attention that is full or causal, without window or segments, needs no mask in memory.
+    Attention that is full or causal, without other conditions, needs no mask in memory.
     """
-    needs_mask = mask.window is not None or mask.key_segments is not None
+    needs_mask = bool(mask.conditions() - {"causal"})
     visible = mask.dense(q.shape[1], k.shape[1]) if needs_mask else None
     if visible is not None:
         # cuDNN does not broadcast a mask over the queries. Under a vmap, it does not broadcast one
@@ -128,19 +184,21 @@ def cudnn(
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
     is_causal = mask.causal and not needs_mask
     return jax.nn.dot_product_attention(
-        q, k, v, mask=visible, is_causal=is_causal, implementation="cudnn"
+        q, k, v, mask=visible, is_causal=is_causal, scale=scale, implementation="cudnn"
     )
 
 
 def splash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Queries,
+    k: Keys,
+    v: Keys,
     mask: Mask,
     dropout: Callable | None = None,
     *,
+    bias: None = None,
+    scale: float | None = None,
     interpret: bool = False,
-) -> jax.Array:
+) -> Queries:
     """JAX's flash attention for TPUs. It skips the tiles that the mask hides.
 
     Each device computes its own rows and heads. Queries that are padding attend to padding.
@@ -150,7 +208,8 @@ def splash(
     if key_segments is not None and query_segments is None:
         query_segments = jnp.ones(q.shape[:2], jnp.int32)
         key_segments = (key_segments > 0).astype(jnp.int32)
-    arrays = (q, k, v, query_segments, key_segments)
+    scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
+    arrays = (scaled, k, v, query_segments, key_segments)
     head_axes = ("batch", "length", "heads", "head_dim")
     segment_axes = None if key_segments is None else ("batch", "length")
     axes = (head_axes, head_axes, head_axes, segment_axes, segment_axes)
@@ -172,8 +231,8 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
     shape = (q.shape[1], k.shape[1])
-    if window is not None and window < shape[1]:
-        visible = pallas.LocalMask(shape, (window - 1, 0), 0)
+    if window is not None and window < max(shape):
+        visible = pallas.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     elif causal:
         visible = pallas.CausalMask(shape)
     else:
@@ -185,7 +244,7 @@ def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret)
         q_seq_shards=1,
         interpret=interpret,
     )
-    q = (q / math.sqrt(q.shape[-1])).transpose(0, 2, 1, 3)  # (B, H, Q, D)
+    q = q.transpose(0, 2, 1, 3)  # (B, H, Q, D)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
     if key_segments is None:
@@ -201,3 +260,13 @@ def _tpu_tile(q: jax.Array, k: jax.Array) -> int | None:
         if q.shape[1] % tile == k.shape[1] % tile == 0:
             return tile
     return None
+
+
+_WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segments", "groups"})
+_BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", "key_ranks"}
+# The fields of a mask and the options that each kernel takes. `dot_product` takes all.
+TAKES = {
+    splash: _WITHIN_SEGMENTS,
+    cudnn: _BY_PAIRS | {"prefix"},
+    causal_blocks: _BY_PAIRS | {"bias"},
+}

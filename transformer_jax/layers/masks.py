@@ -1,8 +1,11 @@
 """A description of the keys that each query attends to. Each kernel turns it into its own form."""
 
-import jax
+import dataclasses
+import functools
+
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Bool, Int
 
 
 @struct.dataclass
@@ -15,53 +18,103 @@ class Mask:
 
     # A query attends to keys in its own slot and before it.
     causal: bool = struct.field(pytree_node=False, default=False)
-    # () int32. With `causal`, a query attends to the last `window` of those keys only.
-    window: jax.Array | None = None
+    # () int32. A query attends to keys at a distance below `window`: on both sides, with `causal`
+    # on its left.
+    window: Int[Array, ""] | None = None
     # All values that `window` can have, in ascending order.
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
-    # (B, Q) int32. Queries and keys must belong to the same segment.
-    query_segments: jax.Array | None = None
-    # (B, K) int32. Without query_segments, queries attend to all keys with a non-zero id.
-    key_segments: jax.Array | None = None
-    # Slots of the queries among the keys: (B, Q) int32, or () int32 for the slot of the first
+    # Keys that the window hides from no query, and queries from which it hides no key (Beltagy et
+    # al. 2020, section 3.1).
+    global_keys: Bool[Array, "B K"] | None = None
+    global_queries: Bool[Array, "B Q"] | None = None
+    # The number of the first slots of a row that `causal` hides from no query.
+    prefix: Int[Array, " B"] | None = None
+    # Queries attend to keys of their own rank and of lower ranks: a causal mask over a permuted
+    # order (Yang et al. 2019, section 2.2).
+    query_ranks: Int[Array, "B Q"] | None = None
+    key_ranks: Int[Array, "B K"] | None = None
+    # Queries and keys must belong to the same segment.
+    query_segments: Int[Array, "B Q"] | None = None
+    # Without query_segments, queries attend to all keys with a non-zero id.
+    key_segments: Int[Array, "B K"] | None = None
+    # Slots of the queries among the keys: those of each row, or () int32 for the slot of the first
     # query in all rows. The default is 0..Q-1.
-    query_slots: jax.Array | None = None
-    # (B, Q, P) int32, in beam search. The keys are those that Q beams wrote in each of P slots. A
-    # query attends in each slot to the key of one beam, or to none (-1).
-    ancestors: jax.Array | None = None
+    query_slots: Int[Array, "#B Q"] | Int[Array, ""] | None = None
+    # In beam search the keys are those that Q beams wrote in each of P slots. A query attends in
+    # each slot to the key of one beam, or to none (-1). The slots are a ring.
+    ancestors: Int[Array, "B Q P"] | None = None
+
+    def conditions(self) -> frozenset[str]:
+        """Returns the names of the fields that are set, for a kernel to say which it takes."""
+        fields = {field.name for field in dataclasses.fields(self)} - {"causal", "windows"}
+        is_set = {name for name in fields if getattr(self, name) is not None}
+        return frozenset(is_set | ({"causal"} if self.causal else set()))
 
     def block(self, start: int, stop: int) -> "Mask":
         """Returns the mask of the queries in [start, stop) and the keys in [0, stop).
 
-        The mask must be causal, with as many keys as queries: then no other key is visible to
-        these queries.
+        The mask must be causal without a prefix, with as many keys as queries: then no other key is
+        visible to these queries.
         """
-        queries = None if self.query_segments is None else self.query_segments[:, start:stop]
-        keys = None if self.key_segments is None else self.key_segments[:, :stop]
-        slots = jnp.arange(start, stop)[None]
-        return self.replace(query_segments=queries, key_segments=keys, query_slots=slots)
 
-    def dense(self, num_queries: int, num_keys: int) -> jax.Array | None:
-        """Returns a bool array (B or 1, 1, Q, K), True where the query attends to the key.
+        def part(x, start):
+            return None if x is None else x[:, start:stop]
 
-        Returns None where every query attends to every key.
-        """
-        visible = None
-        if self.causal:
-            first = 0 if self.query_slots is None else self.query_slots
-            slots = first if jnp.ndim(first) else first + jnp.arange(num_queries)[None]
-            distance = slots[:, None, :, None] - jnp.arange(num_keys)
-            visible = distance >= 0
-            if self.window is not None:
-                visible = visible & (distance < self.window)
+        return self.replace(
+            query_segments=part(self.query_segments, start),
+            key_segments=part(self.key_segments, 0),
+            query_ranks=part(self.query_ranks, start),
+            key_ranks=part(self.key_ranks, 0),
+            global_queries=part(self.global_queries, start),
+            global_keys=part(self.global_keys, 0),
+            query_slots=jnp.arange(start, stop)[None],
+        )
+
+    def distance(self, num_queries: int, num_keys: int) -> Int[Array, "#B #Q K"]:
+        """Returns the number of slots from each key forward to each query."""
+        slots = self.slots(num_queries)
+        if self.ancestors is not None:
+            num_slots = num_keys // num_queries
+            turns = slots[..., None] // num_queries - jnp.arange(num_keys) // num_queries
+            return turns % num_slots
+        return slots[:, :, None] - jnp.arange(num_keys)
+
+    def slots(self, num_queries: int) -> Int[Array, "#B Q"]:
+        """Returns the slots of the queries."""
+        first = 0 if self.query_slots is None else self.query_slots
+        return first if jnp.ndim(first) else first + jnp.arange(num_queries)[None]
+
+    def dense(self, num_queries: int, num_keys: int) -> Bool[Array, "#B 1 Q K"] | None:
+        """Returns True where the query attends to the key, or None where all attend to all."""
+        visible = [*self._by_distance(num_queries, num_keys)]
         if self.ancestors is not None:
             is_ancestor = self.ancestors[..., None] == jnp.arange(num_queries)
-            visible = is_ancestor.reshape(-1, 1, num_queries, num_keys)
+            visible.append(is_ancestor.reshape(-1, num_queries, num_keys))
+        if self.key_ranks is not None:
+            visible.append(self.key_ranks[:, None, :] <= self.query_ranks[:, :, None])
         if self.key_segments is not None:
-            keys = self.key_segments[:, None, None, :]
-            same_segment = keys > 0
+            keys = self.key_segments[:, None, :]
+            visible.append(keys > 0)
             if self.query_segments is not None:
-                queries = self.query_segments[:, None, :, None]
-                same_segment = same_segment & (keys == queries)
-            visible = same_segment if visible is None else visible & same_segment
-        return visible
+                visible.append(keys == self.query_segments[:, :, None])
+        if not visible:
+            return None
+        return functools.reduce(jnp.logical_and, visible)[:, None]
+
+    def _by_distance(self, num_queries: int, num_keys: int):
+        """Yields the conditions on slots: whether the query attends to the key (B or 1, Q, K)."""
+        distance = self.distance(num_queries, num_keys)
+        if self.causal:
+            causal = distance >= 0
+            if self.prefix is not None:
+                causal = causal | (jnp.arange(num_keys) < self.prefix[:, None])[:, None]
+            yield causal
+        if self.window is not None:
+            near = distance < self.window
+            if not self.causal or self.prefix is not None:
+                near = near & (distance > -self.window)
+            if self.global_keys is not None:
+                near = near | self.global_keys[:, None, :]
+            if self.global_queries is not None:
+                near = near | self.global_queries[:, :, None]
+            yield near

@@ -5,41 +5,56 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import activations
 from transformer_jax.layers.linear import Linear
 
 
 class MLP(nn.Module):
-    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3): (B, L, M) -> (B, L, M)."""
+    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3): (B, L, M) -> (B, L, M).
+
+    With `gated` it is (activation(x W1 + b1) * (x V + c)) W2 + b2 (Shazeer 2020): SwiGLU with
+    jax.nn.silu, GEGLU with jax.nn.gelu.
+    """
 
     d_ff: int
     activation: Callable[[jax.Array], jax.Array] = jax.nn.relu
+    gated: bool = False
+    use_bias: bool = True
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    # Initializer of the second kernel; None: kernel_init.
+    # Initializer of the last kernel; None: kernel_init.
     output_init: nn.initializers.Initializer | None = None
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        model = (x.shape[-1],)
-        hidden = (self.d_ff,)
-        first = Linear(
-            model,
-            hidden,
-            axes=("embed", "mlp"),
-            kernel_init=self.kernel_init,
-            dtype=self.dtype,
-            name="wi",
-        )
-        second = Linear(
-            hidden,
-            model,
+    def __call__(self, x: Float[Array, "B L M"]) -> Float[Array, "B L M"]:
+        y = self.activation(self._hidden("wi", x))  # (B, L, F)
+        if self.gated:
+            y = y * self._hidden("wv", x)
+        y = sharding.constrain(y, "batch", "length", "mlp")
+        y = activations.named(self, "hidden", y)
+        output = Linear(
+            (self.d_ff,),
+            (x.shape[-1],),
             axes=("mlp", "embed"),
+            use_bias=self.use_bias,
             kernel_init=self.output_init or self.kernel_init,
             dtype=self.dtype,
             name="wo",
         )
-        y = self.activation(first(x))  # (B, L, F)
-        y = sharding.constrain(y, "batch", "length", "mlp")
-        return second(y)
+        return output(y)
+
+    def _hidden(self, name: str, x: Float[Array, "B L M"]) -> Float[Array, "B L F"]:
+        """Projects x to the width of the hidden layer."""
+        projection = Linear(
+            (x.shape[-1],),
+            (self.d_ff,),
+            axes=("embed", "mlp"),
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name=name,
+        )
+        return projection(x)

@@ -1,8 +1,9 @@
-"""Layer normalization, computed in float32."""
+"""Layer normalization and its variant without a mean, computed in float32."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer_jax.layers.parameters import declared
 
@@ -16,7 +17,7 @@ class LayerNorm(nn.Module):
     epsilon: float = 1e-6
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         shape = (x.shape[-1],)
         scale_init = declared(nn.initializers.ones, ("norm",))
         bias_init = declared(nn.initializers.zeros, ("norm",))
@@ -27,3 +28,21 @@ class LayerNorm(nn.Module):
         variance = jnp.square(y).mean(axis=-1, keepdims=True)
         y = y * jax.lax.rsqrt(variance + self.epsilon)
         return (y * scale + bias).astype(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalization (Zhang & Sennrich 2019): (..., M) -> (..., M).
+
+    It divides by the root mean square of the last axis, and has no bias. The computation is in
+    float32; the result has the dtype of x.
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
+        init = declared(nn.initializers.ones, ("norm",))
+        scale = self.param("scale", init, (x.shape[-1],))  # (M,)
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + self.epsilon)
+        return (y * scale).astype(x.dtype)

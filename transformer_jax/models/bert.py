@@ -73,7 +73,7 @@ class BERT(Encoder):
         )
         mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=self.gelu, **linear)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
-        self.encoder = Stack(block, self.num_layers, unroll=self.unroll, remat=self.remat)
+        self.encoder = Stack((block,), self.num_layers, unroll=self.unroll, remat=self.remat)
 
         model = (self.d_model,)
         self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)

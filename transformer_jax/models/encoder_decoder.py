@@ -86,8 +86,8 @@ class EncoderDecoder(SequenceToSequence):
         )
         decoder_block = partial(encoder_block, cross_attention=partial(attention, cross=True))
         stack = partial(Stack, unroll=self.unroll, remat=self.remat)
-        self.encoder = stack(encoder_block, self.num_encoder_layers)
-        self.decoder = stack(decoder_block, self.num_decoder_layers)
+        self.encoder = stack((encoder_block,), self.num_encoder_layers)
+        self.decoder = stack((decoder_block,), self.num_decoder_layers)
         if self.norm_position == "pre":
             self.encoder_norm = LayerNorm()
             self.decoder_norm = LayerNorm()

@@ -98,7 +98,7 @@ class GPT(Causal):
             dropout=self.dropout,
         )
         self.decoder = Stack(
-            block,
+            (block,),
             self.num_layers,
             unroll=self.unroll,
             remat=self.remat,
