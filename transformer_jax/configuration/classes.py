@@ -13,7 +13,8 @@ from transformer_jax.configuration import suggestions
 from transformer_jax.configuration.errors import UserError
 
 _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
-_SHARED = ("task", "base", "model")  # modules of the packages that define no family or task
+# Modules of these packages that define no family, task or source.
+_SHARED = ("task", "base", "model", "decoding")
 
 
 def names(section: str) -> list[str]:
