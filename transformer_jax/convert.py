@@ -80,22 +80,31 @@ def from_hf(folder, target, overrides=()) -> None:
             )
         family.check(config)
         task = make_task(config)
-        # The ids that fine-tuning adds belong to no text.
-        vocab_size = hf_config["vocab_size"]
-        if task.tokenizer.vocab_size > vocab_size:
-            raise UserError(
-                f"{folder}: the tokenizer has {task.tokenizer.vocab_size:,} tokens: must be at "
-                f"most vocab_size={vocab_size:,} of config.json"
-            )
         # Parameters that the checkpoint lacks keep their initial values.
         params = jax.tree.map(np.array, jax.device_get(state.init_params(task)))
-        # The rows of padding and of added tokens keep theirs, too.
-        targets = tensors.views(
-            tensors.first_rows(params, task.model.vocabulary, vocab_size),
-            family.table(config.model),
+        targets = params
+        if task.tokenizer is not None:
+            # The ids that fine-tuning adds belong to no text. Their rows keep their values, and
+            # those of padding, too.
+            vocab_size = hf_config["vocab_size"]
+            _check_tokenizer(folder, task.tokenizer, vocab_size)
+            targets = tensors.first_rows(params, task.model.vocabulary, vocab_size)
+        tensors.read(
+            folder,
+            tensors.views(targets, family.table(config.model)),
+            family.prefix,
+            family.ignored,
         )
-        tensors.read(folder, targets, family.prefix, family.ignored)
         record.create(unfinished, task, params)
+
+
+def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
+    """Raises UserError where the tokenizer has more tokens than the model."""
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens: must be at most "
+            f"vocab_size={vocab_size:,} of config.json"
+        )
 
 
 def to_hf(run, target, step="best", overrides=()) -> None:
@@ -122,16 +131,17 @@ def to_hf(run, target, step="best", overrides=()) -> None:
             f"config.task.name={config.task.name!r}: only {supported} can be written"
         )
     content = family.write_config(config, task.tokenizer)
-    # Leave out the rows that config.model.vocab_multiple adds.
-    model = task.model
-    params = tensors.first_rows(jax.device_get(params), model.vocabulary, model.vocab_size)
+    params = jax.device_get(params)
+    if task.tokenizer is not None:
+        # Leave out the rows that config.model.vocab_multiple adds.
+        params = tensors.first_rows(params, task.model.vocabulary, task.model.vocab_size)
     files = family.tokenizer_files(task)
     with _new_folder(target) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(content, indent=2) + "\n")
         tensors.write(unfinished, tensors.views(params, family.table(config.model)))
         for name, data in files.items():
             (unfinished / name).write_bytes(data)
-    if not files:
+    if task.tokenizer is not None and not files:
         say(
             f"{target}: no tokenizer written: transformers has no {type(task.tokenizer).__name__} "
             f"tokenizer; it is in {run}/tokenizer"

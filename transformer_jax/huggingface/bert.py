@@ -63,7 +63,6 @@ _SPAN = linear("qa_outputs", "head/out")
 @dataclasses.dataclass(frozen=True)
 class PreTraining(family.Family):
     model = "bert"
-    data = {"tokenizer": "wordpiece"}
     ignored = (
         # Tied to the embeddings and to cls.predictions.bias.
         "cls.predictions.decoder.weight",
@@ -80,6 +79,9 @@ class PreTraining(family.Family):
     def matches(self, config):
         next_sentence = bool(config.task.get("next_sentence"))
         return super().matches(config) and next_sentence == self.next_sentence
+
+    def sections(self, folder):
+        return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
 
     def task_keys(self, config, hf_config):
         length = min(config.model.max_length, 512)

@@ -34,7 +34,6 @@ class Family:
     model: ClassVar[str]  # config.model.name
     prefix: ClassVar[str] = ""  # names in a checkpoint may lack it
     ignored: ClassVar[tuple[str, ...]] = ()  # endings of names that are not read
-    data: ClassVar[dict] = {}  # keys of config.data
 
     architecture: str  # the name in the list "architectures" of config.json
     model_type: str
@@ -57,6 +56,10 @@ class Family:
         """
         return self.keys.read(hf_config)
 
+    def sections(self, folder: pathlib.Path) -> dict[str, dict]:
+        """Returns the sections that say where the data come from."""
+        return {"data": {"tokenizer_files": str(folder)}}
+
     def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
         """Returns the keys of config.task; config has all other sections."""
         return {}
@@ -75,8 +78,8 @@ class Family:
             config = configs.experiment(
                 model=dict(name=self.model, **self.model_keys(hf_config)),
                 task=dict(name=self.task),
-                data=dict(tokenizer_files=str(folder), **self.data),
                 decode=dict(batch=8),
+                **self.sections(folder),
             )
             for key, value in self.task_keys(config, hf_config).items():
                 configs.set_key(config, f"task.{key}", value)
@@ -109,7 +112,7 @@ class Family:
 
     def tokenizer_files(self, task) -> dict[str, bytes]:
         """Returns the files of the tokenizer; none where transformers has no such tokenizer."""
-        return task.tokenizer.hf_files()
+        return {} if task.tokenizer is None else task.tokenizer.hf_files()
 
 
 def families() -> list[Family]:

@@ -119,4 +119,9 @@ def _tokenizer(earlier: Record | None):
 
 def _task(config, tokenizer):
     task = configs.named_class("task", config.task.name)
+    if config.source.name and not task.reads_source:
+        raise UserError(
+            f"config.source.name={config.source.name!r}: config.task.name={config.task.name!r} "
+            "reads config.data"
+        )
     return task(config, tokenizer, **configs.options(config.task))

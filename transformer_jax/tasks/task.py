@@ -88,7 +88,8 @@ class Task(abc.ABC):
     # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
     num_row_shapes: int = 1
     model: Any  # the Linen module
-    tokenizer: Any  # has save(folder) and fingerprint()
+    tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
+    reads_source: bool = False  # reads the records of `config.source`, else `config.data`
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:

@@ -1,0 +1,206 @@
+"""A new kind of data with a new objective: one source file and one task file, and no edit."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import transformer_jax
+from transformer_jax import config as configs
+from transformer_jax import convert, huggingface, tasks
+from transformer_jax.config import UserError
+from transformer_jax.data import sources
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
+
+SOURCE = '''
+import dataclasses
+import hashlib
+import numpy as np
+from transformer_jax.data.sources.source import Source
+from transformer_jax.data.store import Record
+
+
+@dataclasses.dataclass
+class Pictures(Source):
+    """Stripes, or a user's own files of pixels."""
+
+    side: int = 4  # pixels of a side
+    count: int = 24  # pictures of a split
+
+    def fingerprint(self, split):
+        if not self.data[f"{split}_files"]:
+            return None if split == "test" else [split, self.side, self.count]
+        return [hashlib.sha256(open(path, "rb").read()).hexdigest() for path in self.files(split)]
+
+    def read(self, split):
+        for path in self.files(split) if self.data[f"{split}_files"] else ():
+            pixels = np.fromfile(path, np.uint8).reshape(-1, self.side**2)
+            yield from (Record(row.tobytes(), {"label": 0}) for row in pixels)
+            return
+        for number in range(self.count):
+            picture = np.indices((self.side, self.side))[number % 2] % 2 * (1 + number % 7)
+            yield Record(picture.astype(np.uint8).tobytes(), {"label": number % 2})
+'''
+
+TASK = '''
+import dataclasses
+import functools
+import types
+
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import config as configs
+from transformer_jax.data.rows import EvalRows, train_rows
+from transformer_jax.losses import cross_entropy
+from transformer_jax.tasks.base import BaseTask
+from transformer_jax.tasks.task import Loss
+
+
+class _Rows:
+    """The pixels of a picture, and the pixel that follows each."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def rows(self, numbers):
+        pictures = self.records.read([number for number, _ in numbers])
+        return [{"tokens": picture.astype(np.int32)} for picture in pictures]
+
+
+@dataclasses.dataclass
+class PixelLM(BaseTask):
+    """The next pixel, as iGPT predicts it (Chen et al. 2020)."""
+
+    reads_source = True
+    coefficients = {"loss": 1.0}
+
+    def __post_init__(self):
+        self.model = configs.build_model(self.config)
+        self.source = configs.build_source(self.config)
+
+    def fingerprint(self):
+        return {"train": self.source.fingerprint("train"), "tokenizer": None}
+
+    def batch_spec(self, row_shape):
+        return self.int32_spec({"tokens": (self.source.side**2,)})
+
+    def init(self, rng):
+        return self.model.init(rng, jnp.zeros((1, 4), jnp.int32))["params"]
+
+    @functools.cached_property
+    def _rows(self):
+        train, valid = (_Rows(self.source.records(split)) for split in ("train", "valid"))
+        eval_rows = {"valid": EvalRows(valid)}
+        return types.SimpleNamespace(train=train_rows([train], self.config), eval=eval_rows)
+
+    def rows(self):
+        return self._rows
+
+    def weights(self, batch):
+        return {"loss": jnp.asarray(batch["tokens"][..., 1:].size, jnp.float32)}
+
+    def loss(self, params, batch, context):
+        tokens = batch["tokens"]
+        hidden = self.model.apply({"params": params}, tokens[:, :-1], method="hidden")
+        table, bias = self.model.apply({"params": params}, method="output")
+        weights = jnp.ones(tokens[:, 1:].shape)
+        loss = cross_entropy(hidden, table, bias, tokens[:, 1:], weights)[0]
+        count = weights.sum()
+        return Loss({"loss": loss}, {"loss": (loss, count), "filled": (count, count)})
+
+    def evaluate(self, params, split):
+        return self.mean_metrics(params, self._rows.eval[split])
+
+    def flops(self, row_shape):
+        return 3 * self.model.flops(self.source.side**2)
+
+    def positions(self, row_shape):
+        return self.source.side**2 - 1
+'''
+
+FAMILY = """
+from transformer_jax.huggingface import gpt
+from transformer_jax.huggingface.family import Family
+
+
+class Pixels(Family):
+    model = "gpt"
+
+    def sections(self, folder):
+        return {"source": {"name": "stripes", "side": 5}}
+
+
+GPT2 = next(family for family in gpt.FAMILIES if family.architecture == "GPT2LMHeadModel")
+FAMILIES = [Pixels("PixelGPT", "pixels", GPT2.keys, GPT2.tensors, "pixel_lm")]
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Returns the config of the guests, which two files in a folder of their own define."""
+    folder = tmp_path_factory.mktemp("guests")
+    with pytest.MonkeyPatch.context() as patch:
+        for package, name, content in (
+            (sources, "stripes", SOURCE),
+            (tasks, "pixel_lm", TASK),
+            (huggingface, "pixels", FAMILY),
+        ):
+            (folder / name).mkdir()
+            (folder / name / f"{name}.py").write_text(content)
+            patch.setattr(package, "__path__", [*package.__path__, str(folder / name)])
+        yield configs.experiment(
+            model=dict(name="gpt", vocab_size=8, d_model=16, num_layers=1, num_heads=2),
+            task=dict(name="pixel_lm"),
+            source=dict(name="stripes", side=5),
+            data=dict(cache=str(folder / "cache")),
+            train=dict(num_steps=30, batch=8, log_every=15, eval_every=30),
+            optimizer=dict(learning_rate=3e-2),
+            decode=dict(batch=8),
+        )
+
+
+def test_a_task_without_a_tokenizer_is_trained_and_used(config, tmp_path, capsys):
+    run = tmp_path / "run"
+    scores = transformer_jax.train(config, run)
+    assert scores["valid/loss"] < 1.0
+    again = transformer_jax.train(config, run, overrides={"train.num_steps": 31})
+    assert again["valid/loss"] < 1.0
+    recorded = json.loads((run / "config.json").read_text())
+    assert recorded["config"]["source"] == {"name": "stripes", "side": 5, "count": 24}
+    assert recorded["fingerprint"] == {"train": ["train", 5, 24], "tokenizer": None}
+    task, params = open_run(run)
+    assert task.evaluate(params, "valid")["loss"] == pytest.approx(again["valid/loss"], rel=1e-5)
+    _, _, tokenizer = transformer_jax.load(run)
+    assert tokenizer is None and not (run / "tokenizer").exists()
+    convert.to_hf(run, tmp_path / "hf")
+    assert {path.suffix for path in (tmp_path / "hf").iterdir()} == {".json", ".safetensors"}
+    convert.from_hf(tmp_path / "hf", tmp_path / "back")
+    jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / "back")[1], params)
+    with pytest.raises(UserError, match="source.side: 5 -> 4"):
+        transformer_jax.train(config, run, overrides={"source.side": 4})
+
+
+def test_a_users_own_files_take_the_place_of_the_built_in_data(config, tmp_path):
+    pixels = np.arange(50, dtype=np.uint8) % 8
+    pixels.tofile(tmp_path / "mine.bin")
+    changed = configs.from_record(config.to_dict(), "a test")
+    configs.set_key(changed, "data.train_files", str(tmp_path / "mine.bin"))
+    rows = make_task(changed).rows().train.batch(0, range(2))
+    assert sorted(rows["tokens"].tolist()) == sorted(pixels.reshape(2, 25).tolist())
+
+
+def test_a_task_that_reads_texts_takes_no_source(config):
+    changed = configs.experiment(
+        model=dict(name="gpt"), task=dict(name="causal_lm"), source=dict(name="stripes")
+    )
+    with pytest.raises(UserError, match="config.source.name='stripes': .*'causal_lm' reads config"):
+        make_task(changed)
+    changed = configs.experiment(model=dict(name="gpt"), task=dict(name="pixel_lm"))
+    with pytest.raises(UserError, match="config.source.name is missing: .*there are: stripes"):
+        make_task(changed)
