@@ -148,6 +148,14 @@ def test_a_carry_of_another_shape_is_refused(tmp_path, monkeypatch):
         Program.of(config, task, jax.devices()[:1])
 
 
+def test_a_task_with_a_carry_makes_one_pass(tmp_path, monkeypatch):
+    config = recurrent.build(tmp_path)
+    task = recurrent.make(config, monkeypatch)
+    monkeypatch.setattr(type(task), "passes", (2, 1))
+    with pytest.raises(UserError, match=r"'causal_lm': has a carry, so it makes one pass"):
+        Program.of(config, task, jax.devices()[:1])
+
+
 @pytest.mark.parametrize(
     "changes, words",
     [

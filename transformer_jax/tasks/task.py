@@ -23,8 +23,9 @@ class Context(NamedTuple):
     """All that a loss depends on beside parameters and rows. By default that of an evaluation.
 
     Attributes:
-      rng: the key of dropout and other noise, one for each microbatch; None in an evaluation.
-      step: () int32, the number of the update, from 0; None in an evaluation.
+      rng: the key of dropout and other noise, one for each microbatch of each update; None in an
+        evaluation.
+      step: () int32, the number of the step, from 0; None in an evaluation.
       carry: the rows' part of `initial_carry`'s tree; None where the task has none.
       train: whether the loss is that of training, with dropout and label smoothing.
     """
@@ -87,6 +88,12 @@ class Task(abc.ABC):
     # The number of shapes that rows have: one for each phase of a run, or for each bucket of
     # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
     num_row_shapes: int = 1
+    # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
+    # of each epoch are shuffled.
+    passes: tuple[int, int] = (1, 1)
+    # Optional: (params, batch, context) -> batch. It runs once a step, on the whole global batch.
+    # `weights` and `loss` get the batch that it returns, such as rollouts with their rewards.
+    experience: Callable[[Params, Batch, Context], Batch] | None = None
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
@@ -147,7 +154,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def flops(self, row_shape: int) -> float:
-        """Returns the FLOPs of an update per row: forward and backward, padding included."""
+        """Returns the FLOPs of a step per row: forward and backward, padding included."""
 
     @abc.abstractmethod
     def positions(self, row_shape: int) -> int:

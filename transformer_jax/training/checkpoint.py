@@ -281,7 +281,7 @@ def _rest(state) -> dict:
     Decoding reads only the parameters. The metrics are saved as JSON, because their names may
     change.
     """
-    apart = {"params", "metrics"} if state.carry is not None else {"params", "metrics", "carry"}
-    return {
-        field: getattr(state, field) for field in state.__dataclass_fields__ if field not in apart
-    }
+    fields = ["step", "opt_state", "skipped", "last_skipped"]
+    if state.carry is not None:
+        fields.append("carry")
+    return {field: getattr(state, field) for field in fields}

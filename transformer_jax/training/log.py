@@ -41,7 +41,7 @@ class Log:
         rate = timed_flops / (seconds["step"] + seconds["data"]) if timed_flops else math.nan
         values = {f"train/{name}": mean for name, mean in metrics.means(sums).items()}
         values |= {
-            "train/learning_rate": float(session.program.learning_rate(step - 1 - int(skipped))),
+            "train/learning_rate": self._rate(step * state.updates_per_step - int(skipped)),
             "train/skipped": int(skipped),
             "train/padding": 1 - filled / positions if positions else 0.0,
             "train/tokens_total": totals["tokens"],
@@ -53,6 +53,10 @@ class Log:
         session.reporter.write(step, values)
         session.reporter.progress(step, values)
         return state.replace(metrics=states.zeros(session.program.state.metrics)), totals
+
+    def _rate(self, applied: int) -> float:
+        """The learning rate of the latest update, after so many applied ones."""
+        return float(self._session.program.learning_rate(applied - 1))
 
     def _flops(self, after: int, step: int) -> dict[int, float]:
         """The FLOPs of each update after update `after`, up to `step`."""

@@ -181,7 +181,9 @@ def _announce(config, state, start: int, recorded) -> None:
     for line in run_length.warnings(config):
         say(line)
     if recorded and start:
-        line = rate_line(recorded, config, start, int(state.skipped))
+        line = rate_line(
+            recorded, config, int(state.updates), int(state.skipped), state.updates_per_step
+        )
         if line:
             say(line)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -75,17 +76,26 @@ class Program:
             for row_shape in range(task.num_row_shapes)
         ]
         traits = parameters.traits(jax.eval_shape(task.init, jax.random.key(0)))
-        tx = optimizer.make(config.optimizer, config.train.num_steps, task.group, traits)
+        num_updates = config.train.num_steps * math.prod(task.passes)
+        tx = optimizer.make(config.optimizer, num_updates, task.group, traits)
         state = states.abstract(task, tx, mesh, table)
+        train_step = make_train_step(task, tx, mesh, table, state)
+        if task.passes != (1, 1) and state.carry is not None:
+            raise UserError(
+                f"config.task.name={config.task.name!r}: has a carry, so it makes one pass over a "
+                f"batch, not (epochs, minibatches)={task.passes}"
+            )
+        if task.experience is not None or task.passes != (1, 1):
+            jax.eval_shape(train_step, state, batch)  # raises where a batch can't be divided
         return cls(
             mesh=mesh,
             table=table,
             tx=tx,
-            learning_rate=optimizer.schedule(config.optimizer, config.train.num_steps),
+            learning_rate=optimizer.schedule(config.optimizer, num_updates),
             batch_sharding=batch_sharding,
             batch=batch,
             state=state,
-            train_step=make_train_step(task, tx, mesh, table, state),
+            train_step=train_step,
             eval_step=make_eval_step(task, mesh, table),
         )
 
@@ -93,7 +103,8 @@ class Program:
 def _check_positions(train, task) -> None:
     """Raises UserError where an int32 can't count the positions between two progress lines."""
     row = max(task.positions(row_shape) for row_shape in range(task.num_row_shapes))
-    positions = row * train.batch * train.log_every
+    epochs, _ = task.passes
+    positions = row * train.batch * train.log_every * epochs
     if positions >= _MAX_POSITIONS:
         raise UserError(
             f"config.train.log_every={train.log_every}: {positions:,} positions between two "

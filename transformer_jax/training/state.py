@@ -1,5 +1,7 @@
 """The training state, initialised with its final sharding."""
 
+import math
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -24,14 +26,15 @@ class TrainState:
     """All that the next update depends on, except the config and the data.
 
     Attributes:
-      step: () int32, the updates so far, applied or skipped.
+      step: () int32, the batches so far; data and dropout of the next depend on it.
       params: the parameters.
       opt_state: the state of the optimizer.
       metrics: sums since the last progress line.
       skipped: () int32, the updates that were not finite and not applied.
-      last_skipped: () int32, the latest of them, numbered from 0; -1 without one.
+      last_skipped: () int32, the step of the latest of them, from 0; -1 without one.
       carry: arrays (rows of a batch, ...) that pass from an update to the next, split over the
         batch; None where the task has none.
+      updates_per_step: more than one where a task makes several passes over a batch.
     """
 
     step: jax.Array
@@ -41,6 +44,12 @@ class TrainState:
     skipped: jax.Array
     last_skipped: jax.Array
     carry: Any = None
+    updates_per_step: int = struct.field(default=1, pytree_node=False)
+
+    @property
+    def updates(self) -> jax.Array:
+        """() int32, the updates of the optimizer so far, applied or skipped."""
+        return self.step * self.updates_per_step
 
 
 def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> TrainState:
@@ -111,13 +120,9 @@ def make_carry(task, rows: int, mesh: Mesh, table) -> Any:
 
 def _create(task, tx):
     params = task.init(jax.random.key(task.config.train.seed))
-    rows = {
-        name: jnp.zeros((1, *spec.shape[1:]), spec.dtype)
-        for name, spec in task.batch_spec(0).items()
-    }
-    context = Context(jax.random.key(0), jnp.int32(0), task.initial_carry(1), train=True)
-    loss = jax.eval_shape(lambda p, b: task.loss(p, b, context), nn.unbox(params), rows)
-    _check_carry(task, context.carry, loss.carry)
+    carry = task.initial_carry(task.config.train.batch)
+    loss = jax.eval_shape(partial(_first_loss, task, carry), nn.unbox(params), task.batch_spec(0))
+    _check_carry(task, carry, loss.carry)
     sums = loss.metrics | {
         name: (jnp.zeros(()), jnp.zeros((), jnp.int32))
         for name in ("grad_norm", "update_norm", "param_norm")
@@ -129,11 +134,17 @@ def _create(task, tx):
         metrics=metrics.zeros_like(sums),
         skipped=jnp.int32(0),
         last_skipped=jnp.int32(-1),
-        carry=jax.tree.map(
-            lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES),
-            task.initial_carry(task.config.train.batch),
-        ),
+        carry=jax.tree.map(lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES), carry),
+        updates_per_step=math.prod(task.passes),
     )
+
+
+def _first_loss(task, carry, params, batch):
+    """The loss of the first batch."""
+    context = Context(jax.random.key(0), jnp.int32(0), carry, train=True)
+    if task.experience is not None:
+        batch = task.experience(params, batch, context)
+    return task.loss(params, batch, context)
 
 
 def _check_carry(task, initial, following) -> None:

@@ -1,5 +1,6 @@
 """The jitted steps of training, (state, batch) -> state, and of evaluation."""
 
+import math
 from functools import partial
 
 import jax
@@ -7,9 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax import metrics
+from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.tasks.task import Context
 from transformer_jax.training import schedule_free
+
+# Folded into the key of a step for its experience, and into that of an epoch for its order. No
+# microbatch, minibatch or epoch has this number.
+_APART = 2**31 - 1
 
 
 def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
@@ -18,45 +24,98 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
     Batches are (microbatches, rows, ...). The state is donated, and keeps the layout of
     `abstract_state`.
 
+    The task's `experience`, if it has one, replaces the batch. Each of its `passes` divides the
+    rows into minibatches, each with an update.
+    """
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+    update = _make_update(task, tx, shardings)
+
+    @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
+    def train_step(state, batch):
+        with sharding.use(mesh, table):
+            key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
+            if task.experience is not None:
+                batch = _experience(task, state, batch, key)
+            if task.passes == (1, 1):
+                state = update(state, batch, key)
+            else:
+                state = _passes(update, task.passes, state, batch, key)
+            return state.replace(step=state.step + 1)
+
+    return train_step
+
+
+def _experience(task, state, batch, key):
+    """The batch of the task's experience, from all rows of a batch."""
+    context = Context(jax.random.fold_in(key, _APART), state.step, state.carry, train=True)
+    count = jax.tree.leaves(batch)[0].shape[0]
+    return _divided(task.experience(state.params, _joined(batch), context), count)
+
+
+def _passes(update, passes: tuple[int, int], state, batch, key):
+    """The state after epochs over a batch, with an update for each minibatch.
+
+    The order of an epoch's rows depends only on the seed, the step and the number of the epoch. An
+    update that is not finite is skipped, and the others are applied.
+    """
+    epochs, minibatches = passes
+    count = jax.tree.leaves(batch)[0].shape[0]
+    rows = _joined(batch)
+    num_rows = jax.tree.leaves(rows)[0].shape[0]
+
+    def epoch(state, number):
+        of_epoch = jax.random.fold_in(key, number)
+        order = jax.random.permutation(jax.random.fold_in(of_epoch, _APART), num_rows)
+        shuffled = jax.tree.map(lambda x: x[order], rows)
+
+        def minibatch(state, numbered):
+            number, part = numbered
+            return update(state, part, jax.random.fold_in(of_epoch, number)), None
+
+        parts = _divided(shuffled, minibatches, count)
+        return jax.lax.scan(minibatch, state, (jnp.arange(minibatches), parts))
+
+    return jax.lax.scan(epoch, state, jnp.arange(epochs))[0]
+
+
+def _make_update(task, tx, shardings):
+    """Returns (state, batch, key) -> state after an update of the optimizer, at the same step.
+
     The loss is the sum over terms t of c_t * sum_t / W_t. W_t is the weight of the whole global
     batch, so accumulation and mesh change only the rounding. (Dropout keys differ by microbatch.)
     Gradients cross the mesh axis "data" once an update, whatever the accumulation. If the loss, a
     gradient, the update or the carry is not finite, the state counts the update as skipped. The
     parameters, the optimizer's state and the carry then do not change.
     """
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 
-    @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
-    def train_step(state, batch):
-        with sharding.use(mesh, table):
-            point = schedule_free.point(state.params, state.opt_state)
-            at_point = state.replace(params=point)
-            (grads, sums), carry = _gradients(task, at_point, batch, shardings.params)
-            updates, opt_state = tx.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
-            norms = {
-                "grad_norm": optax.tree.norm(grads),
-                "update_norm": optax.tree.norm(updates),
-                "param_norm": optax.tree.norm(params),
-            }
-            # Finite parameters and a finite update have a finite sum. A test of the new parameters
-            # would keep old and new ones in memory (GPT-3 175B on 64 chips: 3 GB).
-            finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
-            for array in jax.tree.leaves(carry):
-                finite &= jnp.isfinite(array).all()
-            sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
-            new_or_old = partial(_choose, finite)
-            return state.replace(
-                step=state.step + 1,
-                params=new_or_old(params, state.params),
-                opt_state=new_or_old(opt_state, state.opt_state),
-                metrics=new_or_old(metrics.add(state.metrics, sums), state.metrics),
-                skipped=state.skipped + ~finite,
-                last_skipped=jnp.where(finite, state.last_skipped, state.step),
-                carry=new_or_old(carry, state.carry),
-            )
+    def update(state, batch, key):
+        point = schedule_free.point(state.params, state.opt_state)
+        at_point = state.replace(params=point)
+        (grads, sums), carry = _gradients(task, at_point, batch, key, shardings.params)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        norms = {
+            "grad_norm": optax.tree.norm(grads),
+            "update_norm": optax.tree.norm(updates),
+            "param_norm": optax.tree.norm(params),
+        }
+        # Finite parameters and a finite update have a finite sum. A test of the new parameters
+        # would keep old and new ones in memory (GPT-3 175B on 64 chips: 3 GB).
+        finite = jnp.isfinite(sums["loss"][0] + norms["grad_norm"] + norms["update_norm"])
+        for array in jax.tree.leaves(carry):
+            finite &= jnp.isfinite(array).all()
+        sums |= {name: (norm, jnp.int32(1)) for name, norm in norms.items()}
+        new_or_old = partial(_choose, finite)
+        return state.replace(
+            params=new_or_old(params, state.params),
+            opt_state=new_or_old(opt_state, state.opt_state),
+            metrics=new_or_old(metrics.add(state.metrics, sums), state.metrics),
+            skipped=state.skipped + ~finite,
+            last_skipped=jnp.where(finite, state.last_skipped, state.step),
+            carry=new_or_old(carry, state.carry),
+        )
 
-    return train_step
+    return update
 
 
 def _choose(condition: jax.Array, new, old):
@@ -64,14 +123,13 @@ def _choose(condition: jax.Array, new, old):
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def _gradients(task, state, batch, param_shardings):
+def _gradients(task, state, batch, key, param_shardings):
     """((gradients of the global loss, sums of the metrics), carry), over all microbatches.
 
     The carry is an argument of the update, so gradients end there: truncated back-propagation
     through time (Williams & Peng 1990).
     """
     denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
-    key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
     count = jax.tree.leaves(batch)[0].shape[0]
 
     def of_microbatch(number, microbatch, carry):
@@ -87,7 +145,7 @@ def _gradients(task, state, batch, param_shardings):
 
     if count == 1:
         return of_microbatch(0, jax.tree.map(lambda x: x[0], batch), state.carry)
-    microbatches = (jnp.arange(count), batch, _microbatches(state.carry, count))
+    microbatches = (jnp.arange(count), batch, _divided(state.carry, count))
     groups = sharding.row_groups(param_shardings)
     if groups == 1:
         totals, carry = _summed(of_microbatch, microbatches)
@@ -97,20 +155,31 @@ def _gradients(task, state, batch, param_shardings):
         )
         by_group, carry = _summed(of_groups, microbatches)
         totals = jax.tree.map(lambda x: x.sum(axis=0), by_group)
-    return totals, _rows(carry)
+    return totals, _joined(carry)
 
 
-def _microbatches(tree, count: int):
-    """The arrays (rows, ...) as (count, rows / count, ...), split over the batch."""
+def _divided(tree, *counts: int):
+    """The arrays (rows, ...) as (*counts, rows of a part, ...), whose rows are split over the mesh.
+
+    Raises UserError where the rows can't be divided.
+    """
+    num_parts = math.prod(counts)
 
     def divided(x):
-        x = x.reshape(count, -1, *x.shape[1:])
-        return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
+        if len(x) % (num_parts * sharding.parts("batch")):
+            raise UserError(
+                f"a batch of {len(x)} rows can't be divided into {' x '.join(map(str, counts))} "
+                f"parts on a mesh that divides rows by {sharding.parts('batch')}; change "
+                "config.train.batch or config.train.accumulation"
+            )
+        x = x.reshape(*counts, -1, *x.shape[1:])
+        others = [None] * (x.ndim - len(counts) - 1)
+        return sharding.constrain(x, *[None] * len(counts), "batch", *others)
 
     return jax.tree.map(divided, tree)
 
 
-def _rows(tree):
+def _joined(tree):
     """The arrays (microbatches, rows, ...) as (microbatches * rows, ...)."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
@@ -143,7 +212,7 @@ def _by_group(of_microbatch, number, microbatch, carry, *, groups: int, param_sh
 
     rows = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (microbatch, carry))
     totals, carry = jax.vmap(of_group, spmd_axis_name="data")(jnp.arange(groups), *rows)
-    return totals, _rows(carry)
+    return totals, _joined(carry)
 
 
 def make_eval_step(task, mesh, table):
