@@ -7,6 +7,7 @@ import pytest
 from transformer_jax.layers import flops
 from transformer_jax.layers.lstm import LSTM
 from transformer_jax.models.bert import BERT
+from transformer_jax.models.decoder import Decoder
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.planning import traced
 
@@ -34,6 +35,12 @@ def test_encoder_decoder():
     hidden_pairs = 3 * 4 * model.d_model * LENGTH**2 / 2
     num_flops = traced_flops(model, tokens(5), tokens(LENGTH))
     assert num_flops == model.flops(5, LENGTH) + hidden_pairs
+
+
+def test_decoder():
+    model = Decoder(num_layers=3, num_kv_heads=2, **SIZES)
+    hidden_pairs = 3 * 4 * model.d_model * LENGTH**2 / 2
+    assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH) + hidden_pairs
 
 
 def test_lstm():

@@ -21,6 +21,7 @@ MESH = {"mesh.data": "2", "mesh.fsdp": "2", "mesh.tensor": "2"}
 ARGUMENTS = {
     "bert/imdb.py": ["cpu"],
     "bert/small.py": ["tiny"],
+    "decoder/llama2.py": ["70b"],
     "gpt/gpt2.py": ["124m"],
     "gpt/gpt3.py": ["175b"],
     "gpt/imdb.py": ["cpu"],

@@ -8,11 +8,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a Transformer layer. `width` is the number of heads times their width."""
+    """The sizes of a Transformer layer. A width is the number of heads times their width."""
 
     d_model: int
     width: int
     d_ff: int
+    kv_width: int | None = None  # of keys and values; None: width
+    mlp_inputs: int = 1  # products from d_model to d_ff: 2 in a gated MLP
 
     @classmethod
     def of(cls, model) -> "LayerSizes":
@@ -25,12 +27,13 @@ class LayerSizes:
 
         `pairs` is the number of (query, key) pairs that the mask leaves.
         """
-        projections = 4 * self.d_model * self.width * (queries + keys)
+        kv_width = self.width if self.kv_width is None else self.kv_width
+        projections = 4 * self.d_model * (self.width * queries + kv_width * keys)
         return projections + 4 * self.width * pairs
 
     def mlp(self, length: int) -> int:
-        """Returns the FLOPs of the two products of an MLP block."""
-        return 4 * self.d_model * self.d_ff * length
+        """Returns the FLOPs of the products of an MLP block."""
+        return 2 * (self.mlp_inputs + 1) * self.d_model * self.d_ff * length
 
     def layer(self, length: int, pairs: float) -> float:
         """Returns the FLOPs of a layer of self-attention and MLP."""

@@ -1,0 +1,118 @@
+"""The decoder of Llama and Qwen2: published sizes, masks, decoding, and its keys' limits."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.test_configs import CONFIGS
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.configuration.classes import build_model
+from transformer_jax.models.decoder import Decoder
+
+TINY = dict(
+    vocab_size=37,
+    d_model=16,
+    d_ff=24,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    max_length=128,
+    dtype="float32",
+)
+TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
+VARIANTS = pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(tie_output=True, qkv_bias=True, rotary_factor=8.0, rotary_length=16),
+        dict(local_window=4, num_kv_heads=1),
+    ],
+    ids=["llama", "qwen2", "sliding_window"],
+)
+
+
+def build(**options):
+    """Returns a tiny model and parameters far from their small initial values."""
+    model = Decoder(**{**TINY, **options})
+    params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+
+    def perturb(x):
+        return x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape)
+
+    return model, jax.tree.map(perturb, params)
+
+
+@pytest.mark.parametrize(
+    "size, count", [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)]
+)
+def test_published_parameter_counts(size, count):
+    model = build_model(configs.load(f"{CONFIGS}/decoder/llama2.py:{size}"))
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count
+
+
+@VARIANTS
+def test_a_token_changes_its_own_and_later_positions_alone(options):
+    model, params = build(**options)
+    states = model.apply({"params": params}, TOKENS)
+    changed = model.apply({"params": params}, TOKENS.at[:, 5].add(1) % 37)
+    differs = np.abs(states - changed).max(axis=(0, 2))
+    assert not differs[:5].any() and (differs[5:] > 0).all()
+
+
+def test_a_window_reaches_as_far_as_its_layers():
+    model, params = build(local_window=3)
+    changed = model.apply({"params": params}, TOKENS.at[:, 0].add(1) % 37)
+    differs = np.abs(model.apply({"params": params}, TOKENS) - changed).max(axis=(0, 2))
+    assert (differs[:7] > 0).all() and not differs[7:].any()
+
+
+def test_documents_of_a_row_do_not_attend_to_each_other_and_only_distances_count():
+    model, params = build()
+    segments = jnp.array([[1] * 5 + [2] * 7] * 2)
+    positions = jnp.array([[*range(5), *range(7)]] * 2)
+    alone = model.apply({"params": params}, TOKENS[:, 5:])
+    for offset in (0, 50):
+        packed = model.apply({"params": params}, TOKENS, positions + offset, segments)
+        np.testing.assert_allclose(packed[:, 5:], alone, rtol=1e-4, atol=1e-4)
+
+
+@VARIANTS
+def test_cached_decoding_equals_the_whole_prefix(options):
+    model, params = build(**options)
+    expected = model.apply({"params": params}, TOKENS)
+    lengths = jnp.array([5, 8])
+    prompts = jnp.where(jnp.arange(8) < lengths[:, None], TOKENS[:, :8], 9)
+    rows = jnp.arange(2)
+    params = model.for_decoding(params)
+    logits, state = model.begin(params, prompts, lengths, slots=16)
+    keys = state.memory["cache"]["decoder"]["layers"]["attention"]["keys"]
+    assert [x.shape for x in keys] == [(2, model.num_kv_heads, 4, 16)] * 3
+    np.testing.assert_allclose(logits, expected[rows, lengths - 1], rtol=1e-4, atol=1e-4)
+    for _ in range(4):
+        logits, state = model.step(params, state, TOKENS[rows, lengths][:, None])
+        np.testing.assert_allclose(logits[:, 0], expected[rows, lengths], rtol=1e-4, atol=1e-4)
+        lengths = lengths + 1
+
+
+@pytest.mark.parametrize(
+    "options, key",
+    [
+        (dict(num_kv_heads=3), "num_kv_heads=3: must divide config.model.num_heads=4"),
+        (dict(head_dim=5), "head_dim=5: must be even"),
+        (dict(rotary_factor=0.5), "rotary_factor=0.5: must be at least 1"),
+    ],
+)
+def test_keys_have_limits(options, key):
+    with pytest.raises(UserError, match=f"config.model.{key}"):
+        Decoder(**{**TINY, **options}).check()
+
+
+def test_a_row_longer_than_the_model_is_refused():
+    with pytest.raises(UserError, match="a row has 12 tokens: must be at most"):
+        Decoder(**{**TINY, "max_length": 8}).init(jax.random.key(0), TOKENS)
