@@ -41,7 +41,7 @@ def command(program, *arguments):
     return [sys.executable, "-m", f"transformer_jax.{program}", *map(str, arguments)]
 
 
-def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
+def call(program, *arguments, text=None, current_folder=".", **env) -> subprocess.CompletedProcess:
     """Runs a program to its end, with `text` as stdin.
 
     It is forked from a process that has imported the slow libraries: a refusal takes 0.1 instead of
@@ -54,6 +54,7 @@ def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
             capture_output=True,
             encoding="utf-8",
             env={**ENV, **env},
+            cwd=current_folder,
             timeout=300,
         )
     forks = multiprocessing.get_context("forkserver")
@@ -66,7 +67,13 @@ def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
         # GLIBC_TUNABLES is set, so that the program does not start itself again to set it.
         running = forks.Process(
             target=_become,
-            args=(program, [*map(str, arguments)], {**ENV, "GLIBC_TUNABLES": "", **env}, streams),
+            args=(
+                program,
+                [*map(str, arguments)],
+                {**ENV, "GLIBC_TUNABLES": "", **env},
+                streams,
+                os.path.abspath(current_folder),
+            ),
         )
         running.start()
         running.join(300)
@@ -76,7 +83,8 @@ def call(program, *arguments, text=None, **env) -> subprocess.CompletedProcess:
         return subprocess.CompletedProcess(command(program, *arguments), running.exitcode, out, err)
 
 
-def _become(program, arguments, env, streams):
+def _become(program, arguments, env, streams, current_folder):
+    os.chdir(current_folder)
     os.environ.clear()
     os.environ.update(env)
     for number, name in enumerate(streams):

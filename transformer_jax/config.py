@@ -15,7 +15,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import classes, meanings, optimizers, run_length, suggestions
+from transformer_jax.configuration import (
+    classes,
+    meanings,
+    optimizers,
+    suggestions,
+    variants,
+)
 from transformer_jax.configuration.classes import (
     build_model,
     build_source,
@@ -23,6 +29,7 @@ from transformer_jax.configuration.classes import (
     named_class,
     options,
 )
+from transformer_jax.configuration.differences import differences, flat
 from transformer_jax.configuration.errors import Interrupted, Preempted, RunError, UserError
 from transformer_jax.configuration.files import load_module, read
 from transformer_jax.configuration.sections import (
@@ -38,6 +45,7 @@ from transformer_jax.configuration.sections import (
     Optimizer,
     Train,
 )
+from transformer_jax.configuration.suggestions import choice
 from transformer_jax.configuration.validation import get, validate
 from transformer_jax.configuration.values import coerce, describe
 
@@ -80,13 +88,9 @@ __all__ = [
 ]
 
 
-# Sections whose keys are those of the class that their key `name` names.
-_NAMED = ("model", "task", "source")
-
-
 def chosen(config: ConfigDict) -> tuple[str, str, str]:
     """Returns the names of a config's model, task and source: the arguments of `schema`."""
-    return tuple(config[section].name for section in _NAMED)
+    return tuple(config[section].name for section in variants.SECTIONS)
 
 
 def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]]:
@@ -96,7 +100,7 @@ def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]
     section.
     """
     keys = {INIT_FROM: (str | None, None)}
-    for section, name in zip(_NAMED, (model, task, source)):
+    for section, name in zip(variants.SECTIONS, (model, task, source)):
         keys[f"{section}.name"] = (str, name)
         keys |= _of_class(section, named_class(section, name)) if name else {}
     for section, cls in SECTIONS.items():
@@ -127,9 +131,14 @@ def experiment(**delta: Any) -> ConfigDict:
     """Returns a full config from its differences from the defaults.
 
     `model` and `task` need at least a name: `experiment(model={"name": "encoder_decoder"},
-    task={"name": "translation"}, train={"batch": 96})`. Raises UserError for an unknown key or a
-    value of the wrong type.
+    task={"name": "translation"}, train={"batch": 96})`. A name may be the path of a Python file,
+    which is executed. Raises UserError for an unknown key or a value of the wrong type.
     """
+    return _experiment(variants.with_files(delta))
+
+
+def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
+    """Returns the config of `experiment`. A path of a file must be a `variants.File`."""
     for section in ("model", "task"):
         if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(
@@ -145,8 +154,8 @@ def experiment(**delta: Any) -> ConfigDict:
     for section, value in delta.items():
         if section == INIT_FROM:
             set_key(config, section, value)
-        elif section not in (*SECTIONS, *_NAMED):
-            near = suggestions.near(section, [*SECTIONS, *_NAMED])
+        elif section not in (*SECTIONS, *variants.SECTIONS):
+            near = suggestions.near(section, [*SECTIONS, *variants.SECTIONS])
             near = near or _suggestion(config, section, keys)
             raise UserError(f"config has no section {section!r}{near}")
         elif not isinstance(value, dict):
@@ -164,7 +173,7 @@ def meaning(key: str, model: str, task: str, source: str = "") -> str:
     if key == "source.name" and not source:
         return SOURCE_NAME_MEANING
     section, _, name = key.partition(".")
-    names = dict(zip(_NAMED, (model, task, source)))
+    names = dict(zip(variants.SECTIONS, (model, task, source)))
     cls = named_class(section, names[section]) if section in names else SECTIONS[section]
     if name == "name" and section in names:
         return " ".join(inspect.getdoc(cls).partition("\n\n")[0].split())
@@ -186,8 +195,10 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
     if key not in keys:
         raise UserError(f"unknown key config.{key}{_suggestion(config, key, keys)}")
     section, _, name = key.partition(".")
-    if section in _NAMED and name == "name" and value != keys[key][1]:
-        raise UserError(f"config.{key} decides which keys exist: set it in the config file")
+    if section in variants.SECTIONS and name == "name":
+        if value != keys[key][1]:
+            raise UserError(f"config.{key} decides which keys exist: set it in the config file")
+        return
     _put(config, key, coerce(key, value, keys[key][0]))
 
 
@@ -208,9 +219,15 @@ def load(
     Overrides are {"train.batch": 32}, or pairs with the strings of a command line,
     ("train.batch", "32"). Raises UserError for a fault in the file, a key or a value.
     """
-    config = read(path)
-    for key, value in dict(overrides).items():
+    files, others = variants.split(dict(overrides).items())
+    with variants.in_place_of_names(files):
+        config = read(path)
+    for key, value in others:
         set_key(config, key, value)
+    return _checked(config)
+
+
+def _checked(config: ConfigDict) -> ConfigDict:
     validate(config)
     optimizers.check_used(config)
     return config
@@ -236,61 +253,20 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
     for section, values in changes.items():
         for key, value in values.items():
             set_key(config, f"{section}.{key}", value)
-    validate(config)
-    optimizers.check_used(config)
-    return config
+    return _checked(config)
 
 
-def choice(argument: str, choices):
-    """Returns `choices[argument]`, for config files that take an argument."""
-    if argument not in choices:
-        raise UserError(
-            f"no {argument!r}{suggestions.near(argument, [*choices])}; "
-            f"there are: {', '.join(choices)}"
-        )
-    return choices[argument]
-
-
-def from_record(values: dict, source: str) -> ConfigDict:
+def from_record(values: dict, source: str, files: variants.Recorded | None = None) -> ConfigDict:
     """Returns the config whose `to_dict()` a run has recorded as JSON.
 
     Keys that the schema has gained since then take their defaults. `source` names the record in
-    errors.
+    errors. `files` decides about the paths in it.
     """
     try:
-        return experiment(**values)
+        known, others = (files or variants.Recorded()).resolved(values)
+        config = _experiment(known)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-
-
-def flat(config: ConfigDict) -> dict[str, Any]:
-    """Returns {"section.key": value}."""
-    values = {
-        f"{name}.{key}": value
-        for name, section in config.items()
-        if name != INIT_FROM
-        for key, value in section.items()
-    }
-    return {**values, INIT_FROM: config[INIT_FROM]}
-
-
-def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """Returns the changes that a resumed run may not make, each as "key: old -> new"."""
-    keys = {*schema(*chosen(old)), *schema(*chosen(new))}
-    num_steps = old.train.num_steps
-    old_values = _at_length(old, num_steps)
-    new_values = _at_length(new, num_steps)
-    return [
-        f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
-        for key in sorted(keys)
-        if not key.startswith(MAY_CHANGE) and old_values.get(key) != new_values.get(key)
-    ]
-
-
-def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
-    """Returns `flat` with the schedule in updates: 0.1 and 100 are equal in a run of 1,000."""
-    values = flat(config)
-    for key in ("optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.cooldown_steps"):
-        if values[key] is not None:
-            values[key] = run_length.span(values[key], num_steps)
-    return values
+    for section, keys in others.items():
+        config[section] = ConfigDict(keys)
+    return config

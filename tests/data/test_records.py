@@ -179,11 +179,11 @@ def test_a_wrong_source_is_refused(guest):
         configs.experiment(model={"name": "gpt"}, task={"name": "causal_lm"}, source="numbers")
 
 
-def test_the_files_of_a_source_are_the_users_own(tmp_path):
+def test_the_files_of_a_source_are_the_users_own(guest, tmp_path):
     (tmp_path / "a.bin").write_bytes(b"a")
-    config = experiment()
+    config = experiment(name="numbers_of_test")
     configs.set_key(config, "data.train_files", str(tmp_path / "*.bin"))
-    source = Source(config.data)
+    source = configs.build_source(config)
     assert source.files("train") == (str(tmp_path / "a.bin"),) and source.files("valid") is None
     configs.set_key(config, "data.train_files", str(tmp_path / "*.png"))
     with pytest.raises(UserError, match="config.data.train_files"):

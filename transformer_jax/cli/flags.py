@@ -7,6 +7,7 @@ from absl import flags
 
 from transformer_jax.cli import help as cli_help
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 
 FLAGS = flags.FLAGS
 
@@ -95,8 +96,10 @@ def overrides(allowed: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
     """Returns the --config.KEY=VALUE overrides, [(key, value), ...].
 
     Raises UserError for a key that begins with none of `allowed`: a finished run fixes its config.
+    The file of a class that it names is always allowed.
     """
-    for key, _ in _overrides:
+    _, others = variants.split(_overrides)
+    for key, _ in others:
         if not key.startswith(allowed):
             keys = ", ".join(f"config.{prefix}*" for prefix in allowed)
             raise UserError(
@@ -188,7 +191,11 @@ def parse(argv: list[str], program: str) -> None:
         raise UserError(f"unexpected argument {rest[1]!r}")
     if "help_config" in FLAGS and FLAGS.help_config:
         # A fine-tuning takes its model from another run, which is not read here.
-        of_file = [(key, value) for key, value in _overrides if not key.startswith("model.")]
+        of_file = [
+            (key, value)
+            for key, value in _overrides
+            if not key.startswith("model.") or key == "model.name"
+        ]
         cli_help.print_keys(FLAGS.config, of_file)
     _check_required()
 

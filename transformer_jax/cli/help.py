@@ -6,7 +6,7 @@ import sys
 from absl import flags
 
 from transformer_jax.config import UserError
-from transformer_jax.configuration import suggestions
+from transformer_jax.configuration import suggestions, variants
 from transformer_jax.training import memory
 
 FLAGS = flags.FLAGS
@@ -92,8 +92,9 @@ def _of_run(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, str]:
     from transformer_jax.runs.resolve import make_task
     from transformer_jax.training import state
 
-    config = record.read(folder).config
-    for key, value in overrides:
+    files, others = variants.split(overrides)
+    config = record.read(folder, files).config
+    for key, value in others:
         configs.set_key(config, key, value)
     shapes = state.abstract_params(make_task(config, folder))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

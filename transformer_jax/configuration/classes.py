@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import suggestions
+from transformer_jax.configuration import suggestions, variants
 from transformer_jax.configuration.errors import UserError
 
 _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
@@ -28,25 +28,29 @@ def names(section: str) -> list[str]:
 
 
 def named_class(section: Literal["model", "task", "source"], name: str) -> type:
-    """Returns the one public dataclass of `transformer_jax/{models,tasks,data/sources}/<name>.py`.
+    """Returns the one public dataclass of `transformer_jax/{models,tasks,data/sources}/<name>.py`,
+    or of the file whose path the name is.
 
-    Linen modules are dataclasses, too. Raises UserError for a name without such a module.
+    Linen modules are dataclasses, too. Raises UserError for a name without such a module, and for a
+    path that the user has not named.
     """
-    if name not in names(section):
+    if variants.is_path(name):
+        module = variants.module(section, name)
+    elif name in names(section):
+        module = _module(section, name)
+    else:
         known = ", ".join(names(section)) or "none"
         raise UserError(
             f"config.{section}.name={name!r}: no such {section}"
-            f"{suggestions.near(name, names(section))}; there are: {known}"
+            f"{suggestions.near(name, names(section))}; there are: {known}; or a file, FILE.py"
         )
-    module = _module(section, name)
     classes = _public_classes(section, module)
     if len(classes) != 1:
         raise UserError(
             f"{module.__file__} must define exactly one public {section} class, "
             f"not {[cls.__name__ for cls in classes]}"
         )
-    if section != "source":
-        _module(section, section).check_class(classes[0], module.__file__)
+    _module(section, section).check_class(classes[0], module.__file__)
     return classes[0]
 
 
@@ -55,20 +59,23 @@ def _module(section: str, name: str):
 
 
 def _public_classes(section: str, module) -> list[type]:
-    """Returns the public dataclasses that a module defines, those of the section."""
-    base = object
-    if section == "source":
-        base = _module(section, "source").Source
-    return [
+    """Returns the public classes of the section that a module defines. Others are their helpers.
+
+    Without one, the public dataclasses of a model's or a task's module: the check of a class says
+    what they lack.
+    """
+    base = getattr(_module(section, section), section.capitalize())
+    public = [
         value
         for value in vars(module).values()
         if inspect.isclass(value)
         and value.__module__ == module.__name__
         and dataclasses.is_dataclass(value)
         and not value.__name__.startswith("_")
-        and issubclass(value, base)
         and value is not base
     ]
+    derived = [cls for cls in public if issubclass(cls, base)]
+    return derived if derived or section == "source" else public
 
 
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:

@@ -1,5 +1,6 @@
 """Config files: Python files with a function get_config."""
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -23,14 +24,8 @@ def read(path: str | os.PathLike) -> ConfigDict:
         raise UserError(
             f"--config={path}: a config is a Python file, *.py; a run goes on by its --workdir"
         )
-    try:
+    with explained(file):
         config = _call(file, arg, path)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    except (Exception, SystemExit) as error:  # the file is the user's: name its line, in one line
-        message = " ".join(str(error).split())
-        line = _line_in(file, error)
-        raise UserError(f"{file}:{line}: {type(error).__name__}: {message}") from None
     if not isinstance(config, ConfigDict):
         raise UserError(
             f"{file}: get_config() returns {type(config).__name__}, "
@@ -48,6 +43,19 @@ def _call(file: str, arg: str, path: str) -> Any:
     if arg and not takes_arg:
         raise UserError(f"--config={path}: {file} takes no argument")
     return module.get_config(*([arg] if arg else []))
+
+
+@contextlib.contextmanager
+def explained(file: str):
+    """Turns an error of the user's `file` into a UserError: one line with the line's number."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    except (Exception, SystemExit) as error:
+        message = " ".join(str(error).split())
+        line = _line_in(file, error)
+        raise UserError(f"{file}:{line}: {type(error).__name__}: {message}") from None
 
 
 def _line_in(file: str, error: BaseException) -> int:

@@ -6,13 +6,15 @@ import io
 import textwrap
 import tokenize
 
+from transformer_jax.configuration import variants
+
 
 @functools.lru_cache
 def of(cls: type) -> dict[str, str]:
     """Returns {field: its comment, or ""} of a dataclass and its base classes."""
     comments = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.startswith("transformer_jax."):
+        if base.__module__.startswith(("transformer_jax.", variants.PREFIX)):
             for name, comment in _comments(textwrap.dedent(inspect.getsource(base))).items():
                 comments[name] = comment or comments.get(name, "")
     return comments

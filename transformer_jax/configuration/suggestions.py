@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable
 
+from transformer_jax.configuration.errors import UserError
 from transformer_jax.configuration.synonyms import TABLE
 
 
@@ -36,3 +37,12 @@ def key(word: str, keys: Iterable[str], meaning: Callable[[str], str]) -> str:
         return near(word, keys)
     explained = [f"{name} ({text})" if (text := meaning(name)) else name for name in names]
     return f"; did you mean {' and '.join(explained)}?"
+
+
+def choice(argument: str, choices):
+    """Returns `choices[argument]`, for config files that take an argument."""
+    if argument not in choices:
+        raise UserError(
+            f"no {argument!r}{near(argument, [*choices])}; there are: {', '.join(choices)}"
+        )
+    return choices[argument]

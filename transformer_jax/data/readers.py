@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 
 from transformer_jax.config import RunError, UserError
+from transformer_jax.configuration import variants
 
 Batch = dict[str, np.ndarray]
 Read = Callable[[int, np.ndarray], Batch]  # from the number of an update, and places in its batch
@@ -50,6 +51,7 @@ class Readers:
         for _ in range(count):
             self._processes.append(_start())
         for _, connection in self._processes:
+            connection.send(variants.executed())  # `read` may be of a class in such a file
             connection.send_bytes(message)
 
     def batches(self, steps: range, places: np.ndarray) -> Iterator[Batch]:
@@ -124,6 +126,8 @@ def serve(descriptor: int) -> None:
     """Answers the requests of the training process until it ends or closes the connection."""
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        for file in connection.recv():
+            variants.module("task", file)
         read = connection.recv()
         while True:
             step, places = connection.recv()

@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.runs import record
 from transformer_jax.runs.record import Record
 from transformer_jax.storage import buckets
@@ -27,9 +28,10 @@ def source(config) -> Record | None:
         return None
     if not record.exists(config.init_from):
         raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
-    earlier = record.read(config.init_from)
+    files = variants.in_config(config)
+    earlier = record.read(config.init_from, files, needed=("model",))
     model = earlier.config.model.name
-    if model != config.model.name and not fine_tunes(config):
+    if model != config.model.name and ("model" in files or not fine_tunes(config)):
         raise UserError(
             f"config.init_from={config.init_from}: a run of config.model.name={model!r}, "
             f"not {config.model.name!r}"
@@ -65,7 +67,7 @@ def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigD
     with config.ignore_type():
         config.model = earlier.config.model
     model = configs.named_class("model", config.model.name)
-    if not fine_tunes(earlier.config) and model.kind == "causal":
+    if model.kind == "causal" and not fine_tunes(earlier.config):
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
     for key, value in changes:
         configs.set_key(config, key, value)

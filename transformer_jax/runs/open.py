@@ -1,5 +1,6 @@
 """Opening a run for use: its task and its parameters."""
 
+import os
 from collections.abc import Iterable
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.runs import record
 from transformer_jax.runs.resolve import Overrides, make_task
 from transformer_jax.storage import buckets
@@ -14,21 +16,39 @@ from transformer_jax.training import state
 from transformer_jax.training.checkpoint import Checkpoints
 
 
-def open_run(workdir, step: str | int = "best", overrides: Overrides = ()):
+def open_run(
+    workdir,
+    step: str | int = "best",
+    overrides: Overrides = (),
+    *,
+    model_file: str | os.PathLike | None = None,
+    task_file: str | os.PathLike | None = None,
+    source_file: str | os.PathLike | None = None,
+):
     """Returns (task, params) of a run.
 
     `step` is "best", "latest" or a number. `overrides` change the recorded config for this use, as
     in `config.load`: {"decode.beam": 1}. The parameters are a tree of float32 arrays, `params` of
     the task's methods and of `task.model.apply({"params": params}, ...)`. A fine-tuned run has the
     parameters of its head under "head". With `config.decode.average` = N they are the mean of the N
-    newest checkpoints up to that step.
+    newest checkpoints up to that step. `model_file`, `task_file` and `source_file` name the files
+    of classes that are not in the package: what a run has recorded is not executed.
 
-    Raises UserError where there is no run, no such checkpoint, or another tokenizer.
+    Raises UserError where there is no run, no such checkpoint, or another tokenizer, and where such
+    a file is not named or has changed.
     """
     workdir = buckets.folder_of_run(workdir)
-    recorded = record.read(workdir)
+    files, overrides = variants.split(dict(overrides).items())
+    given = {"model": model_file, "task": task_file, "source": source_file}
+    files |= {name: variants.named(name, file) for name, file in given.items() if file}
+    recorded = record.read(workdir, files)
     config = recorded.config
-    for key, value in dict(overrides).items():
+    for section in files.keys() - variants.in_config(config).keys():
+        raise UserError(
+            f"config.{section}.name={files[section]}: {workdir} is a run of "
+            f"config.{section}.name={config[section].name!r}; leave it out"
+        )
+    for key, value in overrides:
         configs.set_key(config, key, value)
     configs.validate(config)
     task = make_task(config, workdir)
@@ -58,13 +78,13 @@ def mean(trees: Iterable):
     return total if count == 1 else jax.tree.map(lambda x: x / count, total)
 
 
-def load(workdir, step: str | int = "best"):
+def load(workdir, step: str | int = "best", **files):
     """Returns (model, params, tokenizer) of a run; the tokenizer is None for data without text.
 
     `model.apply({"params": params}, ...)` takes int32 tokens (B, L) and gives float32 logits
     (B, L, V); see the class of the model. A translation's tokenizer has the sides .source and
     .target. A fine-tuned run's model has no head, and a fine-tuned BERT has none of the heads of
-    pre-training: use `method="hidden"`.
+    pre-training: use `method="hidden"`. `files` are those that `open_run` takes.
     """
-    task, params = open_run(workdir, step)
+    task, params = open_run(workdir, step, **files)
     return task.model, params, task.tokenizer

@@ -5,16 +5,21 @@ import json
 import pathlib
 import shutil
 import subprocess
+import types
+from collections.abc import Mapping
 from importlib import metadata
 
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.storage import buckets
 from transformer_jax.storage.whole import write_whole
 from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 
+Files = Mapping[str, variants.File]
+_NONE: Files = types.MappingProxyType({})
 LIBRARIES = (
     "jax",
     "jaxlib",
@@ -46,15 +51,17 @@ def exists(workdir) -> bool:
     return (buckets.folder_of_run(workdir) / "config.json").exists()
 
 
-def find(workdir) -> Record | None:
+def find(workdir, files: Files = _NONE) -> Record | None:
     """Returns the record of the run in `workdir`; None where there is no run."""
-    return read(workdir) if workdir and exists(workdir) else None
+    return read(workdir, files) if workdir and exists(workdir) else None
 
 
-def read(workdir) -> Record:
+def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = variants.SECTIONS) -> Record:
     """Returns the record of the run in `workdir`.
 
-    Raises UserError where there is no run, or its record cannot be read.
+    `files` are those that the user names, by section: a recorded path is not followed. The classes
+    of the sections `needed` must be known. Raises UserError where there is no run, or its record
+    cannot be read.
     """
     path = buckets.folder_of_run(workdir) / "config.json"
     if not path.is_file():
@@ -67,7 +74,8 @@ def read(workdir) -> Record:
                 f"{path}: written by a newer version (checkpoint format {version}, "
                 f"this one reads up to {FORMAT})"
             )
-        config = configs.from_record(content["config"], str(path))
+        recorded = variants.Recorded(content.get("files", {}), files, needed)
+        config = configs.from_record(content["config"], str(path), recorded)
         return Record(path.parent, config, fingerprint)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
@@ -100,7 +108,7 @@ def begin(config, task, workdir) -> ConfigDict | None:
     """
     workdir = buckets.folder_of_run(workdir)
     fingerprint = plain(task.fingerprint())
-    earlier = find(workdir)
+    earlier = find(workdir, variants.in_config(config))
     if earlier:
         check(earlier, config, fingerprint)
     task.rows()  # first: a fault in the data must leave no record behind
@@ -138,11 +146,13 @@ def plain(fingerprint):
 
 
 def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> None:
+    files = variants.in_config(config)
     config = config.to_dict()
     config["data"]["rebuild"] = False  # holds for one start only
     content = {
         "checkpoint_format": FORMAT,
         "config": config,
+        "files": {section: file.digest for section, file in files.items()},
         "fingerprint": fingerprint,
         "versions": versions(),
         "revision": _revision(),

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import optimizers
+from transformer_jax.configuration import optimizers, variants
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import begin, record
 from transformer_jax.runs.record import Record
@@ -44,15 +44,15 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
     `config` is the path of a config file, or a config, which stays as it is. A run that was begun
     in `workdir` continues. Raises UserError for a fault in the config or the runs that it names.
     """
-    overrides = list(dict(overrides).items())
-    config = _copy(config)
+    files, overrides = variants.split(dict(overrides).items())
+    config = _copy(config, files)
     fine_tunes = begin.fine_tunes(config)
     of_model = [pair for pair in overrides if fine_tunes and pair[0].startswith("model.")]
     for key, value in overrides:
         if (key, value) not in of_model:  # a fine-tuning's model is not known yet
             configs.set_key(config, key, value)
     configs.validate(config)
-    recorded = record.find(workdir)
+    recorded = record.find(workdir, variants.in_config(config))
     if not recorded:  # a run of an earlier version continues as it is
         optimizers.check_used(config)
     if recorded and recorded.config.task.name != config.task.name:
@@ -77,13 +77,17 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
     )
 
 
-def _copy(config: ConfigDict | str | os.PathLike) -> ConfigDict:
+def _copy(config: ConfigDict | str | os.PathLike, files: record.Files) -> ConfigDict:
+    """Returns a config, or that of a file, with `files` in place of the classes that it names."""
     if isinstance(config, str | os.PathLike):
-        return configs.read(config)
+        with variants.in_place_of_names(files):
+            return configs.read(config)
     if isinstance(config, ConfigDict) and {"model", "task", "source", *configs.SECTIONS} <= set(
         config
     ):
-        return ConfigDict(config).copy_and_resolve_references()
+        config = ConfigDict(config).copy_and_resolve_references()
+        with variants.in_place_of_names(files):
+            return configs.experiment(**config.to_dict()) if files else config
     raise UserError(
         "train takes the path of a config file, or a config of config.load(...) or "
         f"config.experiment(...), not this {type(config).__name__}"
@@ -109,7 +113,8 @@ def make_task(config, workdir=None):
     It has the tokenizer of the run recorded in `workdir`, else that of `config.init_from`, else one
     of its own, as `config.data` says.
     """
-    return _task(config, _tokenizer(record.find(workdir) or begin.source(config)))
+    recorded = record.find(workdir, variants.in_config(config))
+    return _task(config, _tokenizer(recorded or begin.source(config)))
 
 
 def _tokenizer(earlier: Record | None):

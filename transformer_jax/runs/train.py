@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import lock, record
 from transformer_jax.runs.resolve import Overrides, Run, resolve
@@ -72,4 +73,6 @@ def _shared_keys(config) -> Mapping:
     """Returns the keys that are equal on all hosts: all but the places of the data."""
     places = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
     values = configs.flat(config).items()
-    return {f"config.{key}": value for key, value in values if not key.startswith(places)}
+    shared = {f"config.{key}": value for key, value in values if not key.startswith(places)}
+    files = variants.in_config(config).items()
+    return shared | {f"the file of config.{section}.name": file.digest for section, file in files}

@@ -4,6 +4,7 @@ A kind of data is one file of this folder with one subclass of `Source`. `config
 name of the file, and the fields of the class are the keys of `config.source`.
 """
 
+import abc
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -17,18 +18,18 @@ from transformer_jax.data.store import Record
 
 
 @dataclasses.dataclass
-class Source:
+class Source(abc.ABC):
     """The records of each split, "train", "valid" or "test". Equal keys give equal records."""
 
     data: ConfigDict  # config.data
 
+    @abc.abstractmethod
     def fingerprint(self, split: str) -> Any:
         """Returns a description of the content of a split, for JSON; None for no such split."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read(self, split: str) -> Iterator[Record]:
         """Yields the records of a split, in a fixed order. All have the same numbers by name."""
-        raise NotImplementedError
 
     def records(self, split: str) -> store.Records | None:
         """Returns the records of a split, to be read at random; None for no such split.
@@ -55,3 +56,11 @@ class Source:
         if split == "train":
             raise UserError(f"{key} is missing: the training records")
         return None
+
+
+def check_class(cls: type, file: str) -> None:
+    """Raises UserError for a source that lacks a method."""
+    if missing := sorted(cls.__abstractmethods__):
+        raise UserError(
+            f"{file}: the class {cls.__name__} is a source and lacks the method {missing[0]!r}"
+        )
