@@ -19,6 +19,7 @@ from tests.conversion.heads import (
 from tests.conversion.test_bert import assert_outputs_of_bert
 from tests.fixtures import make_huggingface as make
 from tests.fixtures import make_huggingface_bert as make_bert
+from tests.fixtures import make_huggingface_decoder as make_decoder
 from tests.fixtures import make_huggingface_heads as make_heads
 from transformer_jax import convert
 from transformer_jax.runs.open import open_run
@@ -111,6 +112,40 @@ def test_gpt_to_transformers(sizes, tmp_path):
     _, _, tokenizer = transformer_jax.load(run)
     assert hf_tokenizer([make.TEXT]).input_ids == tokenizer.encode([make.TEXT])
     assert hf_tokenizer.eos_token_id == tokenizer.eos_id == model.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize(
+    "architecture, sizes",
+    [
+        (make_decoder.LLAMA, dict(rope_parameters=None, tie_word_embeddings=True)),
+        (make_decoder.LLAMA, dict(num_key_value_heads=None, hidden_size=24, num_hidden_layers=3)),
+        (make_decoder.QWEN2, dict(tie_word_embeddings=False, num_key_value_heads=1)),
+        (make_decoder.QWEN2, dict(rope_parameters=dict(rope_type="default", rope_theta=1e6))),
+    ],
+)
+def test_decoder_from_and_to_transformers(architecture, sizes, tmp_path):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    library = make_decoder.save_tokenizer(architecture, tmp_path / "hf")
+    sizes = make_decoder.sizes_of(architecture, library) | sizes
+    model = make.random_model(architecture, seed=5, **sizes)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    ids = np.random.default_rng(0).integers(0, sizes["vocab_size"], (2, 60))
+    expected = make.logits(model, ids)
+    convert.from_hf(tmp_path / "hf", tmp_path / "run")
+    np.testing.assert_allclose(logits(tmp_path / "run", ids), expected, **CLOSE)
+
+    convert.to_hf(tmp_path / "run", tmp_path / "back")
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "back", output_loading_info=True
+    )
+    assert type(model).__name__ == architecture and not any(loading.values())
+    np.testing.assert_allclose(make.logits(model.eval(), ids), expected, **CLOSE)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    ours = transformer_jax.load(tmp_path / "run")[2]
+    for text in make_decoder.TEXTS:
+        assert tokenizer(text, add_special_tokens=False).input_ids == ours.encode(text)
+    assert tokenizer.eos_token_id == ours.eos_id == model.generation_config.eos_token_id
 
 
 @pytest.mark.parametrize("architecture", make_bert.ARCHITECTURES)

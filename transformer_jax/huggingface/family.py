@@ -84,6 +84,7 @@ class Family:
             for key, value in self.task_keys(config, hf_config).items():
                 configs.set_key(config, f"task.{key}", value)
             configs.validate(config)
+            configs.build_model(config)  # checks the keys of the family
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         for remark in self.remarks(hf_config):
