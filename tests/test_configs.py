@@ -38,6 +38,7 @@ OF_EACH_KIND = (
     "wmt/multi30k.py",
     "gpt/to_de.py",
     "gpt/gpt3.py:175b",
+    "lstm/quickstart.py",
     "bert/base.py",
     "decoder/quickstart.py",
     "finetune/glue.py:stsb",

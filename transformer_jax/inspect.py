@@ -138,7 +138,7 @@ def positions(options):
     if "position_embed" in params:
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
-    length = min(task.model.max_length, 256)
+    length = min(task.model.window, 256)
     width = task.model.d_model
     return pictures.positions(
         np.asarray(sinusoids(np.arange(length), width)),

@@ -63,7 +63,7 @@ class WorkdirLM(LM):
     def loglikelihood_rolling(self, requests) -> list[float]:
         """Returns log P(text) of each text."""
         tokenizer = self.task.tokenizer
-        max_length = self.task.model.max_length
+        max_length = self.task.model.window
         texts = tokenizer.encode([request.args[0] for request in requests])
         text_numbers = []
         windows = []
@@ -120,7 +120,7 @@ class WorkdirLM(LM):
 
         if ignored:
             say(f"these generation settings are ignored: {', '.join(ignored)}")
-        max_length = self.task.model.max_length
+        max_length = self.task.model.window
         max_tokens = max_new_tokens or max_gen_toks
         if max_tokens >= max_length:
             say(

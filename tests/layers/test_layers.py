@@ -168,7 +168,7 @@ def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
     lstm = LSTM(5, reverse)
     variables = nn.unbox(lstm.init(KEY, x, filled))
     variables = jax.tree.map(lambda p: p + 0.1, variables)  # so that no bias is zero
-    outputs = np.asarray(lstm.apply(variables, x, filled))
+    outputs = np.asarray(lstm.apply(variables, x, filled)[0])
     p = jax.tree.map(np.asarray, variables["params"])
 
     def sigmoid(z):

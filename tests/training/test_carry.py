@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import build_gpt
 from tests.training import recurrent
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import UserError
@@ -38,11 +37,11 @@ def updated(config, task, steps, devices=1):
     return jax.device_get(state), losses
 
 
-def test_updates_continue_each_other(tmp_path, monkeypatch):
+def test_updates_continue_each_other(tmp_path):
     """Without learning, the losses of three updates are those of one row three times as long."""
     exact = dict(optimizer__learning_rate=1e-30, model__dropout=0.0)
     config = recurrent.build(tmp_path, **exact)
-    task = recurrent.make(config, monkeypatch)
+    task = make_task(config)
     state, losses = updated(config, task, 3)
     parts = [task.rows().train.batch(step, range(8)) for step in range(3)]
     whole = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
@@ -53,21 +52,21 @@ def test_updates_continue_each_other(tmp_path, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), loss.carry, state.carry)
 
 
-def test_meshes_and_accumulation_give_each_row_its_own_carry(tmp_path, monkeypatch):
+def test_meshes_and_accumulation_give_each_row_its_own_carry(tmp_path):
     config = recurrent.build(tmp_path, model__dropout=0.0)
-    one, losses = updated(config, recurrent.make(config, monkeypatch), 3)
+    one, losses = updated(config, make_task(config), 3)
     for changes, devices in (
         (dict(train__accumulation=4), 1),
         (dict(train__accumulation=2, mesh__data=2, mesh__fsdp=2), 4),  # reduced once an update
         (dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2), 8),
     ):
         config = recurrent.build(tmp_path, model__dropout=0.0, **changes)
-        many, of_many = updated(config, recurrent.make(config, monkeypatch), 3, devices)
+        many, of_many = updated(config, make_task(config), 3, devices)
         np.testing.assert_allclose(of_many, losses, atol=1e-5, rtol=0)
-        np.testing.assert_allclose(many.carry["sum"], one.carry["sum"], atol=1e-5)
+        np.testing.assert_allclose(many.carry[0], one.carry[0], atol=1e-5)
 
 
-def test_a_run_that_stops_at_any_step_resumes_with_its_carry(tmp_path, monkeypatch):
+def test_a_run_that_stops_at_any_step_resumes_with_its_carry(tmp_path):
     """State and metrics are bit-equal to those of a straight run; evaluations read a stream."""
     last = 6
     config = recurrent.build(
@@ -80,13 +79,13 @@ def test_a_run_that_stops_at_any_step_resumes_with_its_carry(tmp_path, monkeypat
         checkpoint__every=1,
         checkpoint__keep=9,
     )
-    task = recurrent.make(config, monkeypatch)
+    task = make_task(config)
     assert task.rows().train.phases[0].num_segments < last  # the streams begin anew
     program = Program.of(config, task, jax.devices()[:2])
     run(config, task, tmp_path / "straight", program)
     config.checkpoint.every = last
     expected = final_state(tmp_path / "straight", config, program, last)
-    assert expected.carry["sum"].any(axis=-1).all()
+    assert expected.carry[0].any(axis=-1).all()
     for k in range(1, last):
         resumed = tmp_path / "resumed"
         shutil.copytree(tmp_path / "straight", resumed)
@@ -102,9 +101,9 @@ def test_a_run_that_stops_at_any_step_resumes_with_its_carry(tmp_path, monkeypat
     jax.tree.map(np.testing.assert_array_equal, moved, expected)
 
 
-def test_evaluate_reads_the_text_once_as_one_stream(tmp_path, monkeypatch):
+def test_evaluate_reads_the_text_once_as_one_stream(tmp_path):
     config = recurrent.build(tmp_path)
-    task = recurrent.make(config, monkeypatch)
+    task = make_task(config)
     params = states.init_params(task)
     scores = task.evaluate(params, "valid")
     assert scores["stride"] == task.length
@@ -118,7 +117,7 @@ def test_evaluate_reads_the_text_once_as_one_stream(tmp_path, monkeypatch):
 
 def test_a_carry_that_is_not_finite_is_not_kept(tmp_path, monkeypatch):
     config = recurrent.build(tmp_path)
-    task = recurrent.make(config, monkeypatch)
+    task = make_task(config)
     before, _ = updated(config, task, 1)
     loss = type(task).loss
 
@@ -130,12 +129,12 @@ def test_a_carry_that_is_not_finite_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(type(task), "loss", broken)
     after, _ = updated(config, task, 1)
     assert (int(before.skipped), int(after.skipped)) == (0, 1)
-    assert not after.carry["sum"].any() and before.carry["sum"].any()
+    assert not after.carry[0].any() and before.carry[0].any()
 
 
 def test_a_carry_of_another_shape_is_refused(tmp_path, monkeypatch):
     config = recurrent.build(tmp_path)
-    task = recurrent.make(config, monkeypatch)
+    task = make_task(config)
     loss = type(task).loss
 
     def half(self, params, batch, context):
@@ -150,7 +149,7 @@ def test_a_carry_of_another_shape_is_refused(tmp_path, monkeypatch):
 
 def test_a_task_with_a_carry_makes_one_pass(tmp_path, monkeypatch):
     config = recurrent.build(tmp_path)
-    task = recurrent.make(config, monkeypatch)
+    task = make_task(config)
     monkeypatch.setattr(type(task), "passes", (2, 1))
     with pytest.raises(UserError, match=r"'causal_lm': has a carry, so it makes one pass"):
         Program.of(config, task, jax.devices()[:1])
@@ -163,17 +162,17 @@ def test_a_task_with_a_carry_makes_one_pass(tmp_path, monkeypatch):
         (dict(train__first_batch=4, train__ramp_steps=2), "first_batch=4: not with"),
     ],
 )
-def test_rows_that_cannot_be_streams_are_refused(changes, words, tmp_path, monkeypatch):
+def test_rows_that_cannot_be_streams_are_refused(changes, words, tmp_path):
     config = recurrent.build(tmp_path, **changes)
     with pytest.raises(UserError, match=words):
-        recurrent.make(config, monkeypatch).rows()
+        make_task(config).rows()
 
 
-def test_a_state_without_a_carry_is_saved_as_before(tmp_path, monkeypatch):
+def test_a_state_without_a_carry_is_saved_as_before(tmp_path):
     config = recurrent.build(tmp_path)
     parts = {"step", "opt_state", "skipped", "last_skipped"}
     for carry, saved in ((True, parts | {"carry"}), (False, parts)):
         config.task.carry = carry
-        task = recurrent.make(config, monkeypatch) if carry else make_task(build_gpt(tmp_path))
+        task = make_task(config)
         state = Program.of(task.config, task, jax.devices()[:1]).state
         assert set(checkpoint._rest(state)) == saved

@@ -71,7 +71,7 @@ class FineTuning(Definition, Task):
                 f"config.model.num_token_types={self.model.num_token_types}: two texts "
                 "in a row need 2"
             )
-        if not 8 <= self.length <= self.model.max_length:
+        if not 8 <= self.length <= self.model.window:
             raise UserError(
                 f"config.task.length={self.length}: must be from 8 to "
                 f"config.model.max_length={self.model.max_length}"

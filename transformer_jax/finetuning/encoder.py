@@ -104,7 +104,7 @@ class Encoder:
         `config.model.max_length`.
         """
         length = sum(map(len, texts)) + len(texts) + 1
-        check_length(length, self.model.max_length)
+        check_length(length, self.model.window)
         row = self.row(tokenizer, *texts, length=length)
         stack = "encoder" if self.bidirectional else "decoder"
         side = self._labels(tokenizer, texts, pieces)

@@ -58,5 +58,5 @@ class RecurrentHead(nn.Module):
         for layer in range(2):
             forward = LSTM(self.width // 2, name=f"lstm_{layer}_forward")
             backward = LSTM(self.width // 2, reverse=True, name=f"lstm_{layer}_backward")
-            x = jnp.concatenate([forward(x, filled), backward(x, filled)], axis=-1)
+            x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
         return Head(self.features, self.dropout, name="tags")(x, train=train)

@@ -7,19 +7,29 @@ import jax.numpy as jnp
 from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.parameters import declared
 
+State = tuple[jax.Array, jax.Array]
+
 
 class LSTM(nn.Module):
-    """x (B, L, M), filled (B, L) bool -> outputs (B, L, features).
+    """x (B, L, M) -> outputs (B, L, features), and the state after the last position.
 
-    Positions that are not filled are padding and leave the state unchanged. With `reverse`, the
-    recurrence therefore starts at the last filled position of each row.
+    The state is (output, cell), both (B, features). Positions that are not `filled` (B, L) are
+    padding and leave the state unchanged. With `reverse`, the recurrence therefore starts at the
+    last filled position of each row. Where `restarts` (B, L), the state is zero before the
+    position.
     """
 
     features: int
     reverse: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, filled: jax.Array) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        filled: jax.Array,
+        state: State | None = None,
+        restarts: jax.Array | None = None,
+    ) -> tuple[jax.Array, State]:
         # (B, L, 4, features): input gate, forget gate, candidate, output gate
         gates = Linear(
             (x.shape[-1],),
@@ -33,8 +43,8 @@ class LSTM(nn.Module):
         recurrent = self.param("recurrent", init, shape, jnp.float32).astype(x.dtype)
 
         def step(state, inputs):
-            output, cell = state
-            gates, filled = inputs
+            gates, filled, restarts = inputs
+            output, cell = jax.tree.map(lambda x: jnp.where(restarts[:, None], 0, x), state)
             gates = gates + (output @ recurrent).reshape(gates.shape)
             i, f, g, o = jnp.moveaxis(gates, 1, 0)
             # The forget gate has a bias of 1: at initialization the cell keeps its content.
@@ -44,7 +54,9 @@ class LSTM(nn.Module):
             cell = jnp.where(filled[:, None], new_cell, cell)
             return (output, cell), output
 
-        zeros = jnp.zeros((len(x), self.features), x.dtype)
-        inputs = (jnp.moveaxis(gates, 1, 0), filled.T)
-        _, outputs = jax.lax.scan(step, (zeros, zeros), inputs, reverse=self.reverse)
-        return jnp.moveaxis(outputs, 0, 1)
+        if state is None:
+            state = (jnp.zeros((len(x), self.features), x.dtype),) * 2
+        restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
+        inputs = (jnp.moveaxis(gates, 1, 0), filled.T, restarts.T)
+        state, outputs = jax.lax.scan(step, state, inputs, reverse=self.reverse)
+        return jnp.moveaxis(outputs, 0, 1), state

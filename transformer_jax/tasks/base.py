@@ -68,7 +68,7 @@ def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
     """Raises UserError where rows of `length` tokens, set by config.task.<key>, do not suit a
     model.
     """
-    if not least <= length <= model.max_length:
+    if not least <= length <= model.window:
         raise UserError(
             f"config.task.{key}={length}: must be from {least} to "
             f"config.model.max_length={model.max_length}"

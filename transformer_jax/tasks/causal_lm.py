@@ -30,7 +30,7 @@ class CausalLM(CausalUse, BaseTask):
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
-        max_length = self.model.max_length
+        max_length = self.model.window
         check_row_length("length", self.length, self.model)
         if not 0 <= self.sample_tokens < max_length:
             raise UserError(

@@ -68,7 +68,7 @@ class MaskedLM(EncoderUse, BaseTask):
         if kinds not in ([int, int, int], [float, int, int]):
             return False
         share, length, num_predictions = phase
-        fits = 8 <= length <= self.model.max_length
+        fits = 8 <= length <= self.model.window
         return fits and 0 < share <= 1 and 1 <= num_predictions <= length
 
     # data

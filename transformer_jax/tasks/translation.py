@@ -35,7 +35,7 @@ class Translation(SequenceToSequenceUse, BaseTask):
         check_row_length("target_length", self.target_length, self.model)
         if self.bleu_lines < 0:
             raise UserError(f"config.task.bleu_lines={self.bleu_lines}: must be at least 0")
-        if self.model.max_length - self.config.decode.max_extra < 2:
+        if self.model.window - self.config.decode.max_extra < 2:
             raise UserError(
                 f"config.decode.max_extra={self.config.decode.max_extra}: must be at most "
                 f"config.model.max_length - 2 = {self.model.max_length - 2}"

@@ -1,0 +1,172 @@
+"""The LSTM: its equations in NumPy, its state over rows and documents, and its decoding."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.training import recurrent
+from transformer_jax.inference.beam_search import BeamSearch
+from transformer_jax.inference.sampling import Sampling
+from transformer_jax.models.lstm import LSTM
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training.state import init_params
+
+TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
+CLOSE = dict(rtol=1e-4, atol=1e-5)
+
+
+def build(**options):
+    """Returns a tiny model and parameters far from their small initial values."""
+    model = LSTM(**{**dict(vocab_size=37, d_model=16, num_layers=2), **options})
+    params = nn.unbox(model.init(jax.random.key(0), TOKENS % model.vocab_size))["params"]
+
+    def perturb(x):
+        return x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape)
+
+    return model, jax.tree.map(perturb, params)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def reference(params, tokens):
+    """Returns the logits (L, V) of a row in float64, by torch.nn.LSTM's equations.
+
+    The forget gate's bias is the parameter plus 1.
+    """
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    x = params["token_embed"]["embedding"][np.asarray(tokens)]
+    layers = params["layers"]["lstm"]
+    for layer in range(2):
+        kernel, bias = (layers["input"][name][layer] for name in ("kernel", "bias"))
+        recurrent = layers["recurrent"][layer].reshape(16, 4, 16)
+        output, cell, outputs = np.zeros(16), np.zeros(16), []
+        for vector in x:
+            gates = np.einsum("m,mgf->gf", vector, kernel) + bias
+            i, f, g, o = gates + np.einsum("m,mgf->gf", output, recurrent)
+            cell = sigmoid(f + 1) * cell + sigmoid(i) * np.tanh(g)
+            output = sigmoid(o) * np.tanh(cell)
+            outputs.append(output)
+        x = np.stack(outputs)
+    return x @ params["output_embed"]["embedding"].T + params["output_bias"]["bias"]
+
+
+def test_equals_the_equations_in_numpy():
+    model, params = build()
+    logits = model.apply({"params": params}, TOKENS)
+    for row in range(2):
+        np.testing.assert_allclose(logits[row], reference(params, TOKENS[row]), **CLOSE)
+
+
+def test_the_state_passes_from_part_to_part_and_ends_with_a_document():
+    model, params = build()
+    variables = {"params": params}
+    hidden = model.apply(variables, TOKENS, method="hidden")
+    first, carry = model.apply(variables, TOKENS[:, :5], model.initial_carry(2), method="advance")
+    second, last = model.apply(variables, TOKENS[:, 5:], carry, method="advance")
+    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), hidden, **CLOSE)
+
+    restarts = jnp.zeros((2, 7), jnp.int32).at[:, 3].set(1)
+    restarted, ended = model.apply(
+        variables, TOKENS[:, 5:], carry, restarts=restarts, method="advance"
+    )
+    alone = model.apply(variables, TOKENS[:, 8:], method="hidden")
+    np.testing.assert_allclose(restarted[:, 3:], alone, **CLOSE)
+    np.testing.assert_allclose(restarted[:, :3], second[:, :3], **CLOSE)
+    assert jax.tree.map(jnp.shape, ended) == jax.tree.map(jnp.shape, last)
+
+
+def test_documents_of_a_row_and_padding_do_not_change_each_other():
+    model, params = build()
+    segments = jnp.array([[1] * 5 + [2] * 5 + [0] * 2] * 2)
+    packed = model.apply({"params": params}, TOKENS, segment_ids=segments)
+    alone = model.apply({"params": params}, TOKENS[:, 5:10])
+    np.testing.assert_allclose(packed[:, 5:10], alone, **CLOSE)
+
+
+def test_decoding_equals_the_whole_prefix():
+    """Prompts have different lengths; each state has read its own row alone."""
+    model, params = build()
+    expected = model.apply({"params": params}, TOKENS)
+    lengths, rows = jnp.array([5, 8]), jnp.arange(2)
+    prompts = jnp.where(jnp.arange(8) < lengths[:, None], TOKENS[:, :8], 9)
+    params = model.for_decoding(params)
+    logits, state = model.begin(params, prompts, lengths, slots=16)
+    np.testing.assert_allclose(logits, expected[rows, lengths - 1], **CLOSE)
+    for _ in range(4):
+        logits, state = model.step(params, state, TOKENS[rows, lengths][:, None])
+        np.testing.assert_allclose(logits[:, 0], expected[rows, lengths], **CLOSE)
+        lengths = lengths + 1
+
+
+def test_beam_search_finds_the_likeliest_outputs():
+    """With as many beams as prefixes, it finds the best of all outputs of three tokens."""
+    model, params = build(vocab_size=5, num_layers=1)
+    prompt = jnp.array([[1, 3], [4, 2]])
+    params = model.for_decoding(params)
+    search = BeamSearch(beam=25, alpha=0.0, eos_id=-1, n_best=3)
+
+    @jax.jit
+    def best():
+        logits, state = model.begin(params, prompt, jnp.array([2, 2]), slots=0)
+        begun = search.resized(search.begin(jnp.array([3, 3]), logits, state), 3)
+        done = search.advance(begun, lambda *arguments: model.step(params, *arguments), 2)
+        return search.best(done)
+
+    outputs = jnp.stack(jnp.meshgrid(*[jnp.arange(5)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    found = best()
+    for row in range(2):
+        texts = jnp.concatenate([jnp.tile(prompt[row], (125, 1)), outputs], axis=1)
+        log_probs = jax.nn.log_softmax(model.apply({"params": params}, texts[:, :-1])[:, 1:])
+        scores = jnp.take_along_axis(log_probs, outputs[..., None], axis=2).sum(axis=(1, 2))
+        expected, order = jax.lax.top_k(scores, 3)
+        np.testing.assert_array_equal(found.ids[row], outputs[order])
+        np.testing.assert_allclose(found.scores[row], expected, **CLOSE)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A task with an LSTM and initial parameters, with which logits depend on the text."""
+    folder = tmp_path_factory.mktemp("lstm")
+    changes = dict(task__carry=False, data__mask_documents=False, decode__batch=2)
+    task = make_task(recurrent.build(folder, model__d_model=32, **changes))
+    return task, jax.tree.map(lambda x: 3 * jnp.asarray(x), init_params(task))
+
+
+def test_text_has_no_window(opened):
+    """Greedy continuations of a short and a long prompt take the likeliest token of the prefix."""
+    task, params = opened
+    prompts = ["the dog sat on the mat. " * 5, "a"]
+    continuations = task.generate(
+        params, prompts, max_tokens=30, how=Sampling(temperature=0), window="refuse"
+    )
+
+    @jax.jit
+    def likeliest(ids):
+        return task.model.apply({"params": params}, ids)[0].argmax(axis=-1)
+
+    for prompt, continuation in zip(prompts, continuations):
+        ids = task.tokenizer.encode([prompt])[0]
+        for _ in range(30):
+            padded = jnp.array([ids + [0] * (160 - len(ids))])
+            ids.append(int(likeliest(padded)[len(ids) - 1]))
+        assert continuation.tokens == 30
+        assert prompt + continuation.text == task.tokenizer.decode([ids])[0]
+
+
+def test_scores_are_sums_of_log_probabilities(opened):
+    task, params = opened
+    (likelihood,) = task.log_likelihoods(params, [("the dog", " sat on a mat")])
+    ids, context = task.tokenizer.encode(["the dog sat on a mat", "the dog"])
+    begin = len(context)
+    log_probs = jax.nn.log_softmax(task.model.apply({"params": params}, jnp.array([ids]))[0])
+    expected = sum(float(log_probs[place - 1, ids[place]]) for place in range(begin, len(ids)))
+    assert likelihood.log_prob == pytest.approx(expected, rel=1e-5)
+
+
+def test_flops_count_the_matrix_products():
+    model = LSTM(vocab_size=100, d_model=32, num_layers=2)
+    assert model.flops(7) == 2 * 7 * (2 * 64 * 128 + 32 * 100)

@@ -1,0 +1,103 @@
+"""A recurrent language model of LSTM layers (Hochreiter & Schmidhuber 1997; Karpathy 2015).
+
+Dropout is on the connections between layers alone (Zaremba et al. 2014).
+"""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from transformer_jax.layers import flops, lstm
+from transformer_jax.layers.embeddings import Bias, Embed
+from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.models.model import Causal
+
+
+class LSTM(Causal):
+    """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
+
+    The state of a row is the output and the cell of each layer. It has no largest length.
+    """
+
+    can = frozenset({"carry"})
+    vocabulary = ("token_embed/embedding", "output_embed/embedding", "output_bias/bias")
+    max_length = None
+    decoding_stacks = ()
+
+    vocab_size: int = 96  # number of tokens in the vocabulary
+    d_model: int = 512  # width of embeddings, outputs and cells
+    num_layers: int = 1  # number of LSTM layers
+    dropout: float = 0.0  # on the embeddings and on the output of each layer
+    tie_output: bool = False  # uses the token embeddings as output projection
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def setup(self):
+        init = nn.initializers.normal(self.d_model**-0.5)
+        embed = partial(Embed, self.vocab_size, self.d_model, init, dtype=self._dtype)
+        self.token_embed = embed()
+        if not self.tie_output:
+            self.output_embed = embed()
+        self.output_bias = Bias(self.vocab_size, "vocab")
+        self.embed_dropout = Dropout(self.dropout)
+        self.layers = nn.scan(
+            _Layer,
+            in_axes=(1, nn.broadcast, nn.broadcast),
+            out_axes=1,
+            length=self.num_layers,
+            split_rngs={"params": True, "dropout": True},
+            metadata_params={nn.PARTITION_NAME: "layers"},
+            variable_axes={"params": 0},
+        )(self.d_model, self.dropout)
+
+    @property
+    def _dtype(self):
+        return compute_dtype(self.dtype)
+
+    def __call__(self, tokens, positions=None, segment_ids=None, *, train=False):
+        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
+        return self.logits(hidden)
+
+    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+        restarts = filled = None
+        if segment_ids is not None:
+            restarts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+            filled = segment_ids > 0
+        carry = self.initial_carry(len(tokens))
+        return self.advance(tokens, carry, restarts=restarts, filled=filled, train=train)[0]
+
+    @nn.nowrap
+    def initial_carry(self, rows: int):
+        """Returns the zero outputs and cells, (rows, layers, M) each."""
+        zeros = jnp.zeros((rows, self.num_layers, self.d_model), self._dtype)
+        return zeros, zeros
+
+    def advance(self, tokens, carry, *, restarts=None, filled=None, train=False):
+        x = self.embed_dropout(self.token_embed(tokens), train=train)
+        filled = jnp.ones(tokens.shape, bool) if filled is None else filled > 0
+        restarts = jnp.zeros(tokens.shape, bool) if restarts is None else restarts > 0
+        return self.layers(x, carry, (filled, restarts), train)
+
+    def output(self):
+        embed = self.token_embed if self.tie_output else self.output_embed
+        return embed.table(), self.output_bias()
+
+    def flops(self, length: int, predictions: int | None = None) -> float:
+        layers = self.num_layers * flops.lstm(length, self.d_model, self.d_model)
+        positions = length if predictions is None else predictions
+        return layers + flops.dense(positions, self.d_model, self.vocab_size)
+
+
+class _Layer(nn.Module):
+    """x (B, L, M), state -> outputs (B, L, M), new state."""
+
+    features: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x, state, rows, train):
+        filled, restarts = rows
+        x, state = lstm.LSTM(self.features, name="lstm")(x, filled, state, restarts)
+        return Dropout(self.dropout)(x, train=train), state
