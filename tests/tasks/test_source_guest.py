@@ -204,3 +204,22 @@ def test_a_task_that_reads_texts_takes_no_source(config):
     changed = configs.experiment(model=dict(name="gpt"), task=dict(name="pixel_lm"))
     with pytest.raises(UserError, match="config.source.name is missing: .*there are: stripes"):
         make_task(changed)
+
+
+def test_files_outside_the_package_with_reader_processes(config, tmp_path):
+    """The rows of two processes are those of one, also where a path names the classes."""
+    files = {"task": tmp_path / "pixels.py", "source": tmp_path / "stripes.py"}
+    files["task"].write_text(TASK)
+    files["source"].write_text(SOURCE)
+    sections = config.to_dict()
+    sections["task"] = {"name": str(files["task"])}
+    sections["source"] = {"name": str(files["source"]), "side": 5}
+    results = []
+    for readers in (0, 2):
+        sections["data"]["readers"] = readers
+        run = tmp_path / f"run-{readers}"
+        transformer_jax.train(configs.experiment(**sections), run, overrides={"train.num_steps": 6})
+        results.append(open_run(run, task_file=files["task"], source_file=files["source"])[1])
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    with pytest.raises(UserError, match="name it with --config.source.name=FILE"):
+        open_run(run, task_file=files["task"])

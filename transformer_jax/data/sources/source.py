@@ -39,7 +39,10 @@ class Source(abc.ABC):
         fingerprint = self.fingerprint(split)
         if fingerprint is None:
             return None
-        key = {"source": type(self).__name__, "content": fingerprint}
+        # The module of a file outside the package has a name that changes with its content.
+        names = [field.name for field in dataclasses.fields(self) if field.name != "data"]
+        own_keys = {name: getattr(self, name) for name in names}
+        key = {"source": type(self).__module__, "keys": own_keys, "content": fingerprint}
         return store.build_records(
             self.data.cache, "records", key, lambda: self.read(split), rebuild=self.data.rebuild
         )
