@@ -78,6 +78,12 @@ def test_a_family_in_a_new_file_is_found(guest, tmp_path, capsys):
         guest.read_config(content | {"activation": "tanh"}, tmp_path / "hf")
 
 
+def test_a_file_without_families_is_named(guest, tmp_path):
+    (tmp_path / "families" / "empty.py").write_text("")
+    with pytest.raises(UserError, match="empty.py: must define FAMILIES, a list of its"):
+        family.families()
+
+
 def test_each_stack_has_its_own_number_of_layers(guest, tmp_path):
     options = dict(num_encoder_layers=3, num_decoder_layers=1, d_model=8, d_ff=12, num_heads=2)
     config = configs.experiment(

@@ -1,5 +1,6 @@
 """Byte-pair encoding: GPT-2's over bytes, and GPT's over characters."""
 
+import json
 import random
 
 import pytest
@@ -90,6 +91,32 @@ def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
     with pytest.raises(UserError, match="of the kind Unigram, neither BPE nor WordPiece"):
         tokenizers.read_published(tmp_path)
+
+
+def test_byte_bpe_has_the_special_tokens_of_its_vocabulary(tmp_path):
+    """RoBERTa's vocabulary has GPT-2's merges and other special tokens."""
+    trained = tokenizers.train(TEXTS, "byte_bpe", 400)
+    assert trained.bos_id is None and trained.mask_id is None
+    with pytest.raises(UserError, match="BERT needs .* cls, sep, .* ByteBPE tokenizer has no cls"):
+        trained.required("cls", "sep", user="BERT")
+    files = trained.hf_files()
+    vocab = json.loads(files["vocab.json"])
+    size = vocab.pop("<|endoftext|>")
+    named = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    vocab |= {piece: size + number for number, piece in enumerate(named)}
+    write(tmp_path, vocab__json=vocab)
+    (tmp_path / "merges.txt").write_bytes(files["merges.txt"])
+    tokenizer = tokenizers.read_published(tmp_path)
+    ids = tokenizer.required("bos", "pad", "eos", "unk", "mask", user="RoBERTa")
+    assert ids == tuple(range(size, size + 5)) and tokenizer.eos_id == size + 2
+    assert tokenizer.required("cls", "sep", user="RoBERTa") == (size, size + 2)
+    assert tokenizer.special.nonzero()[0].tolist() == list(ids)
+    assert not set(tokenizer.encode("<s></s><mask>")) & set(ids)
+    first, second = tokenizer.encode(["the ", " runs"])
+    masked = tokenizer.encode_masked("the [MASK] runs")
+    assert masked == [*first, tokenizer.mask_id, *second]
+    assert tokenizer.decode([[ids[0], *second, ids[2]]]) == [" runs"]
+    assert not tokenizer.continues[second[0]] and tokenizer.continues[tokenizer.encode("s")[0]]
 
 
 def test_gpt1_lowers_splits_and_closes_words(tmp_path):

@@ -121,7 +121,15 @@ def families() -> list[Family]:
     folder = importlib.import_module(_PACKAGE).__path__
     names = sorted(m.name for m in pkgutil.iter_modules(folder) if m.name not in _SHARED)
     modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in names]
-    return [family for module in modules for family in module.FAMILIES]
+    return [family for module in modules for family in _defined(module)]
+
+
+def _defined(module) -> list[Family]:
+    """Returns the families of a file. Raises UserError where it defines none."""
+    defined = vars(module).get("FAMILIES", [])
+    if not defined or not all(isinstance(family, Family) for family in defined):
+        raise UserError(f"{module.__file__}: must define FAMILIES, a list of its architectures")
+    return defined
 
 
 def of_checkpoint(folder: pathlib.Path, hf_config: dict) -> Family:

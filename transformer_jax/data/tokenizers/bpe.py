@@ -27,8 +27,6 @@ class BPE(LibraryTokenizer):
         content = json.loads(model)
         self._vocab = {piece: i for i, piece in enumerate(content["pieces"])}
         self._merges = content["merges"]
-        # Texts encode to the pieces that merges make.
-        self._merged = {merge.replace(" ", "") for merge in self._merges}
         self._check()
         merges = [tuple(merge.split(" ")) for merge in self._merges]
         self._tokenizer = self.pipeline(self._vocab, merges)
@@ -39,8 +37,8 @@ class BPE(LibraryTokenizer):
         self.cls_id, self.sep_id, self.mask_id = map(special.get, ("cls", "sep", "mask"))
 
     def _special_id(self, name: str) -> int | None:
-        """Returns the id of a special token of this vocabulary."""
-        pieces = [piece for piece in self.special_pieces[name] if piece not in self._merged]
+        """Returns the id of a special token; None where the vocabulary has no such token."""
+        pieces = self.special_pieces[name]
         return next((self._vocab[piece] for piece in pieces if piece in self._vocab), None)
 
     def _check(self) -> None:
@@ -51,10 +49,9 @@ class BPE(LibraryTokenizer):
         if missing:
             raise ValueError(f"no piece {missing[0]!r} in the vocabulary")
         # Without some of the merges, texts would have other ids.
+        merged = {merge.replace(" ", "") for merge in self._merges}
         unmade = [
-            piece
-            for piece in self._vocab
-            if piece not in self._merged and not _needs_no_merge(piece)
+            piece for piece in self._vocab if piece not in merged and not _needs_no_merge(piece)
         ]
         if unmade:
             raise ValueError(f"no merge makes {len(unmade)} of the pieces, {unmade[0]!r} the first")
