@@ -108,6 +108,7 @@ def coreference(options):
     from transformer_jax.pictures.progress import say
 
     task, params, folder = _opened(options)
+    _check_attends(task, folder)
     kind = "encoder" if "encoder" in task.attentions else task.attentions[0]
     of_translation = dict(kind=kind) if "cross" in task.attentions else {}
     weights = [
@@ -243,7 +244,13 @@ def _texts(options, count: int) -> list[str]:
     return options.text
 
 
+def _check_attends(task, folder: str) -> None:
+    if not task.attentions:
+        raise UserError(f"{folder}: config.model.name={task.config.model.name!r} has no attention")
+
+
 def _kind(task, kind: str | None, folder: str) -> str:
+    _check_attends(task, folder)
     if kind and kind not in task.attentions:
         raise UserError(
             f"--kind={kind}: {folder} has no such attention; there is: {', '.join(task.attentions)}"

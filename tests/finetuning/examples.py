@@ -3,6 +3,7 @@
 import json
 
 from tests.conftest import build_bert, build_gpt
+from tests.training import recurrent
 from transformer_jax import config as configs
 from transformer_jax.runs import record
 from transformer_jax.runs.resolve import make_task, resolve
@@ -13,8 +14,13 @@ ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
 
 def pretrained(folder, family, **overrides):
     """Returns the workdir of a run at step 0. Most tests do not need trained parameters."""
-    build = {"bert": build_bert, "gpt": build_gpt}[family]
-    config = build(folder / family, model__dropout=0.0, model__attention_dropout=0.0, **overrides)
+    if family == "lstm":
+        sizes = dict(model__d_model=32, model__dropout=0.0)
+        config = recurrent.build(folder / family, **sizes, **overrides)
+    else:
+        build = {"bert": build_bert, "gpt": build_gpt}[family]
+        none = dict(model__dropout=0.0, model__attention_dropout=0.0)
+        config = build(folder / family, **none, **overrides)
     task = make_task(config)
     workdir = folder / f"{family}_run"
     workdir.mkdir()

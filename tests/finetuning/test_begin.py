@@ -136,7 +136,7 @@ def test_runs_of_the_wrong_kind_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match="no run here"):
         train(config, tmp_path / "run")
     config.init_from = "tests/fixtures/format_1"
-    with pytest.raises(UserError, match="fine-tuning is for bert and gpt"):
+    with pytest.raises(UserError, match="fine-tuning is for encoders and"):
         train(config, tmp_path / "run")
     config.init_from = str(runs["bert"])
     with pytest.raises(UserError, match="holds a masked_lm run, not a classification one"):

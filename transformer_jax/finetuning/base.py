@@ -20,6 +20,7 @@ from transformer_jax.finetuning.definition import Definition
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.finetuning.outputs import Outputs
 from transformer_jax.finetuning.predictions import Prediction, examples_of
+from transformer_jax.inference import attention
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks.task import Context, Loss, Task
@@ -49,7 +50,8 @@ class FineTuning(Definition, Task):
         self.model = build_model(self.config)
         if self.model.kind == "sequence_to_sequence":
             raise UserError(
-                f"config.model.name={self.config.model.name!r}: fine-tuning is for bert and gpt"
+                f"config.model.name={self.config.model.name!r}: fine-tuning is for encoders and "
+                "for causal language models"
             )
         self.encoder = Encoder(self.model)
         self._check_rows()
@@ -159,7 +161,7 @@ class FineTuning(Definition, Task):
         head_key, encoder_key = jax.random.split(rng)
         vector = jnp.zeros((1, 8, self.model.d_model))
         return {
-            **self.encoder.init(encoder_key, self.summarises),
+            **self.encoder.init(encoder_key, self.summarises, self.lm_weight > 0),
             "head": self.head().init(head_key, vector)["params"],
         }
 
@@ -278,7 +280,7 @@ class FineTuning(Definition, Task):
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return ("encoder",) if self.encoder.bidirectional else ("decoder",)
+        return attention.kinds(self.model)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the fine-tuned model's attention between a text's words; with `pieces`, tokens.

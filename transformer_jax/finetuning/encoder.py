@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
-from transformer_jax.inference.attention import check_length
+from transformer_jax.inference.attention import check_attends, check_length
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.attended import Attended, Side, between
@@ -20,11 +20,11 @@ from transformer_jax.pictures.attended import Attended, Side, between
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Rows, hidden states and summaries of a BERT or a GPT.
+    """Rows, hidden states and summaries of an Encoder or a Causal model.
 
-    A BERT's row is [CLS] A [SEP] B [SEP]; its summary is the pooled state of [CLS]. A GPT's row is
-    start A delimiter B extract; its summary is the state of extract. These three tokens are the
-    last ids of the GPT's vocabulary, which grows by them.
+    An Encoder's row is [CLS] A [SEP] B [SEP]; its summary is the state of [CLS], pooled where the
+    model can. A Causal model's row is start A delimiter B extract; its summary is the state of
+    extract. These three tokens are the last ids of the model's vocabulary, which grows by them.
     """
 
     model: Any  # the Linen module
@@ -32,6 +32,10 @@ class Encoder:
     @property
     def bidirectional(self) -> bool:
         return self.model.kind == "encoder"
+
+    @property
+    def _pools(self) -> bool:
+        return "pool" in self.model.can
 
     def marks(self, tokenizer) -> tuple[int, int, int]:
         """Returns the ids that begin a row, separate its texts, and end it.
@@ -69,11 +73,16 @@ class Encoder:
             "segment_ids": padded(np.ones(len(ids)), length),
         }
 
-    def init(self, rng, summary: bool) -> dict:
-        """Returns the parameters that are used, without the heads of pre-training."""
-        tokens = jnp.zeros((1, 8), jnp.int32)
-        method = _pooled if summary and self.bidirectional else "hidden"
-        return self.model.init(rng, tokens, method=method)["params"]
+    def init(self, rng, summary: bool, language_model: bool = False) -> dict:
+        """Returns the parameters that are used, without other heads of pre-training."""
+
+        def used(model, tokens):
+            hidden = model.hidden(tokens)
+            if language_model:
+                model.output()
+            return model.pooled(hidden) if summary and self._pools else hidden
+
+        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=used)["params"]
 
     def hidden(self, params, batch, rng, train: bool) -> jax.Array:
         """Returns the hidden states (B, L, M)."""
@@ -88,7 +97,7 @@ class Encoder:
         )
 
     def layers(self, params, batch) -> jax.Array:
-        """Returns a BERT's embeddings and hidden states of all layers (layers + 1, B, L, M)."""
+        """Returns an Encoder's embeddings and states of all layers (layers + 1, B, L, M)."""
         return self.model.apply(
             {"params": params},
             batch["tokens"],
@@ -101,8 +110,9 @@ class Encoder:
         """Returns the attention weights between the words of a row of one text or two texts.
 
         With `pieces` they are between tokens. Raises UserError for a row longer than
-        `config.model.max_length`.
+        `config.model.max_length`, and for a model without attention.
         """
+        check_attends(self.model)
         length = sum(map(len, texts)) + len(texts) + 1
         check_length(length, self.model.window)
         row = self.row(tokenizer, *texts, length=length)
@@ -126,8 +136,10 @@ class Encoder:
 
     def summary(self, params, hidden, batch) -> jax.Array:
         """Returns one vector for each row (B, M)."""
-        if self.bidirectional:
+        if self._pools:
             return self.model.apply({"params": params}, hidden, method="pooled")
+        if self.bidirectional:
+            return hidden[:, 0]
         last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
@@ -147,10 +159,6 @@ class Encoder:
         without.
         """
         return self.model.flops(length, length if language_model else 0)
-
-
-def _pooled(model, tokens: jax.Array) -> jax.Array:
-    return model.pooled(model.hidden(tokens))
 
 
 def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:

@@ -8,6 +8,24 @@ from transformer_jax.config import UserError
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.pictures.attended import Attended, Side, between
 
+# The kinds of attention that a kind of model has.
+_KINDS = {
+    "encoder": ("encoder",),
+    "causal": ("decoder",),
+    "sequence_to_sequence": ("cross", "encoder", "decoder"),
+}
+
+
+def kinds(model: Any) -> tuple[str, ...]:
+    """Returns the kinds of attention that a model has; a recurrent model has none."""
+    return _KINDS[model.kind] if "attend" in model.can else ()
+
+
+def check_attends(model: Any) -> None:
+    """Raises UserError for a model without attention."""
+    if not kinds(model):
+        raise UserError(f"the model {type(model).__name__} has no attention")
+
 
 def check_length(num_tokens: int, max_length: int) -> None:
     """Raises UserError for a text that has more tokens than the model reads."""
@@ -24,6 +42,7 @@ def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces
     The weights are between words; with `pieces`, between tokens. Raises UserError for a text
     longer than `config.model.max_length`.
     """
+    check_attends(model)
     check_length(len(ids), model.window)
     side = Side.of(tokenizer, ids, pieces)
     return between(weights_in(model, params, stack, jnp.array([ids])), side, side)
@@ -39,6 +58,7 @@ def in_translation(
     itself). A query of the decoder is labelled with the word it predicts, a key with the word it
     has read. Raises UserError for a text longer than `config.model.max_length`.
     """
+    check_attends(model)
     sides = tokenizers.source, tokenizers.target
     source_ids, target_ids = (
         [*tokenizer.encode([text])[0], tokenizer.eos_id] for tokenizer, text in zip(sides, texts)

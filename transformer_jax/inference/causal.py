@@ -21,7 +21,10 @@ class CausalUse:
     model: Any
     tokenizer: Any
 
-    attentions = ("decoder",)  # the kinds of attention that `attention` returns
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The kinds of attention that `attention` returns."""
+        return attention.kinds(self.model)
 
     def generate(
         self,

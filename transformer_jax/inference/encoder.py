@@ -19,7 +19,10 @@ class EncoderUse:
     model: Any
     tokenizer: Any
 
-    attentions = ("encoder",)  # the kinds of attention that `attention` returns
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The kinds of attention that `attention` returns."""
+        return attention.kinds(self.model)
 
     def fill(
         self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"

@@ -1,4 +1,4 @@
-"""Reading texts with a BERT: words for masks, and hidden states."""
+"""Reading texts with an Encoder: words for masks, and hidden states."""
 
 import dataclasses
 import itertools
@@ -25,16 +25,22 @@ class Filling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads texts with a BERT, `batch` at a time. See EncoderUse.fill and EncoderUse.features."""
+    """Reads texts with an Encoder, `batch` at a time. See `EncoderUse`."""
 
     model: Any  # the Linen module
-    tokenizer: Any  # a WordPiece
+    tokenizer: Any  # with the special tokens cls and sep; to fill masks, with mask
     batch: int
+
+    def __post_init__(self):
+        self.tokenizer.required("cls", "sep", user=type(self.model).__name__)
 
     def fill(
         self, params, texts: Iterable[str], top_k: int, long: str
     ) -> Iterator[list[list[Filling]]]:
         """Yields the `top_k` likeliest words of each mask of each text."""
+        if "fill" not in self.model.can:
+            raise UserError(f"the model {type(self.model).__name__} does not fill masks")
+        self.tokenizer.required("mask", user=type(self.model).__name__)
         treatment = self._long_texts(long, ("split", "skip", "refuse"))
         return self._filled(params, texts, top_k, treatment)
 

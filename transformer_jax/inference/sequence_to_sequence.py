@@ -19,8 +19,10 @@ class SequenceToSequenceUse:
     model: Any
     tokenizer: Any  # of source and target
 
-    # the kinds of attention that `attention` returns
-    attentions = ("cross", "encoder", "decoder")
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The kinds of attention that `attention` returns."""
+        return attention.kinds(self.model)
 
     def translate(
         self, params, lines: Iterable[str], n_best: int = 1, *, long: str = "split"

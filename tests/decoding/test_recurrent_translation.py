@@ -1,0 +1,133 @@
+"""Beam search and translation with an encoder-decoder whose decoder is recurrent."""
+
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.data import tokenizers
+from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
+from transformer_jax.layers.decoding import Rows
+from transformer_jax.models.model import SequenceToSequence
+
+LINES = ["a dog runs", "the cat sleeps and a dog runs", "", "a cat", "the dog sleeps"] * 2
+
+
+class Summed(SequenceToSequence):
+    """The decoder's state is a leaky sum, which begins with the mean of the source's embeddings."""
+
+    vocab_size: int = 40
+    d_model: int = 16
+    dtype: str = "float32"
+    max_length = 64
+
+    def setup(self):
+        self.embed = nn.Embed(self.vocab_size, self.d_model)
+        self.recurrent = nn.Dense(self.d_model)
+
+    def encode(self, source, *, positions=None, segment_ids=None, train=False):
+        return self.embed(source)
+
+    def decode(
+        self,
+        target,
+        memory,
+        *,
+        positions=None,
+        segment_ids=None,
+        source_segment_ids=None,
+        train=False,
+    ):
+        state = self.first(memory, source_segment_ids)
+        states = []
+        for place in range(target.shape[1]):
+            state = self.after(state, target[:, place])
+            states.append(state)
+        return jnp.stack(states, axis=1)
+
+    def first(self, memory, segments):
+        filled = (segments > 0)[..., None]
+        return (memory * filled).sum(axis=1) / filled.sum(axis=1)
+
+    def after(self, state, tokens):
+        return jnp.tanh(self.recurrent(jnp.concatenate([state, self.embed(tokens)], axis=-1)))
+
+    def output(self):
+        return 4 * self.embed.embedding, None
+
+    def flops(self, source_length, target_length):
+        return 0.0
+
+    @nn.nowrap
+    def begin(self, params, prompts, memory, segments, *, beams):
+        first = self.apply({"params": params}, memory, segments, method="first")
+        lengths = jnp.zeros_like(prompts)
+        logits, state = self.step(params, Rows(first, lengths), prompts)
+        return logits[:, 0], state
+
+    @nn.nowrap
+    def step(self, params, state, tokens):
+        variables = {"params": params}
+        new = self.apply(variables, state.memory, tokens.reshape(-1), method="after")
+        logits = self.apply(variables, new, method="logits").reshape(*tokens.shape, -1)
+        return logits, state.replace(memory=new, lengths=state.lengths + 1)
+
+
+class Use(SequenceToSequenceUse):
+    def __init__(self, places, beam):
+        tokenizer = tokenizers.train(LINES, "bpe", 40)
+        self.tokenizer = types.SimpleNamespace(source=tokenizer, target=tokenizer)
+        self.model = Summed(vocab_size=tokenizer.vocab_size)
+        self.config = types.SimpleNamespace(
+            decode=types.SimpleNamespace(batch=places, beam=beam, alpha=0.6, max_extra=6)
+        )
+
+
+@pytest.fixture(scope="module")
+def params():
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    model = Use(1, 1).model
+    variables = model.init(
+        jax.random.key(2), tokens, tokens, source_segment_ids=tokens + 1, method="hidden"
+    )
+    return jax.tree.map(lambda x: 1.5 * x, variables["params"])
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_lines_of_a_batch_have_the_translations_that_they_have_alone(params, beam):
+    """Ten lines share two places; the states of a place's next input come with it."""
+    together = list(Use(2, beam).translate(params, LINES, beam))
+    use = Use(1, beam)
+    assert together[2] == [("", 0.0)] * beam and together[0] != together[1]
+    for line, hypotheses in zip(LINES[:5], together):
+        (alone,) = use.translate(params, [line], beam)
+        assert [text for text, _ in hypotheses] == [text for text, _ in alone]
+        scores = [score for _, score in hypotheses]
+        np.testing.assert_allclose(scores, [score for _, score in alone], rtol=1e-5)
+    assert use.attentions == ()
+
+
+def test_a_score_is_the_log_probability_of_the_whole_output(params):
+    use = Use(2, 3)
+    source = use.tokenizer.source.encode(LINES[1])
+    (_, beams), *_ = use.stream(3)(params, [source], [8])
+    for ids, score in zip(beams.ids, beams.scores):
+        output = [*ids[ids > 0].tolist()]
+        if len(output) < 8:
+            output.append(use.tokenizer.target.eos_id)
+        target = jnp.array([[use.tokenizer.target.bos_id, *output[:-1]]])
+        tokens = jnp.array([source])
+        hidden = use.model.apply(
+            {"params": params},
+            tokens,
+            target,
+            source_segment_ids=jnp.ones_like(tokens),
+            method="hidden",
+        )
+        logits = use.model.apply({"params": params}, hidden, method="logits")[0]
+        log_probs = jax.nn.log_softmax(logits)[jnp.arange(len(output)), jnp.array(output)]
+        penalty = ((5 + len(output)) / 6) ** 0.6
+        assert float(score) == pytest.approx(float(log_probs.sum()) / penalty, rel=1e-4)
