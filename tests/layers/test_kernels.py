@@ -15,8 +15,8 @@ from transformer_jax.layers import kernels
 from transformer_jax.layers.masks import Mask
 
 
-def arrays(queries, keys, dtype=jnp.float32):
-    shapes = ((2, queries, 2, 8), (2, keys, 2, 8), (2, keys, 2, 8))
+def arrays(queries, keys, dtype=jnp.float32, kv_heads=2):
+    shapes = ((2, queries, 2, 8), (2, keys, kv_heads, 8), (2, keys, kv_heads, 8))
     return tuple(
         jax.random.normal(jax.random.key(i), shape, dtype) for i, shape in enumerate(shapes)
     )
@@ -28,14 +28,14 @@ def segments(length, count=3):
     return ids.at[0, -7:].set(0)
 
 
-def assert_equals_plain(kernel, arrays, mask, tolerance):
+def assert_equals_plain(kernel, arrays, mask, tolerance, **options):
     """Asserts equal outputs and gradients, except for queries that are padding."""
     q, _, _ = arrays
     filled = jnp.ones(q.shape[:2]) if mask.query_segments is None else mask.query_segments > 0
 
     def value_and_gradients(kernel):
         def total(arrays):
-            y = kernel(*arrays, mask) * filled[..., None, None]
+            y = kernel(*arrays, mask, **options) * filled[..., None, None]
             return (y.astype(jnp.float32) ** 2).sum()
 
         return jax.tree.leaves(jax.value_and_grad(total)(arrays))
@@ -47,30 +47,82 @@ def assert_equals_plain(kernel, arrays, mask, tolerance):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max())
 
 
-MASKS = ("all", "causal", "padded", "packed", "local")
-
-
-def make_mask(name):
-    """Returns a mask of rows of 256 positions."""
-    ids = segments(256)
+def make_mask(name, length=256):
+    """Returns a mask of rows of `length` positions."""
+    ids = segments(length)
+    ranks = jax.random.permutation(jax.random.key(3), jnp.tile(jnp.arange(length), (2, 1)), 1)
+    window = dict(window=jnp.int32(20), windows=(20, 2**30))
+    is_global = jnp.arange(length)[None] % 50 == jnp.array([[0], [7]])
     masks = {
         "all": Mask(),
         "causal": Mask(causal=True),
         "padded": Mask(key_segments=ids),
         "packed": Mask(causal=True, query_segments=ids, key_segments=ids),
-        "local": Mask(causal=True, window=jnp.int32(20), windows=(20, 2**30)),
+        "local": Mask(causal=True, **window),
+        "two_sided": Mask(query_segments=ids, key_segments=ids, **window),
+        "global": Mask(causal=True, global_keys=is_global, global_queries=is_global, **window),
+        "global_two_sided": Mask(global_keys=is_global, global_queries=is_global, **window),
+        "prefix": Mask(causal=True, prefix=jnp.array([length // 3, 0])),
+        "ranks": Mask(query_ranks=ranks, key_ranks=ranks),
+        "ranks_causal": Mask(causal=True, query_ranks=ranks, key_ranks=ranks, key_segments=ids),
     }
     return masks[name]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*(name for name in MASKS if name != "padded"), pytest.param("padded", marks=pytest.mark.slow)],
+MASKS = tuple(
+    "all causal padded packed local two_sided global global_two_sided prefix ranks "
+    "ranks_causal".split()
 )
+# Needs a program of its own in the interpreted kernel of TPUs.
+SLOW = ("padded",)
+
+
+def taken_by(kernel, slow=()):
+    """Returns the masks whose conditions the kernel takes."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in slow else ())
+        for name in MASKS
+        if make_mask(name).conditions() <= kernels.TAKES[kernel]
+    ]
+
+
+@pytest.mark.parametrize("name", taken_by(kernels.splash, SLOW))
 def test_splash_equals_the_plain_kernel(name):
     """The kernel of TPUs, interpreted."""
     kernel = functools.partial(kernels.splash, interpret=True)
     assert_equals_plain(kernel, arrays(256, 256), make_mask(name), 2e-3)
+
+
+def test_splash_takes_grouped_heads_and_a_scale():
+    kernel = functools.partial(kernels.splash, interpret=True)
+    grouped = arrays(128, 128, kv_heads=1)
+    assert_equals_plain(kernel, grouped, make_mask("packed", 128), 2e-3, scale=0.5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("name", ["causal", "global", "ranks_causal"])
+def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads):
+    assert make_mask(name).conditions() <= kernels.TAKES[kernels.causal_blocks]
+    bias = jax.random.normal(jax.random.key(9), (1, 2, 150, 150))
+    assert_equals_plain(
+        kernels.causal_blocks,
+        arrays(150, 150, kv_heads=kv_heads),
+        make_mask(name, 150),
+        1e-5,
+        bias=bias,
+        scale=0.7,
+    )
+
+
+def test_grouped_heads_equal_repeated_ones():
+    q, k, v = arrays(6, 6)
+    bias = jax.random.normal(jax.random.key(9), (1, 4, 6, 6))
+    q = jnp.concatenate([q, q[..., ::-1]], axis=2)  # four heads
+    repeated = kernels.dot_product(
+        q, *(jnp.repeat(x, 2, axis=2) for x in (k, v)), Mask(), bias=bias
+    )
+    grouped = kernels.dot_product(q, k, v, Mask(), bias=bias)
+    np.testing.assert_allclose(grouped, repeated, rtol=1e-5, atol=1e-5)
 
 
 def test_splash_from_one_length_to_another():
@@ -97,7 +149,7 @@ def test_splash_on_a_mesh():
     )
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", taken_by(kernels.cudnn))
 def test_cudnn_takes_every_mask(name, monkeypatch):
     """The program for a GPU, lowered without one, for a batch and for a batch in groups."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
@@ -128,7 +180,7 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and TEST_PLATFORM=cuda")
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", taken_by(kernels.cudnn))
 def test_cudnn_equals_the_plain_kernel(name):
     assert_equals_plain(kernels.cudnn, arrays(256, 256, jnp.bfloat16), make_mask(name), 3e-2)
 
@@ -145,11 +197,14 @@ def pick(monkeypatch):
         length=256,
         dtype=jnp.bfloat16,
         capability="9.0",
+        kv_heads=2,
+        bias=None,
     ):
         device = types.SimpleNamespace(platform=platform, compute_capability=capability)
         monkeypatch.setattr(sharding, "device", lambda: device)
-        q, k, _ = arrays(length, length, dtype)
-        return kernels.pick(q, k, Mask(causal=True) if mask is None else mask, dropout)
+        q, k, _ = arrays(length, length, dtype, kv_heads)
+        mask = Mask(causal=True) if mask is None else mask
+        return kernels.pick(q, k, mask, dropout, bias=bias)
 
     return pick
 
@@ -185,3 +240,20 @@ def test_short_rows_and_decoding_take_the_plain_kernel(platform, pick):
     assert pick(platform, length=64) is kernels.dot_product
     decoding = Mask(causal=True, query_slots=jnp.zeros((2, 256), jnp.int32))
     assert pick(platform, decoding) is kernels.dot_product
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_kernel_is_picked_only_for_what_it_takes(platform, name, pick):
+    mask = make_mask(name)
+    kernel = pick(platform, mask)
+    takes = kernels.TAKES.get(kernel)
+    assert kernel is kernels.dot_product or mask.conditions() <= takes
+    bias = jnp.zeros((1, 2, 256, 256))
+    assert pick(platform, mask, bias=bias) in (kernels.dot_product, kernels.causal_blocks)
+
+
+def test_grouped_heads_take_the_fused_kernels(pick):
+    assert pick("tpu", kv_heads=1) is kernels.splash
+    assert pick("gpu", kv_heads=1) is kernels.cudnn
+    assert pick("cpu", kv_heads=1) is kernels.causal_blocks

@@ -56,12 +56,12 @@ class RelativeBias(nn.Module):
     causal: bool
     num_buckets: int = 32
     max_distance: int = 128
-    init: nn.initializers.Initializer = nn.initializers.normal(0.02)
+    table_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
 
     @nn.compact
     def __call__(self, distance: Int[Array, "#B #Q K"]) -> Float[Array, "#B H #Q K"]:
         """Returns the bias of the scores, float32. A distance is that of `Mask.distance`."""
-        init = declared(self.init, (None, "heads"), decays=True)
+        init = declared(self.table_init, (None, "heads"), decays=True)
         table = self.param("table", init, (self.num_buckets, self.num_heads), jnp.float32)
         return jnp.moveaxis(jnp.take(table, self.bucket(distance), axis=0), -1, 1)
 

@@ -1,0 +1,104 @@
+"""Masks against their definitions, and no leak through attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.layers import kernels
+from transformer_jax.layers.masks import Mask
+
+LENGTH = 12
+SEGMENTS = jnp.array([[1] * 5 + [2] * 5 + [0] * 2, [1] * 12])
+GLOBAL = jnp.arange(LENGTH)[None] == jnp.array([[1], [6]])
+RANKS = jnp.array([[*range(0, 12, 2), *range(1, 12, 2)], [*range(12)][::-1]])
+PREFIX = jnp.array([4, 0])
+WINDOW = jnp.int32(3)
+
+# The mask, and whether query i of row b sees key j.
+RULES = {
+    "two_sided": (Mask(window=WINDOW), lambda b, i, j: abs(i - j) < 3),
+    "local": (Mask(causal=True, window=WINDOW), lambda b, i, j: 0 <= i - j < 3),
+    "global": (
+        Mask(causal=True, window=WINDOW, global_keys=GLOBAL, global_queries=GLOBAL),
+        lambda b, i, j: j <= i and (i - j < 3 or bool(GLOBAL[b, i]) or bool(GLOBAL[b, j])),
+    ),
+    "global_keys": (
+        Mask(window=WINDOW, global_keys=GLOBAL),
+        lambda b, i, j: abs(i - j) < 3 or bool(GLOBAL[b, j]),
+    ),
+    "prefix": (Mask(causal=True, prefix=PREFIX), lambda b, i, j: j <= i or j < PREFIX[b]),
+    "ranks": (
+        Mask(query_ranks=RANKS, key_ranks=RANKS),
+        lambda b, i, j: RANKS[b, j] <= RANKS[b, i],
+    ),
+    "earlier_ranks": (
+        Mask(query_ranks=RANKS - 1, key_ranks=RANKS),
+        lambda b, i, j: RANKS[b, j] < RANKS[b, i],
+    ),
+    "packed_prefix": (
+        Mask(causal=True, prefix=PREFIX, query_segments=SEGMENTS, key_segments=SEGMENTS),
+        lambda b, i, j: (
+            (j <= i or j < PREFIX[b]) and SEGMENTS[b, j] > 0 and SEGMENTS[b, i] == SEGMENTS[b, j]
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with jax.default_device(jax.devices("cpu")[0]):
+        return {
+            name: np.array(
+                [
+                    [[bool(sees(b, i, j)) for j in range(LENGTH)] for i in range(LENGTH)]
+                    for b in range(2)
+                ]
+            )
+            for name, (_, sees) in RULES.items()
+        }
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_mask_shows_what_it_says(name, expected):
+    mask, _ = RULES[name]
+    visible = np.asarray(mask.dense(LENGTH, LENGTH))
+    np.testing.assert_array_equal(
+        np.broadcast_to(visible, (2, 1, LENGTH, LENGTH))[:, 0], expected[name]
+    )
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_hidden_key_changes_nothing(name, expected):
+    """Each key in turn gets another value; only the queries that see it change."""
+    mask, _ = RULES[name]
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, LENGTH, 2, 4))
+
+    @jax.jit
+    @jax.vmap
+    def output(key):
+        return kernels.dot_product(q, k.at[:, key].add(1.0), v.at[:, key].add(1.0), mask)
+
+    # No key has the number LENGTH: the last output is that of unchanged keys.
+    outputs = output(jnp.arange(LENGTH + 1))
+    original, changed = outputs[-1], outputs[:-1]
+    differs = np.abs(changed - original).max(axis=(3, 4)) > 0  # (keys, B, queries)
+    seen = expected[name].transpose(2, 0, 1)
+    has_key = expected[name].any(axis=2)
+    np.testing.assert_array_equal(differs[:, has_key], seen[:, has_key])
+
+
+@pytest.mark.parametrize("name", ["local", "global"])
+def test_a_block_is_a_part_of_the_dense_mask(name):
+    mask, _ = RULES[name]
+    mask = mask.replace(
+        query_ranks=RANKS, key_ranks=RANKS, query_segments=SEGMENTS, key_segments=SEGMENTS
+    )
+    block = mask.block(4, 9).dense(5, 9)
+    np.testing.assert_array_equal(block, mask.dense(LENGTH, LENGTH)[:, :, 4:9, :9])
+
+
+def test_conditions_are_the_fields_that_are_set():
+    assert Mask().conditions() == frozenset()
+    mask = Mask(causal=True, window=WINDOW, windows=(3,), prefix=PREFIX)
+    assert mask.conditions() == {"causal", "window", "prefix"}
