@@ -76,3 +76,17 @@ def unsplit(boxed: Any) -> Any:
         return box.replace(names=tuple(n if k > 1 else None for n, k in zip(box.names, shape)))
 
     return jax.tree.map(of, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+
+
+def sown_losses(collections: dict) -> dict[str, jax.Array]:
+    """Returns the sum over all modules and layers of each auxiliary loss.
+
+    A module sows one by `self.sow("losses", name, value)`. `collections` are those that
+    `model.apply(..., mutable=["losses"])` returns.
+    """
+    sums = {}
+    leaves = jax.tree_util.tree_leaves_with_path(collections.get("losses", {}))
+    for path, value in leaves:
+        name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)][-1]
+        sums[name] = sums.get(name, 0.0) + value.sum()
+    return sums
