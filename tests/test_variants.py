@@ -8,6 +8,7 @@ import pytest
 
 import transformer_jax
 from tests.conftest import build_gpt
+from tests.finetuning import examples
 from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -212,6 +213,18 @@ def test_a_run_goes_on_and_begins_another_where_the_config_names_the_file(files,
     begun = resolve(plain, tmp_path / "new", {"model.name": str(moved)})
     assert begun.origin and begun.config.task.name == "causal_lm"
     assert begun.config.model.name == str(moved)
+
+
+def test_a_fine_tuning_begins_with_the_model_of_a_file(files, trained, tmp_path):
+    sections = examples.build(tmp_path, "classification", trained).to_dict()
+    sections["model"] = {"name": "bert"}
+    (tmp_path / "tuned.py").write_text(CONFIG.format(sections=sections))
+    model = {"model.name": str(files / "my_model.py")}
+    run = resolve(tmp_path / "tuned.py", tmp_path / "tuned", model)
+    assert run.config.model.factor == 1.5 and run.config.model.vocab_size == 303
+    assert type(run.task().model).__name__ == "ScaledGPT"
+    with pytest.raises(UserError, match="a recorded file is not executed by itself"):
+        resolve(tmp_path / "tuned.py", tmp_path / "tuned")
 
 
 def test_a_file_given_by_a_flag_decides_which_keys_exist(files, tmp_path):

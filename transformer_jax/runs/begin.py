@@ -8,7 +8,7 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import variants
 from transformer_jax.runs import record
-from transformer_jax.runs.record import Record
+from transformer_jax.runs.record import Record, fine_tunes
 from transformer_jax.storage import buckets
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.origin import Origin
@@ -67,17 +67,12 @@ def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigD
     with config.ignore_type():
         config.model = earlier.config.model
     model = configs.named_class("model", config.model.name)
-    if model.kind == "causal" and not fine_tunes(earlier.config):
+    if model.kind == "causal" and not earlier.has_head:
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
     for key, value in changes:
         configs.set_key(config, key, value)
     configs.validate(config)
     return config
-
-
-def fine_tunes(config) -> bool:
-    """Returns whether the task of a config puts its own head on the model of another run."""
-    return hasattr(configs.named_class("task", config.task.name), "head")
 
 
 def _non_defaults(model: ConfigDict) -> list[tuple[str, object]]:

@@ -35,16 +35,25 @@ LIBRARIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The recorded config of a run, and the fingerprints of its data and tokenizer."""
+    """The recorded config of a run, and the fingerprints of its data and tokenizer.
+
+    `has_head` says whether the run is a fine-tuning, also where the class of its task is not known.
+    """
 
     workdir: pathlib.Path | buckets.Path
     config: ConfigDict
     fingerprint: dict
+    has_head: bool
 
     @property
     def is_converted(self) -> bool:
         """Whether the run is a converted checkpoint, whose training data is not known."""
         return self.fingerprint["train"] == []
+
+
+def fine_tunes(config) -> bool:
+    """Returns whether the task of a config puts its own head on the model of another run."""
+    return hasattr(configs.named_class("task", config.task.name), "head")
 
 
 def exists(workdir) -> bool:
@@ -76,7 +85,8 @@ def read(workdir, files: Files = _NONE, needed: tuple[str, ...] = variants.SECTI
             )
         recorded = variants.Recorded(content.get("files", {}), files, needed)
         config = configs.from_record(content["config"], str(path), recorded)
-        return Record(path.parent, config, fingerprint)
+        has_head = content["has_head"] if "has_head" in content else fine_tunes(config)
+        return Record(path.parent, config, fingerprint, has_head)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a run's record ({type(error).__name__}: {error})") from None
 
@@ -146,7 +156,7 @@ def plain(fingerprint):
 
 
 def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> None:
-    files = variants.in_config(config)
+    files, has_head = variants.in_config(config), fine_tunes(config)
     config = config.to_dict()
     config["data"]["rebuild"] = False  # holds for one start only
     content = {
@@ -154,6 +164,7 @@ def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> N
         "config": config,
         "files": {section: file.digest for section, file in files.items()},
         "fingerprint": fingerprint,
+        "has_head": has_head,
         "versions": versions(),
         "revision": _revision(),
     }
