@@ -15,6 +15,7 @@ from tests.conftest import build_gpt
 from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import optimizers
 from transformer_jax.configuration.sections import OPTIMIZERS
 from transformer_jax.layers.parameters import Traits
 from transformer_jax.planning import shardings
@@ -247,6 +248,11 @@ def test_a_group_has_the_optimizer_of_its_section():
     update, _ = tx.update(params, tx.init(params), params)
     np.testing.assert_allclose(update["body"], -0.1)
     np.testing.assert_allclose(update["head"], -0.5 / 2**0.5, rtol=1e-6)  # the norm of its gradient
+    # What the group's optimizer does not use is not taken over.
+    body = dict(weight_decay=0.1, b2=0.95, schedule="linear", final_fraction=0.1)
+    group_of = (("head", (("name", "adam"), ("schedule", "constant"))),)
+    head = optimizers.sections(section(**body, groups=group_of))["head"]
+    assert (head.weight_decay, head.b2, head.final_fraction) == (0.0, 0.95, 0.0)
     with pytest.raises(UserError, match="no section for the task's group 'head'"):
         make(keys, traits, group=group)
     with pytest.raises(UserError, match="no parameter is in group 'head'; .* none by name"):

@@ -12,6 +12,7 @@ from transformer_jax.configuration.sections import OPTIMIZERS, SCHEDULES, Optimi
 from transformer_jax.configuration.values import coerce
 
 _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
+_KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
 _UPDATES = ("decay_steps", "warmup_steps", "cooldown_steps")
 
 
@@ -19,7 +20,8 @@ def sections(config) -> dict[str, Any]:
     """Returns {group: its section}; the group "" is `config.optimizer` itself.
 
     The section of another group is `config.optimizer` with the differences that
-    `config.optimizer.groups` gives. Raises UserError for a group that is malformed.
+    `config.optimizer.groups` gives. Keys that the optimizer or schedule of the group does not use
+    are not taken over. Raises UserError for a group that is malformed.
     """
     found = {"": config}
     types = typing.get_type_hints(Optimizer)
@@ -34,6 +36,10 @@ def sections(config) -> dict[str, Any]:
                 raise _refusal(name, f"config.optimizer has no key {key!r} for a group{near}")
             with section.ignore_type():
                 section[key] = coerce(f"optimizer.groups, {name}: {key}", value, types[key])
+        for chooser, keys in _KEYS.items():
+            for key in _unused(section, chooser, keys) - changes.keys():
+                with section.ignore_type():
+                    section[key] = getattr(Optimizer, key)
         found[name] = section
     return found
 
@@ -73,8 +79,8 @@ def check_used(config: ConfigDict) -> None:
     """
     for group, section in sections(config.optimizer).items():
         try:
-            _check_used(section, "name", OPTIMIZERS)
-            _check_used(section, "schedule", SCHEDULES)
+            for chooser, keys in _KEYS.items():
+                _check_used(section, chooser, keys)
         except UserError as error:
             raise _refusal(group, str(error)) if group else error from None
         if section.name == "schedule_free" and section.schedule != "constant":
@@ -84,10 +90,15 @@ def check_used(config: ConfigDict) -> None:
             )
 
 
+def _unused(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Returns the keys of the table `keys` that the chosen entry does not list."""
+    return {key for used in keys.values() for key in used} - {*keys[section[chooser]]}
+
+
 def _check_used(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises UserError for a key of the table `keys` that the chosen entry does not list."""
+    """Raises UserError for a key that is set, and that the chosen entry does not use."""
     chosen = section[chooser]
-    for key in sorted({key for used in keys.values() for key in used} - {*keys[chosen]}):
+    for key in sorted(_unused(section, chooser, keys)):
         if section[key] != getattr(Optimizer, key):
             users = ", ".join(name for name, used in keys.items() if key in used)
             raise UserError(
