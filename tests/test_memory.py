@@ -19,7 +19,7 @@ from transformer_jax.config import RunError
 from transformer_jax.distributed import hosts
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.runs.train import train
-from transformer_jax.training import checkpoint, footprint, loop, memory
+from transformer_jax.training import footprint, loop, memory, orbax_use
 from transformer_jax.training import state as states
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -125,8 +125,8 @@ def exhausted(*_, **__):
     "owner, name, place",
     [
         (states, "init", None),
-        (checkpoint._Manager, "save", "saving a checkpoint"),
-        (checkpoint._Manager, "restore", "restoring a checkpoint"),
+        (orbax_use.Manager, "save", "saving a checkpoint"),
+        (orbax_use.Manager, "restore", "restoring a checkpoint"),
     ],
 )
 def test_a_training_names_the_place_and_the_sizes(parts, tmp_path, monkeypatch, owner, name, place):

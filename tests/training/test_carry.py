@@ -12,7 +12,7 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax.config import UserError
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches, checkpoint
+from transformer_jax.training import batches
 from transformer_jax.training import state as states
 from transformer_jax.training.loop import run
 from transformer_jax.training.program import Program
@@ -175,4 +175,4 @@ def test_a_state_without_a_carry_is_saved_as_before(tmp_path):
         config.task.carry = carry
         task = make_task(config)
         state = Program.of(task.config, task, jax.devices()[:1]).state
-        assert set(checkpoint._rest(state)) == saved
+        assert set(state.rest()) == saved

@@ -3,10 +3,9 @@
 import contextlib
 import json
 import math
-import os
 import pathlib
-import re
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -15,12 +14,10 @@ import orbax.checkpoint as ocp
 from transformer_jax.config import RunError, UserError
 from transformer_jax.storage import buckets
 from transformer_jax.storage.whole import write_whole
-from transformer_jax.training import digests, orbax_use
+from transformer_jax.training import digests, frozen, orbax_use
 from transformer_jax.training import state as states
 
 FORMAT = 1
-# The scores of a checkpoint that was evaluated after it was saved.
-SCORES = "scores.json"
 # Orbax writes the time of the commit into this file, and nothing is restored from it.
 _STAMP = "_CHECKPOINT_METADATA"
 
@@ -35,13 +32,28 @@ class Checkpoints:
 
     digests.json is written before the commit, and compared before anything is restored. Checkpoints
     in a bucket have none, because a bucket checks its objects itself.
+
+    Parameters that no update changes are written once, to frozen/<digest>/ beside `folder`. Their
+    digest is in the `meta` of each checkpoint.
     """
 
-    def __init__(self, folder: pathlib.Path | buckets.Path, config, read_only: bool = False):
-        """`config` is config.checkpoint. Raises UserError where there is no checkpoint to read."""
+    def __init__(
+        self,
+        folder: pathlib.Path | buckets.Path,
+        config,
+        read_only: bool = False,
+        is_frozen: Callable[[tuple[str, ...]], bool] | None = None,
+    ):
+        """`config` is config.checkpoint; `is_frozen(path)` is for saving a run.
+
+        Raises UserError where there is no checkpoint to read.
+        """
         self.folder = buckets.path(folder).absolute()
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoint yet")
+        self._config = config
+        self._is_frozen = is_frozen
+        self._frozen: str | None = None  # the digest of the frozen parameters, once written
         self._best_metric = config.best_metric
         self._sign = -1 if config.best_mode == "min" else 1
         self._saving: int | None = None  # the step of the latest save
@@ -55,7 +67,9 @@ class Checkpoints:
             options = orbax_use.writing(config, self._score, self._write_digests)
         with self._writing():
             handlers = orbax_use.handlers()
-            self._manager = _Manager(self.folder, options=options, handler_registry=handlers)
+            self._manager = orbax_use.Manager(
+                self.folder, options=options, handler_registry=handlers
+            )
 
     def __enter__(self):
         return self
@@ -82,19 +96,36 @@ class Checkpoints:
             name: [value.item() for value in pair]
             for name, pair in jax.device_get(state.metrics).items()
         }
+        trained = state.params
+        if self._is_frozen:
+            trained, unchanged = frozen.split(state.params, self._is_frozen)
+            self._write_frozen(unchanged)
         args = ocp.args.Composite(
-            params=ocp.args.PyTreeSave(state.params),
-            rest=ocp.args.PyTreeSave(_rest(state)),
+            params=ocp.args.PyTreeSave(trained),
+            rest=ocp.args.PyTreeSave(state.rest()),
             meta=self._meta(totals, sums),
         )
         self._save(int(state.step), args, metrics=scores or None)
+
+    def _write_frozen(self, params) -> None:
+        """Writes the frozen parameters, unless they are written."""
+        if not params or self._frozen:
+            return
+        digest = frozen.digest(params)
+        with Checkpoints(self._folder_of(digest), self._config) as written:
+            if not written.steps():
+                written.save_params(params)
+        self._frozen = digest
+
+    def _folder_of(self, digest: str) -> pathlib.Path | buckets.Path:
+        return self.folder.parent / "frozen" / digest
 
     def score(self, step: int, scores: dict[str, float]) -> None:
         """Adds the scores of a checkpoint that was saved without an evaluation.
 
         Several processes may call it one after another; the first writes.
         """
-        path = self.folder / str(step) / SCORES
+        path = self.folder / str(step) / orbax_use.SCORES
         if scores and not path.exists():
             write_whole(path, json.dumps(scores))
         self._manager.reload()
@@ -114,9 +145,9 @@ class Checkpoints:
             self._manager.save(step, args=args, force=True, **scores)
 
     def _meta(self, totals, sums):
-        return ocp.args.JsonSave(
-            {"format": FORMAT, "totals": dict(totals), "sums": sums, "sealed": self._has_digests}
-        )
+        meta = {"format": FORMAT, "totals": dict(totals), "sums": sums}
+        meta |= {"sealed": self._has_digests}
+        return ocp.args.JsonSave(meta | ({"frozen": self._frozen} if self._frozen else {}))
 
     def _write_digests(self) -> None:
         if self._has_digests:
@@ -131,7 +162,7 @@ class Checkpoints:
                 yield
         # TensorStore raises ValueErrors, and the system OSErrors.
         except (ValueError, OSError) as error:
-            reason = _reason(error)
+            reason = orbax_use.reason(error)
             if self._saving is None:
                 raise RunError(f"{self.folder}: can't be opened ({reason})") from None
             raise RunError(
@@ -145,29 +176,46 @@ class Checkpoints:
         Returns (state, totals). Sums of metrics that were not saved begin at zero. Raises RunError
         where a file is damaged.
         """
-        args = ocp.args.Composite(
-            params=orbax_use.restored_as(abstract_state.params),
-            rest=orbax_use.restored_as(_rest(abstract_state)),
-            meta=ocp.args.JsonRestore(),
-        )
-        items = self._read(step, args)
+        rest = orbax_use.restored_as(abstract_state.rest())
+        params, items = self._params(step, abstract_state.params, rest=rest)
         sums = _restored_sums(items.meta["sums"], abstract_state.metrics)
-        state = abstract_state.replace(params=items.params, metrics=sums, **items.rest)
+        state = abstract_state.replace(params=params, metrics=sums, **items.rest)
         return state, dict(items.meta["totals"])
 
     def restore_params(self, abstract_params, step: int):
         """The parameters of a step, with the shapes and shardings of `abstract_params`."""
-        args = ocp.args.Composite(
-            params=orbax_use.restored_as(abstract_params), meta=ocp.args.JsonRestore()
-        )
-        return self._read(step, args).params
+        return self._params(step, abstract_params)[0]
+
+    def _params(self, step: int, abstract_params, **args):
+        """(the parameters of a step, frozen ones included; the items that `args` restore)."""
+        unchanged = {}
+        if written := self._frozen_of(step):
+            names = frozen.names(written.abstract_params(0))
+            abstract_params, apart = frozen.split(abstract_params, names.__contains__)
+            unchanged = written.restore_params(apart, 0)
+        params = orbax_use.restored_as(abstract_params)
+        meta = ocp.args.JsonRestore()
+        items = self._read(step, ocp.args.Composite(params=params, meta=meta, **args))
+        return frozen.merged(items.params, unchanged), items
+
+    def _frozen_of(self, step: int) -> "Checkpoints | None":
+        """The frozen parameters of a step, as a checkpoint 0; None where it has none."""
+        meta = self._read(step, ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        if "frozen" not in meta:
+            return None
+        folder = self._folder_of(meta["frozen"])
+        if not (folder / "0").is_dir():
+            raise self._unreadable(step, f"{folder}: missing")
+        return Checkpoints(folder, self._config, read_only=True)
 
     def abstract_params(self, step: int):
         """The tree of the parameters of a step, with shapes and dtypes."""
         self._verify(step)
         with orbax_use.without_warnings():
             folder = self.folder / str(step) / "params"
-            return ocp.StandardCheckpointer().metadata(folder).item_metadata.tree
+            tree = ocp.StandardCheckpointer().metadata(folder).item_metadata.tree
+        written = self._frozen_of(step)
+        return frozen.merged(tree, written.abstract_params(0)) if written else tree
 
     def _read(self, step, args):
         self._verify(step)
@@ -178,7 +226,7 @@ class Checkpoints:
                 raise FileNotFoundError(f"{digests.NAME}: missing")
         # Orbax and TensorStore raise these for damaged files.
         except (ValueError, KeyError, OSError) as error:
-            raise self._unreadable(step, _reason(error)) from None
+            raise self._unreadable(step, orbax_use.reason(error)) from None
         return items
 
     def _verify(self, step):
@@ -238,19 +286,6 @@ class Checkpoints:
         return self._sign * value if is_number else -math.inf
 
 
-class _Manager(ocp.CheckpointManager):
-    """Reads scores that were added later. Scores that can't be read count as missing.
-
-    Whether a checkpoint is damaged is decided when it is restored.
-    """
-
-    def metrics(self, step):
-        with contextlib.suppress(ValueError):
-            scores = super().metrics(step)
-            path = self.directory / str(step) / SCORES
-            return json.loads(path.read_text()) if scores is None and path.exists() else scores
-
-
 def _restored_sums(saved: dict, abstract_metrics):
     """The saved sums of metrics as global arrays; zeros for metrics that were not saved."""
     sums = {}
@@ -261,27 +296,3 @@ def _restored_sums(saved: dict, abstract_metrics):
             for value, like in zip(values, pair)
         )
     return sums
-
-
-def _reason(error) -> str:
-    """Returns the message of an error, in short.
-
-    TensorStore's messages contain long paths and notes. Their error code of the system has a short
-    message.
-    """
-    if code := re.search(r"\[os_error_code='?(\d+)", str(error)):
-        return os.strerror(int(code[1]))
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return text[:200]
-
-
-def _rest(state) -> dict:
-    """The state without parameters and metrics, and without a carry where there is none.
-
-    Decoding reads only the parameters. The metrics are saved as JSON, because their names may
-    change.
-    """
-    fields = ["step", "opt_state", "skipped", "last_skipped"]
-    if state.carry is not None:
-        fields.append("carry")
-    return {field: getattr(state, field) for field in fields}

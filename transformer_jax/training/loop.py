@@ -64,7 +64,7 @@ def run(
     check_evaluated(rows, task)
     with (
         Stop(config.train.grace) as stop,
-        Checkpoints(workdir / "checkpoints", config.checkpoint) as checkpoints,
+        _checkpoints(config, task, workdir) as checkpoints,
         Watchdog(stop, config.train.grace) as watchdog,
     ):
         state, totals = _start(task, program, checkpoints, origin)
@@ -88,6 +88,15 @@ def run(
                 watchdog=watchdog,
             )
             return _train(session, state, totals, timer, trace)
+
+
+def _checkpoints(config, task, workdir) -> Checkpoints:
+    """The checkpoints of a run, for reading and saving."""
+
+    def is_frozen(path: tuple[str, ...]) -> bool:
+        return task.group(path) is None
+
+    return Checkpoints(workdir / "checkpoints", config.checkpoint, is_frozen=is_frozen)
 
 
 def _train(session: Session, state, totals, timer: SaveTimer, trace: Trace) -> dict[str, float]:

@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
+import json
 import logging
+import os
+import re
 from collections.abc import Callable
 
 import jax
@@ -11,6 +14,8 @@ import orbax.checkpoint as ocp
 from absl import logging as absl_logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+# The scores of a checkpoint that was evaluated after it was saved.
+SCORES = "scores.json"
 # Bytes. Smaller arrays are written by one device that has a copy.
 _MIN_SLICE = 2**20
 
@@ -42,6 +47,19 @@ def writing(
         cleanup_tmp_directories=True,
         async_options=ocp.AsyncOptions(post_finalization_callback=written),
     )
+
+
+class Manager(ocp.CheckpointManager):
+    """Reads scores that were added later. Scores that can't be read count as missing.
+
+    Whether a checkpoint is damaged is decided when it is restored.
+    """
+
+    def metrics(self, step):
+        with contextlib.suppress(ValueError):
+            scores = super().metrics(step)
+            path = self.directory / str(step) / SCORES
+            return json.loads(path.read_text()) if scores is None and path.exists() else scores
 
 
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
@@ -92,3 +110,15 @@ def assume_flat_buckets() -> None:
     from orbax.checkpoint._src.path import gcs_utils
 
     gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
+
+
+def reason(error) -> str:
+    """Returns the message of an error, in short.
+
+    TensorStore's messages contain long paths and notes. Their error code of the system has a short
+    message.
+    """
+    if code := re.search(r"\[os_error_code='?(\d+)", str(error)):
+        return os.strerror(int(code[1]))
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text[:200]

@@ -51,6 +51,17 @@ class TrainState:
         """() int32, the updates of the optimizer so far, applied or skipped."""
         return self.step * self.updates_per_step
 
+    def rest(self) -> dict[str, Any]:
+        """The parts of a checkpoint beside parameters and metrics; a carry only where there is one.
+
+        Decoding reads only the parameters. The metrics are saved as JSON, because their names may
+        change.
+        """
+        fields = ["step", "opt_state", "skipped", "last_skipped"]
+        if self.carry is not None:
+            fields.append("carry")
+        return {field: getattr(self, field) for field in fields}
+
 
 def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> TrainState:
     """The shapes, dtypes and shardings of the state; computes nothing.
