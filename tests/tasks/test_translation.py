@@ -10,6 +10,7 @@ from tests.tasks.conftest import trained
 from transformer_jax.config import UserError
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.scores import bleu
 from transformer_jax.tasks.task import Context
 
 LINES = [
@@ -183,7 +184,7 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
 
 def test_the_translation_of_a_sentence_that_is_too_long_counts_as_empty(translation, capsys):
     pairs = [("a dog runs", "ein hund rennt"), ("dog " * 200, "hund " * 200)]
-    scores = translation.task._score(pairs, None, translation.params)
+    scores = bleu.scores(*translation.task.translated_pairs(translation.params, pairs))
     assert "1 sentences are longer" in capsys.readouterr().err and scores["bleu"] < 50
 
 

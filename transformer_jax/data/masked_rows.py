@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -30,6 +31,36 @@ class MaskedRows:
     phases: tuple
     pairs: bool
     whole_words: bool
+
+    def check(self, model: Any) -> None:
+        """Raises UserError for phases of another form, or rows that do not suit the model."""
+        if self.pairs and model.num_token_types < 2:
+            raise UserError(
+                f"config.model.num_token_types={model.num_token_types}: pairs of texts need "
+                "2; config.task.next_sentence=0 trains on single texts"
+            )
+        for phase in self.phases or [()]:
+            if not _is_phase(phase, model.window):
+                raise UserError(
+                    f"config.task.phases: {phase} is not (share of the updates, length from 8 to "
+                    f"config.model.max_length={model.max_length}, most predictions), "
+                    "as in ((1.0,128,20),)"
+                )
+        if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
+            raise UserError(
+                f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
+            )
+        if self.config.train.first_batch:
+            raise UserError(
+                f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
+                "language modelling does not grow; set it to 0"
+            )
+
+    def training_text(self):
+        return self.text("train")
+
+    def fingerprint(self) -> dict:
+        return {"train": self.text("train").fingerprint()}
 
     def text(self, split: str):
         """Returns the documents of a split; None where `config.data` names none.
@@ -88,3 +119,11 @@ class MaskedRows:
         return sentence_pairs.MaskedWindows(
             stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
         )
+
+
+def _is_phase(phase, max_length: int) -> bool:
+    kinds = [type(value) for value in phase] if isinstance(phase, tuple) else []
+    if kinds not in ([int, int, int], [float, int, int]):
+        return False
+    share, length, num_predictions = phase
+    return 8 <= length <= max_length and 0 < share <= 1 and 1 <= num_predictions <= length

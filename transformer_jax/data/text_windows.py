@@ -5,6 +5,7 @@ from functools import cached_property
 
 from ml_collections import ConfigDict
 
+from transformer_jax.config import UserError
 from transformer_jax.data import rows, windows
 from transformer_jax.data.sources import documents
 
@@ -19,6 +20,16 @@ class TextWindows:
     config: ConfigDict
     length: int
     carries: bool = False
+
+    def check_streams(self) -> None:
+        """Raises UserError for keys that do not go with streams."""
+        for key in ("data.mixture", "train.first_batch", "decode.stride"):
+            section, _, name = key.partition(".")
+            if value := self.config[section][name]:
+                raise UserError(
+                    f"config.{key}={value}: not with config.task.carry, where each row of a batch "
+                    "reads its own part of one text; leave it out"
+                )
 
     @cached_property
     def mixture(self) -> list:
@@ -56,17 +67,18 @@ class TextWindows:
         order = "stream" if self.carries else "shuffled"
         return rows.train_rows(components, self.config, weights, order)
 
-    def evaluation(self, tokenizer, split: str, stride: int) -> rows.EvalRows:
+    def evaluation(self, tokenizer, split: str, stride: int | None = None) -> rows.EvalRows:
         """Returns rows that predict each token of a split once, `stride` more tokens a row.
 
-        With `carries` a row has no tokens of the row before: the carry has read them.
+        The default of `stride` is the length of a row. With `carries` it is always that, because
+        the carry has read the tokens before.
         """
         data = self.config.data
         tokens = windows.tokenised(self.text(split), data, tokenizer, split)
         sliding = windows.SlidingWindows(
             tokens,
             self.length,
-            self.length if self.carries else stride,
+            self.length if self.carries else stride or self.length,
             data.mask_documents,
             restarts=self.carries,
         )

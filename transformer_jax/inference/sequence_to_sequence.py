@@ -1,5 +1,6 @@
 """The uses of a trained encoder-decoder: translating by beam search."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformer_jax.inference import attention
 from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.translating import Hypothesis, Translator
 from transformer_jax.pictures.attended import Attended
+from transformer_jax.pictures.progress import say, track
 
 
 class SequenceToSequenceUse:
@@ -39,6 +41,25 @@ class SequenceToSequenceUse:
         numbers of these lines.
         """
         return self.translator(params, arguments.as_texts(lines), n_best, long)
+
+    def translated_pairs(
+        self, params, pairs: Iterable[tuple[str, str]], count: int | None = None
+    ) -> tuple[list[str], list[str]]:
+        """Returns (translations, references) of the first `count` pairs; of all where it is None.
+
+        The translation of a sentence that is too long is empty.
+        """
+        inputs, references = map(list, zip(*itertools.islice(pairs, count)))
+        max_tokens = self.translator.max_source
+        is_long = [len(ids) > max_tokens for ids in self.tokenizer.source.encode(inputs)]
+        if any(is_long):
+            say(
+                f"{sum(is_long)} sentences are longer than the {max_tokens} tokens that can be "
+                "translated: their translations count as empty"
+            )
+            inputs = ["" if long else line for line, long in zip(inputs, is_long)]
+        tracked = track(inputs, "translating", len(inputs))
+        return [best[0].text for best in self.translate(params, tracked)], references
 
     def stream(self, n_best: int) -> Stream:
         """Returns the beam search of `config.decode`; its inputs are source ids with their end."""

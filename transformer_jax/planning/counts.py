@@ -30,7 +30,7 @@ def training(task) -> tuple[float, int]:
     """
     train = task.config.train
     growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
-    steps_of_phases = getattr(task, "phase_steps", None)
+    steps_of_phases = task.phase_steps
     if steps_of_phases is None:
         rows = [growing.rows_before(train.num_steps)]
     else:

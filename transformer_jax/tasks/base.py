@@ -1,10 +1,13 @@
 """Code that the pre-training tasks share: batches, the evaluation loop, checks of lengths."""
 
+import abc
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +16,25 @@ from ml_collections import ConfigDict
 
 from transformer_jax import metrics
 from transformer_jax.config import UserError
+from transformer_jax.data import tokenizers
 from transformer_jax.pictures.progress import track
-from transformer_jax.tasks.task import Context, Task
+from transformer_jax.tasks.task import Context, EvalRows, Task, TrainRows
+
+
+class Texts(Protocol):
+    """The texts that `config.data` names, and rows of them."""
+
+    def text(self, split: str) -> Any:
+        """Returns the text of a split; None where there is none."""
+
+    def training_text(self) -> Any:
+        """Returns all training text, of which a tokenizer is trained."""
+
+    def fingerprint(self) -> dict:
+        """Returns a description of the content of the training text, for JSON."""
+
+    def train(self, tokenizer) -> TrainRows: ...
+    def evaluation(self, tokenizer, split: str) -> EvalRows: ...
 
 
 @dataclasses.dataclass
@@ -64,6 +84,39 @@ class BaseTask(Task):
         return loss.metrics, loss.carry
 
 
+@dataclasses.dataclass
+class TextTask(BaseTask):
+    """A task that reads the texts of `config.data`. A subclass defines `texts`."""
+
+    @property
+    @abc.abstractmethod
+    def texts(self) -> Texts:
+        """The texts of the run, and the rows of their splits."""
+
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer of the run, read or trained."""
+        return tokenizers.of_run(
+            self.tokenizer_folder,
+            self.config.data,
+            self.texts.training_text,
+            self.model.vocab_size,
+        )
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        train = self.texts.train(self.tokenizer)
+        has_valid = self.texts.text("valid") is not None
+        evaluated = {"valid": self.texts.evaluation(self.tokenizer, "valid")} if has_valid else {}
+        return types.SimpleNamespace(train=train, eval=evaluated)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return self.texts.fingerprint() | {"tokenizer": self.tokenizer.fingerprint()}
+
+
 def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
     """Raises UserError where rows of `length` tokens, set by config.task.<key>, do not suit a
     model.
@@ -78,6 +131,20 @@ def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
 def perplexity(loss: float) -> float:
     """Returns exp(loss), finite for any loss."""
     return math.exp(min(loss, 700.0))
+
+
+def perplexities(loss: float, meta: dict) -> dict[str, float]:
+    """Returns the perplexity and the bits per byte and character, from the mean loss of a text.
+
+    `meta` holds the counts of the text's store. The loss counts all tokens, including the ends of
+    documents.
+    """
+    bits = loss * meta["tokens"] / math.log(2)
+    return {
+        "perplexity": perplexity(loss),
+        "bits_per_byte": bits / meta["bytes"],
+        "bits_per_character": bits / meta["characters"],
+    }
 
 
 def _sum(*batches: np.ndarray) -> np.float64:

@@ -1,7 +1,6 @@
 """BERT's pre-training: masked tokens and, unless rows are single texts, the next sentence."""
 
 import dataclasses
-import types
 from functools import cached_property, partial
 
 import jax.numpy as jnp
@@ -12,12 +11,12 @@ from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.masked_rows import MaskedRows
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.losses import cross_entropy, label_nll
-from transformer_jax.tasks.base import BaseTask
+from transformer_jax.tasks.base import TextTask
 from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
-class MaskedLM(EncoderUse, BaseTask):
+class MaskedLM(EncoderUse, TextTask):
     """The objectives of Devlin et al. 2018, section 3.1."""
 
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
@@ -33,82 +32,24 @@ class MaskedLM(EncoderUse, BaseTask):
         if self.next_sentence:
             self.coefficients["nsp"] = self.next_sentence
         self.num_row_shapes = len(self.phases)
-        self._check_next_sentence()
-        self._check_phases()
-        if self.config.train.first_batch:
-            raise UserError(
-                f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
-                "language modelling does not grow; set it to 0"
-            )
-
-    def _check_next_sentence(self) -> None:
         if self.next_sentence < 0:
             raise UserError(f"config.task.next_sentence={self.next_sentence}: must be at least 0")
-        if self.next_sentence and self.model.num_token_types < 2:
-            raise UserError(
-                f"config.model.num_token_types={self.model.num_token_types}: pairs of texts need "
-                "2; config.task.next_sentence=0 trains on single texts"
-            )
+        self.texts.check(self.model)
 
-    def _check_phases(self) -> None:
-        for phase in self.phases or [()]:
-            if not self._is_phase(phase):
-                raise UserError(
-                    f"config.task.phases: {phase} is not (share of the updates, length from 8 to "
-                    f"config.model.max_length={self.model.max_length}, most predictions), "
-                    "as in ((1.0,128,20),)"
-                )
-        if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
-            raise UserError(
-                f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
-            )
-
-    def _is_phase(self, phase) -> bool:
-        kinds = [type(value) for value in phase] if isinstance(phase, tuple) else []
-        if kinds not in ([int, int, int], [float, int, int]):
-            return False
-        share, length, num_predictions = phase
-        fits = 8 <= length <= self.model.window
-        return fits and 0 < share <= 1 and 1 <= num_predictions <= length
-
-    # data
+    @property
+    def texts(self) -> MaskedRows:
+        return MaskedRows(self.config, self.phases, self.next_sentence > 0, self.whole_words)
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        tokenizer = tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, self._training_text, self.model.vocab_size
-        )
+        tokenizer = super().tokenizer
         tokenizer.required("cls", "sep", "mask", user="masked language modelling")
         return tokenizer
-
-    def _training_text(self):
-        return self._texts.text("train")
-
-    @property
-    def _texts(self) -> MaskedRows:
-        pairs = self.next_sentence > 0
-        return MaskedRows(self.config, self.phases, pairs, self.whole_words)
 
     @property
     def phase_steps(self) -> list[int]:
         """The number of updates of each phase."""
-        return self._texts.phase_steps
-
-    @cached_property
-    def _rows(self) -> types.SimpleNamespace:
-        train = self._texts.train(self.tokenizer)
-        has_valid = self._texts.text("valid") is not None
-        evaluated = {"valid": self._texts.evaluation(self.tokenizer, "valid")} if has_valid else {}
-        return types.SimpleNamespace(train=train, eval=evaluated)
-
-    def rows(self):
-        return self._rows
-
-    def fingerprint(self) -> dict:
-        return {
-            "train": self._training_text().fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
+        return self.texts.phase_steps
 
     # training
 
@@ -189,8 +130,8 @@ class MaskedLM(EncoderUse, BaseTask):
         times, with other pairs and masks. "most_frequent" is the accuracy of always predicting the
         most frequent label. Raises UserError where the run has no such split.
         """
-        arguments.held_out(self._texts.text, split, "files")
-        evaluated = self._texts.evaluation(self.tokenizer, split)
+        arguments.held_out(self.texts.text, split, "files")
+        evaluated = self.texts.evaluation(self.tokenizer, split)
         label_counts = np.zeros(self.model.vocab_size, np.int64)
 
         def count_labels(batch) -> None:

@@ -88,6 +88,7 @@ class Task(abc.ABC):
     # The number of shapes that rows have: one for each phase of a run, or for each bucket of
     # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
     num_row_shapes: int = 1
+    phase_steps: Sequence[int] | None = None  # updates of each phase; None: the run has one phase
     # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
     # of each epoch are shuffled.
     passes: tuple[int, int] = (1, 1)

@@ -1,26 +1,23 @@
 """Translation: rows of packed pairs, and the label-smoothed cross-entropy."""
 
 import dataclasses
-import itertools
-import types
 from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, packed_pairs, rows, tokenizers
-from transformer_jax.data.sources import pairs as sentence_pairs
+from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data.pair_rows import PairRows
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.losses import cross_entropy
-from transformer_jax.pictures.progress import say, track
 from transformer_jax.scores import bleu
-from transformer_jax.tasks.base import BaseTask, check_row_length
+from transformer_jax.tasks.base import TextTask, check_row_length
 from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
-class Translation(SequenceToSequenceUse, BaseTask):
+class Translation(SequenceToSequenceUse, TextTask):
     """The objective of Vaswani et al. 2017, section 5."""
 
     source_length: int = 256  # source tokens of a packed row
@@ -41,7 +38,9 @@ class Translation(SequenceToSequenceUse, BaseTask):
                 f"config.model.max_length - 2 = {self.model.max_length - 2}"
             )
 
-    # data
+    @property
+    def texts(self) -> PairRows:
+        return PairRows(self.config, self.source_length, self.target_length)
 
     @cached_property
     def tokenizer(self) -> tokenizers.Pair:
@@ -50,59 +49,15 @@ class Translation(SequenceToSequenceUse, BaseTask):
             pair = tokenizers.Pair.load(self.tokenizer_folder)
             tokenizers.check_pair(pair, *sizes)
             return pair
-        return tokenizers.train_pair(self._training_data(), self.config.data, *sizes)
-
-    @cached_property
-    def _rows(self) -> types.SimpleNamespace:
-        train = rows.train_rows([self._packed("train")], self.config)
-        evaluated = {}
-        if self._pairs("valid"):
-            evaluated["valid"] = rows.EvalRows(self._packed("valid"))
-        return types.SimpleNamespace(train=train, eval=evaluated)
-
-    def _packed(self, split: str) -> packed_pairs.PackedPairs:
-        return packed_pairs.build(
-            self._pairs(split),
-            self.config.data,
-            self.tokenizer,
-            source_length=self.source_length,
-            target_length=self.target_length,
-            split=split,
-        )
-
-    def _training_data(self):
-        return self._pairs("train")
-
-    def _pairs(self, split: str):
-        pairs = sentence_pairs.of_split(self.config.data, split)
-        if pairs is None and split == "train":
-            raise UserError(
-                "config.data.train_source and train_target are missing: the training text"
-            )
-        return pairs
-
-    def rows(self):
-        return self._rows
-
-    def fingerprint(self) -> dict:
-        return {
-            "train": self._training_data().fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
+        return tokenizers.train_pair(self.texts.training_text(), self.config.data, *sizes)
 
     # training
 
     def batch_spec(self, row_shape: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
-        lengths = {
-            "source": self.source_length,
-            "source_positions": self.source_length,
-            "source_segment_ids": self.source_length,
-            "target": self.target_length,
-            "target_positions": self.target_length,
-            "target_segment_ids": self.target_length,
-            "labels": self.target_length,
-        }
-        return self.int32_spec({name: (length,) for name, length in lengths.items()})
+        source = ("source", "source_positions", "source_segment_ids")
+        target = ("target", "target_positions", "target_segment_ids", "labels")
+        shapes = dict.fromkeys(source, (self.source_length,))
+        return self.int32_spec(shapes | dict.fromkeys(target, (self.target_length,)))
 
     def init(self, rng):
         tokens = jnp.zeros((1, 2), jnp.int32)
@@ -147,7 +102,7 @@ class Translation(SequenceToSequenceUse, BaseTask):
         return Loss({"loss": loss}, metrics)
 
     def evaluations(self):
-        valid = self._pairs("valid")
+        valid = self.texts.text("valid")
         if valid is None or not self.bleu_lines:
             return {}
         return {"valid": partial(self._score, valid, self.bleu_lines)}
@@ -166,27 +121,10 @@ class Translation(SequenceToSequenceUse, BaseTask):
 
         Raises UserError where the run has no such split.
         """
-        pairs = arguments.held_out(self._pairs, split, "source", "target")
-        outputs, references = self._translated(pairs, None, params)
+        pairs = arguments.held_out(self.texts.text, split, "source", "target")
+        outputs, references = self.translated_pairs(params, pairs)
         signatures = bleu.signatures(outputs, references, pairs.target_language)
         return bleu.scores(outputs, references) | signatures
 
     def _score(self, pairs, count, params) -> dict[str, float]:
-        return bleu.scores(*self._translated(pairs, count, params))
-
-    def _translated(self, pairs, count, params) -> tuple[list[str], list[str]]:
-        """Returns (translations, references) of the first `count` pairs; of all where it is None.
-
-        The translation of a sentence that is too long is empty.
-        """
-        inputs, references = map(list, zip(*itertools.islice(pairs, count)))
-        max_tokens = self.translator.max_source
-        is_long = [len(ids) > max_tokens for ids in self.tokenizer.source.encode(inputs)]
-        if any(is_long):
-            say(
-                f"{sum(is_long)} sentences are longer than the {max_tokens} tokens that can be "
-                "translated: their translations count as empty"
-            )
-            inputs = ["" if long else line for line, long in zip(inputs, is_long)]
-        tracked = track(inputs, "translating", len(inputs))
-        return [best[0].text for best in self.translate(params, tracked)], references
+        return bleu.scores(*self.translated_pairs(params, pairs, count))
