@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer_jax.configuration import (
+    beginnings,
     classes,
     meanings,
     optimizers,
@@ -199,7 +200,9 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
         if value != keys[key][1]:
             raise UserError(f"config.{key} decides which keys exist: set it in the config file")
         return
-    _put(config, key, coerce(key, value, keys[key][0]))
+    is_beginning = key == INIT_FROM
+    value = beginnings.canonical(value) if is_beginning else coerce(key, value, keys[key][0])
+    _put(config, key, value)
 
 
 def _put(config: ConfigDict, key: str, value: Any) -> None:

@@ -107,7 +107,7 @@ def test_a_run_with_frozen_parameters_in_its_checkpoints_continues(
 def test_another_run_begins_with_all_parameters(straight, config, tmp_path):
     other = build(tmp_path / "examples", "classification", straight, train__num_steps=1)
     run = resolve(other, tmp_path / "other")
-    match = run.origin.match(run.config, Program.of(run.config, run.task(), jax.devices()[:1]))
+    [match] = run.origin.match(run.config, Program.of(run.config, run.task(), jax.devices()[:1]))
     assert not match.new and not match.dropped
 
 

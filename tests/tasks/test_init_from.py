@@ -3,6 +3,7 @@
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,11 @@ from transformer_jax.runs import begin, record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.runs.train import train
+from transformer_jax.tasks.causal_lm import CausalLM
+from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
+from transformer_jax.training.state import abstract_params
 
 
 def test_a_run_takes_the_parameters_and_the_tokenizer_of_another(gpt, tmp_path, capsys):
@@ -76,3 +81,77 @@ def test_tensors_that_this_model_lacks_are_named(gpt, tmp_path, capsys):
     )
     train(config, tmp_path / "run")
     assert "2 dropped, not in this model: norm/bias, norm/scale" in capsys.readouterr().err
+
+
+class TwoModels(CausalLM):
+    """A student beside a frozen teacher with twice its layers."""
+
+    def init(self, rng):
+        teacher = self.model.clone(num_layers=2).init(rng, jnp.zeros((1, 8), jnp.int32))
+        return {"student": super().init(rng), "teacher": teacher["params"]}
+
+    def group(self, path):
+        return None if path[0] == "teacher" else ""
+
+    def loss(self, params, batch, context):
+        return super().loss(params["student"], batch, context)
+
+
+@pytest.fixture
+def two_models(tmp_path):
+    """Returns the task and the origin of a run that begins as `init_from` says."""
+
+    def make(init_from):
+        config = build(tmp_path, model__num_layers=1, train__num_steps=1, init_from=init_from)
+        config.optimizer.learning_rate = 0.0
+        source = begin.source(config)
+        task = TwoModels(config, source.workdir / "tokenizer", length=32)
+        return config, task, begin.origin(config, tmp_path / "new")
+
+    return make
+
+
+def test_each_of_several_models_begins_from_a_run(gpt, two_models, tmp_path):
+    """The student has every second layer of the teacher, the teacher all; a run goes on from it."""
+    workdir = str(gpt.workdir)
+    config, task, origin = two_models(
+        {"teacher": workdir, "student": {"run": workdir, "layers": "1::2"}}
+    )
+    assert begin.names_same_run(config.init_from, config.init_from)
+    record.begin(config, task, tmp_path / "new")
+    run(config, task, tmp_path / "new", Program.of(config, task, jax.devices()[:2]), origin=origin)
+    assert record.read(tmp_path / "new").config.init_from == config.init_from
+    checkpoints = Checkpoints(tmp_path / "new/checkpoints", config.checkpoint, read_only=True)
+    params = checkpoints.restore_params(abstract_params(task), 1)
+    jax.tree.map(np.testing.assert_array_equal, params["teacher"], gpt.params)
+    kernel = gpt.params["decoder"]["layers"]["mlp"]["wi"]["kernel"]
+    of_student = params["student"]["decoder"]["layers"]["mlp"]["wi"]["kernel"]
+    np.testing.assert_array_equal(of_student, kernel[1:])
+    part = {"": {"run": str(tmp_path / "new"), "part": "teacher"}}
+    config = build(tmp_path, init_from=part, train__num_steps=1)
+    begun = begin.origin(config, tmp_path / "third")
+    program = Program.of(config, make_task(config), jax.devices()[:1])
+    [match] = begun.match(config, program)
+    restored = match.restore(program.state.params)
+    np.testing.assert_array_equal(restored["decoder/layers/mlp/wi/kernel"], kernel)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"techer": {}}, "no parameter begins with 'techer'; there are student, teacher"),
+        ({"student": {"layers": "0,5"}}, "'student' takes the layers '0,5' of .* which has 2"),
+        ({"student": {"layers": "::2", "part": "x"}}, "shares no tensor with this model"),
+        ({"student": {}}, r"has shape \(2, .*\) there, \(1, "),
+        ({"student": {"layer": "::2"}}, "'student' has no key 'layer'; did you mean layers"),
+        ({"student": {"layers": "odd"}}, "layers='odd', no numbers such as"),
+        ({"student": {"run": "nothing"}}, "config.init_from=nothing: no run here"),
+        ("{'student': 3}", "is no workdir, and no mapping"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_is_refused_before_compiling(gpt, two_models, changes, message):
+    if isinstance(changes, dict):
+        changes = {name: {"run": str(gpt.workdir), **keys} for name, keys in changes.items()}
+    with pytest.raises(UserError, match=message):
+        config, task, origin = two_models(changes)
+        origin.match(config, Program.of(config, task, jax.devices()[:1]))

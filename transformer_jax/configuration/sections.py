@@ -170,7 +170,10 @@ class Decode:
 
 
 INIT_FROM = "init_from"  # the only key without a section
-INIT_FROM_MEANING = "workdir of the run whose parameters and tokenizer a new run begins with"
+INIT_FROM_MEANING = (
+    "workdir of the run whose parameters and tokenizer a new run begins with; or "
+    "{prefix: workdir}, for the parameters whose names begin with each prefix"
+)
 SOURCE_NAME_MEANING = (
     "file in transformer_jax/data/sources/ that gives records which are not text; "
     "empty: config.data names the texts"

@@ -2,16 +2,18 @@
 the shape of the model.
 """
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import variants
+from transformer_jax.configuration.beginnings import Beginning, beginnings
 from transformer_jax.runs import record
 from transformer_jax.runs.record import Record, fine_tunes
 from transformer_jax.storage import buckets
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.origin import Origin
+from transformer_jax.training.origin import Origin, Part
 
 # A language model that is fine-tuned learns three new tokens: start, delimiter and extract
 # (Radford et al. 2018, section 3.3).
@@ -21,26 +23,32 @@ _NEW_TOKENS = 3
 def source(config) -> Record | None:
     """Returns the record of the run that `config.init_from` names; None where it names none.
 
-    Raises UserError where that workdir holds no run, or a run of another model family. A
-    fine-tuning takes any family.
+    Of several runs it is the one without a prefix, else the first. Raises UserError where that
+    workdir holds no run, or where a run without a prefix is of another model family. A fine-tuning
+    takes any family.
     """
-    if not config.init_from:
+    runs = beginnings(config.init_from)
+    if not runs:
         return None
-    if not record.exists(config.init_from):
-        raise UserError(f"config.init_from={config.init_from}: no run here (no config.json)")
-    files = variants.in_config(config)
-    earlier = record.read(config.init_from, files, needed=("model",))
+    main = next((run for run in runs if not run.prefix), runs[0])
+    earlier = _record(main)
     model = earlier.config.model.name
-    if model != config.model.name and ("model" in files or not fine_tunes(config)):
+    if model != config.model.name and not main.prefix and not fine_tunes(config):
         raise UserError(
-            f"config.init_from={config.init_from}: a run of config.model.name={model!r}, "
+            f"config.init_from={main.run}: a run of config.model.name={model!r}, "
             f"not {config.model.name!r}"
         )
     return earlier
 
 
+def _record(beginning: Beginning) -> Record:
+    if not record.exists(beginning.run):
+        raise UserError(f"config.init_from={beginning.run}: no run here (no config.json)")
+    return record.read(beginning.run)
+
+
 def origin(config, workdir) -> Origin | None:
-    """Returns the run whose parameters the run in `workdir` begins with.
+    """Returns the runs whose parameters the run in `workdir` begins with.
 
     None for a run that initialises its parameters, or continues from a checkpoint of its own.
     """
@@ -49,8 +57,12 @@ def origin(config, workdir) -> Origin | None:
     checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
     if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
         return None
-    earlier = source(config)
-    return Origin(earlier.workdir, earlier.config)
+    source(config)  # raises for another family
+    parts = []
+    for beginning in beginnings(config.init_from):
+        earlier = _record(beginning)
+        parts.append(Part(earlier.workdir, earlier.config, beginning))
+    return Origin(tuple(parts))
 
 
 def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigDict:
@@ -82,11 +94,18 @@ def _non_defaults(model: ConfigDict) -> list[tuple[str, object]]:
     return [(f"model.{key}", value) for key, value in values if value != defaults[key][1]]
 
 
-def names_same_run(init_from: str | None, recorded: str | None) -> bool:
-    """Returns whether a config names the run that its record names, or leaves it out."""
+def names_same_run(init_from: str | tuple | None, recorded: str | tuple | None) -> bool:
+    """Returns whether a config names the runs that its record names, or leaves them out."""
     if not recorded:
         return False
-    return not init_from or _absolute(init_from) == _absolute(recorded)
+    return not init_from or _absolutes(init_from) == _absolutes(recorded)
+
+
+def _absolutes(init_from: str | tuple) -> list:
+    return [
+        (_absolute(beginning.run), dataclasses.replace(beginning, run=""))
+        for beginning in beginnings(init_from)
+    ]
 
 
 def _absolute(folder: str):

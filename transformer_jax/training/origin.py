@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, named_class
+from transformer_jax.configuration.beginnings import Beginning
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 from transformer_jax.training import optimizer
@@ -18,70 +20,124 @@ _HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they determine 
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
-    """The run that `config.init_from` names: its workdir, and the config of its record."""
+class Part:
+    """A run that `config.init_from` names: its workdir, the config of its record, and its part."""
 
     workdir: pathlib.Path | buckets.Path
     config: ConfigDict
+    beginning: Beginning
 
-    def match(self, config, program) -> "Match":
-        """Compares the best checkpoint with the model of `config`, and restores nothing.
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The runs whose parameters a new run begins with."""
+
+    parts: tuple[Part, ...]
+
+    def match(self, config, program) -> "list[Match]":
+        """Compares the best checkpoint of each run with the parameters, and restores nothing.
 
         A head matches only if its task and labels are the same. Raises UserError where a tensor has
         another shape, or where no tensor is shared. Only the tensors of the vocabulary may have
         fewer rows.
         """
-        folder = self.workdir / "checkpoints"
-        checkpoints = Checkpoints(folder, self.config.checkpoint, read_only=True)
-        step = checkpoints.pick("best")
-        stored = by_name(checkpoints.abstract_params(step))
-        wanted = by_name(program.state.params)
-        same_head = all(
-            _plain(self.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
-        )
-        vocab_size = self.config.model.vocab_size
-        vocabulary = _vocabulary(config)
-        shared = {
-            name
-            for name in wanted.keys() & stored.keys()
-            if same_head or not name.startswith("head/")
-        }
-        for name in sorted(shared):
-            may_grow = name in vocabulary and vocab_size <= config.model.vocab_size
-            _check_shape(folder, name, stored[name].shape, wanted[name].shape, may_grow=may_grow)
-        if not shared:
-            raise UserError(
-                f"config.init_from={config.init_from}: shares no tensor with this model; it has "
-                f"{min(stored)}, which this model lacks"
-            )
-        return Match(
-            checkpoints=checkpoints,
-            step=step,
-            shared=sorted(shared),
-            new=sorted(wanted.keys() - shared),
-            dropped=sorted(stored.keys() - shared),
-            vocab_size=vocab_size,
-        )
+        prefixes = {part.beginning.prefix for part in self.parts}
+        return [_match(part, config, program, prefixes) for part in self.parts]
 
     def params(self, config, program, params):
-        """`params` with the tensors of the best checkpoint in their place; prints their number."""
-        match = self.match(config, program)
-        restored = match.restore(program.state.params)
-        say(f"from {match.checkpoints.folder / str(match.step)}: {len(restored)} tensors restored")
-        if match.new:
-            say(f"  {len(match.new)} new, as initialised: {', '.join(match.new)}")
-        if match.dropped:
-            say(f"  {len(match.dropped)} dropped, not in this model: {', '.join(match.dropped)}")
+        """`params` with the tensors of the best checkpoints in their place; prints their number."""
+        for match in self.match(config, program):
+            params = match.put(config, program.state.params, params)
+        return params
 
-        vocabulary = _vocabulary(config)
+
+def _match(part: Part, config, program, prefixes: set[str]) -> "Match":
+    folder = part.workdir / "checkpoints"
+    checkpoints = Checkpoints(folder, part.config.checkpoint, read_only=True)
+    step = checkpoints.pick("best")
+    beginning = part.beginning
+    stored = _below(by_name(checkpoints.abstract_params(step)), beginning.part)
+    inner = {prefix for prefix in prefixes if _is_below(prefix, beginning.prefix)}
+    everything = by_name(program.state.params)
+    wanted = _below(everything, beginning.prefix, inner - {beginning.prefix})
+    if not wanted:
+        first = sorted({name.partition("/")[0] for name in everything})
+        raise UserError(
+            f"config.init_from: no parameter begins with {beginning.prefix!r}; there are "
+            f"{', '.join(first)}"
+        )
+    same_head = all(_plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS)
+    vocab_size = part.config.model.vocab_size
+    shared = {
+        name for name in wanted.keys() & stored.keys() if same_head or not name.startswith("head/")
+    }
+    if not shared:
+        lacks = f"it has {min(stored)}, which this model lacks" if stored else "it is empty"
+        raise UserError(
+            f"config.init_from={beginning.run}: shares no tensor with this model; {lacks}"
+        )
+    traits = by_name(program.traits)
+    stacks = {}
+    for name in sorted(shared):
+        shape = tuple(stored[name].shape)
+        if beginning.layers and traits[_joined(beginning.prefix, name)].is_stack:
+            stacks[name] = _chosen(beginning, shape[0])
+            shape = (len(stacks[name]), *shape[1:])
+        may_grow = name in _vocabulary(config) and vocab_size <= config.model.vocab_size
+        _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
+    return Match(
+        checkpoints=checkpoints,
+        step=step,
+        beginning=beginning,
+        shared=sorted(shared),
+        new=sorted(_joined(beginning.prefix, name) for name in wanted.keys() - shared),
+        dropped=sorted(_joined(beginning.part, name) for name in stored.keys() - shared),
+        stacks=stacks,
+        vocab_size=vocab_size,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """How a checkpoint fits the parameters of a run.
+
+    Attributes:
+      checkpoints: those of the earlier run.
+      step: the checkpoint.
+      beginning: the part of the parameters.
+      shared: names of the tensors to restore, without the prefixes of either run.
+      new: names of tensors that the checkpoint lacks.
+      dropped: names of tensors that the new run lacks.
+      stacks: the layers to take of each shared stack; without it, all.
+      vocab_size: the number of tokens of the earlier run.
+    """
+
+    checkpoints: Checkpoints
+    step: int
+    beginning: Beginning
+    shared: list[str]
+    new: list[str]
+    dropped: list[str]
+    stacks: dict[str, list[int]]
+    vocab_size: int
+
+    def put(self, config, abstract_params, params):
+        """`params` with the shared tensors in their place; prints their number."""
+        restored = self.restore(abstract_params)
+        say(f"from {self.checkpoints.folder / str(self.step)}: {len(restored)} tensors restored")
+        if self.new:
+            say(f"  {len(self.new)} new, as initialised: {', '.join(self.new)}")
+        if self.dropped:
+            say(f"  {len(self.dropped)} dropped, not in this model: {', '.join(self.dropped)}")
+        vocabulary = {_joined(self.beginning.prefix, name) for name in _vocabulary(config)}
 
         def with_known_rows(leaf, value):
-            return leaf.at[: match.vocab_size].set(value[: match.vocab_size])
+            return leaf.at[: self.vocab_size].set(value[: self.vocab_size])
 
         def restored_or_initial(path, leaf):
-            name = "/".join(optimizer.names(path))
+            name = _name(path)
             value = restored.get(name, leaf)
-            grows = match.vocab_size < config.model.vocab_size or value.shape != leaf.shape
+            grows = self.vocab_size < config.model.vocab_size or value.shape != leaf.shape
             if name not in vocabulary or name not in restored or not grows:
                 return value
             # The rows of new tokens are as initialised. A table of another shape is on one device.
@@ -90,45 +146,64 @@ class Origin:
 
         return jax.tree_util.tree_map_with_path(restored_or_initial, params)
 
-
-@dataclasses.dataclass(frozen=True)
-class Match:
-    """How a checkpoint fits a model.
-
-    Attributes:
-      checkpoints: those of the earlier run.
-      step: the checkpoint.
-      shared: names of the tensors to restore.
-      new: names of tensors that the checkpoint lacks.
-      dropped: names of tensors that the model lacks.
-      vocab_size: the number of tokens of the earlier run.
-    """
-
-    checkpoints: Checkpoints
-    step: int
-    shared: list[str]
-    new: list[str]
-    dropped: list[str]
-    vocab_size: int
-
     def restore(self, abstract_params) -> dict[str, jax.Array]:
-        """The shared tensors by name, with the shardings of `abstract_params`.
+        """The shared tensors by their names in the new run, with the shardings of these parameters.
 
         A tensor of another shape is on one device.
         """
         wanted = by_name(abstract_params)
+        own = {_joined(self.beginning.part, name): name for name in self.shared}
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def place(path, leaf):
-            like = wanted.get(_name(path))
+            name = own.get(_name(path), "")
+            like = wanted.get(_joined(self.beginning.prefix, name)) if name else None
             is_same = like is not None and tuple(like.shape) == tuple(leaf.shape)
-            sharding = like.sharding if is_same else one_device
+            # The layers of a stack are not split.
+            sharding = like.sharding if is_same or name in self.stacks else one_device
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         stored = self.checkpoints.abstract_params(self.step)
         placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=_is_leaf)
         tensors = by_name(self.checkpoints.restore_params(placed, self.step))
-        return {name: tensors[name] for name in self.shared}
+        return {
+            _joined(self.beginning.prefix, name): self._of_layers(name, tensors[stored_name])
+            for stored_name, name in own.items()
+        }
+
+    def _of_layers(self, name: str, tensor: jax.Array) -> jax.Array:
+        """The chosen layers of a stack; other tensors as they are."""
+        if name not in self.stacks:
+            return tensor
+        layers = np.array(self.stacks[name])
+        return jax.jit(lambda stack: stack[layers], out_shardings=tensor.sharding)(tensor)
+
+
+def _below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
+    """The tensors below a prefix, by the rest of their names; without those below `apart`."""
+    return {
+        name[len(prefix) :].lstrip("/"): tensor
+        for name, tensor in tensors.items()
+        if _is_below(name, prefix) and not any(_is_below(name, other) for other in apart)
+    }
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix}/")
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}/{name}" if prefix else name
+
+
+def _chosen(beginning: Beginning, num_layers: int) -> list[int]:
+    layers = beginning.chosen(num_layers)
+    if not layers or max(layers) >= num_layers:
+        raise UserError(
+            f"config.init_from: {beginning.prefix!r} takes the layers {beginning.layers!r} of "
+            f"{beginning.run}, which has {num_layers}, numbered from 0"
+        )
+    return layers
 
 
 def by_name(tree) -> dict:

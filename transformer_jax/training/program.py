@@ -35,6 +35,7 @@ class Program:
       batch_sharding: of a batch's arrays (microbatches, rows, ...).
       batch: shapes, dtypes and shardings of a batch of the first row shape.
       state: a TrainState of shapes, dtypes and shardings.
+      traits: the tree of the parameters' traits.
       train_step: the jitted (state, batch) -> state.
       eval_step: the jitted (params, batch, carry) -> (metrics, carry).
     """
@@ -46,6 +47,7 @@ class Program:
     batch_sharding: jax.sharding.NamedSharding
     batch: dict[str, jax.ShapeDtypeStruct]
     state: Any
+    traits: Any
     train_step: Any
     eval_step: Any
 
@@ -95,6 +97,7 @@ class Program:
             batch_sharding=batch_sharding,
             batch=batch,
             state=state,
+            traits=traits,
             train_step=train_step,
             eval_step=make_eval_step(task, mesh, table),
         )
