@@ -16,6 +16,7 @@ from tests.finetuning import examples
 from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
 from tests.tasks.test_causal_lm import SHARDED
 from tests.tasks.test_causal_lm_texts import GREEDY, by_whole_prefixes
+from tests.training import recurrent
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
 from transformer_jax.runs import begin
@@ -48,6 +49,7 @@ FAMILIES = {
     "gpt": build_gpt,
     "bert": build_bert_of_one_phase,
     "finetuning": build_finetuning,
+    "carry": recurrent.build,
 }
 
 

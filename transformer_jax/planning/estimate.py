@@ -57,9 +57,11 @@ def arguments(program) -> dict[str, int]:
     """Returns the bytes per device of a step's arguments, by purpose."""
     state = program.state
     counters = (state.step, state.metrics, state.skipped, state.last_skipped)
+    carry = {} if state.carry is None else {"carry": bytes_per_device(state.carry)}
     return {
         "parameters": bytes_per_device(state.params),
         "optimizer state": bytes_per_device((state.opt_state, counters)),
+        **carry,
         "batch": bytes_per_device(program.batch),
     }
 
