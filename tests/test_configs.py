@@ -41,6 +41,7 @@ OF_EACH_KIND = (
     "lstm/quickstart.py",
     "bert/base.py",
     "decoder/quickstart.py",
+    "albert/base.py",
     "finetune/glue.py:stsb",
     "finetune/glue.py:mrpc,gpt",
     "finetune/squad.py:2.0",

@@ -6,6 +6,7 @@ import pytest
 
 from transformer_jax.layers import flops
 from transformer_jax.layers.lstm import LSTM
+from transformer_jax.models.albert import ALBERT
 from transformer_jax.models.bert import BERT
 from transformer_jax.models.decoder import Decoder
 from transformer_jax.models.encoder_decoder import EncoderDecoder
@@ -35,6 +36,11 @@ def test_encoder_decoder():
     hidden_pairs = 3 * 4 * model.d_model * LENGTH**2 / 2
     num_flops = traced_flops(model, tokens(5), tokens(LENGTH))
     assert num_flops == model.flops(5, LENGTH) + hidden_pairs
+
+
+def test_albert():
+    model = ALBERT(num_layers=3, d_embed=16, **SIZES)
+    assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH, LENGTH)
 
 
 def test_decoder():
