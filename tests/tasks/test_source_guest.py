@@ -60,7 +60,7 @@ from transformer_jax.tasks.task import Loss
 
 
 class _Rows:
-    """The pixels of a picture, and the pixel that follows each."""
+    """The pixels of a picture; weight 0 marks the rows that fill the last batch."""
 
     def __init__(self, records):
         self.records = records
@@ -70,7 +70,8 @@ class _Rows:
 
     def rows(self, numbers):
         pictures = self.records.read([number for number, _ in numbers])
-        return [{"tokens": picture.astype(np.int32)} for picture in pictures]
+        weight = np.ones((), np.int32)
+        return [{"tokens": picture.astype(np.int32), "weight": weight} for picture in pictures]
 
 
 @dataclasses.dataclass
@@ -88,7 +89,7 @@ class PixelLM(BaseTask):
         return {"train": self.source.fingerprint("train"), "tokenizer": None}
 
     def batch_spec(self, row_shape):
-        return self.int32_spec({"tokens": (self.source.side**2,)})
+        return self.int32_spec({"tokens": (self.source.side**2,), "weight": ()})
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, 4), jnp.int32))["params"]
@@ -103,13 +104,14 @@ class PixelLM(BaseTask):
         return self._rows
 
     def weights(self, batch):
-        return {"loss": jnp.asarray(batch["tokens"][..., 1:].size, jnp.float32)}
+        return {"loss": batch["weight"].sum().astype(jnp.float32) * self.positions(0)}
 
     def loss(self, params, batch, context):
         tokens = batch["tokens"]
         hidden = self.model.apply({"params": params}, tokens[:, :-1], method="hidden")
         table, bias = self.model.apply({"params": params}, method="output")
-        weights = jnp.ones(tokens[:, 1:].shape)
+        weights = jnp.broadcast_to(batch["weight"][:, None], tokens[:, 1:].shape)
+        weights = weights.astype(jnp.float32)
         loss = cross_entropy(hidden, table, bias, tokens[:, 1:], weights)[0]
         count = weights.sum()
         return Loss({"loss": loss}, {"loss": (loss, count), "filled": (count, count)})
@@ -161,7 +163,7 @@ def config(tmp_path_factory):
             data=dict(cache=str(folder / "cache")),
             train=dict(num_steps=30, batch=8, log_every=15, eval_every=30),
             optimizer=dict(learning_rate=3e-2),
-            decode=dict(batch=8),
+            decode=dict(batch=16),
         )
 
 
