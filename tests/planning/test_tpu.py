@@ -77,6 +77,22 @@ def test_rematerialisation_saves_memory_with_the_layers_in_line():
 
 
 @pytest.mark.slow
+def test_llama_on_a_slice_has_a_verdict():
+    done = call(
+        "dry_run",
+        "--config=configs/decoder/llama2.py:7b",
+        "--topology=v5p:4x4x4",
+        "--config.mesh.data=1",
+        "--config.mesh.fsdp=64",
+        "--config.model.remat=full",
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert record["fits"] and record["params"] == 6_738_415_616
+    assert "it fits" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_model_of_175_billion_parameters_on_64_chips():
     done = call(
         "dry_run",
