@@ -36,7 +36,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
-from tests import fake_gcs
+from tests import annotations, fake_gcs
+
+annotations.install()
+
 from transformer_jax import config as configs
 from transformer_jax.training import report
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.distributed import sharding
 
@@ -24,32 +25,33 @@ NO_TOKEN = -1e9
 class _Inputs(NamedTuple):
     """The arrays that `cross_entropy` takes."""
 
-    hidden: jax.Array  # (B, L, M)
-    table: jax.Array  # (V, M)
-    bias: jax.Array | None  # (V,)
-    labels: jax.Array  # (B, L)
-    weights: jax.Array  # (B, L)
+    hidden: Float[Array, "B L M"]
+    table: Float[Array, "V M"]
+    bias: Float[Array, " V"] | None
+    labels: Int[Array, "B L"]
+    weights: Float[Array, "B L"]
 
 
 class _Result(NamedTuple):
     """The result for one chunk, or for all. The gradients are those of the loss."""
 
-    sums: tuple[jax.Array, ...]  # loss, nll and correct: ()
-    d_hidden: jax.Array | None  # (B, L, M); None without gradients
-    d_output: tuple[jax.Array, jax.Array | None] | None  # table (V, M), bias (V,)
-    # loss, nll and correct of each position (B, L); None if not requested
-    by_position: tuple[jax.Array, ...] | None
+    sums: tuple[Float[Array, ""], ...]  # loss, nll and correct
+    # None without gradients.
+    d_hidden: Float[Array, "B L M"] | None
+    d_output: tuple[Float[Array, "V M"], Float[Array, " V"] | None] | None  # table and bias
+    # Loss, nll and correct of each position; None if not requested.
+    by_position: tuple[Float[Array, "B L"], ...] | None
 
 
 def cross_entropy(
-    hidden: jax.Array,
-    table: jax.Array,
-    bias: jax.Array | None,
-    labels: jax.Array,
-    weights: jax.Array,
+    hidden: Float[Array, "B L M"],
+    table: Float[Array, "V M"],
+    bias: Float[Array, " V"] | None,
+    labels: Int[ArrayLike, "B L"],
+    weights: Float[ArrayLike, "B L"],
     *,
     label_smoothing: float = 0.0,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """Returns sums over positions of the cross-entropy of softmax(hidden table^T + bias).
 
     Args:
@@ -216,7 +218,9 @@ def _spread_mass(logits, bias, smoothing):
     return smoothing * is_token / count, mean
 
 
-def label_nll(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def label_nll(
+    logits: Float[Array, "*axes C"], labels: Int[ArrayLike, "*axes"]
+) -> Float[Array, "*axes"]:
     """Returns -log softmax(logits)[label] (...), of logits (..., C) float32 of few classes.
 
     `labels` (...) are int32.
@@ -226,8 +230,11 @@ def label_nll(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def token_log_probs(
-    hidden: jax.Array, table: jax.Array, bias: jax.Array | None, labels: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    hidden: Float[Array, "B L M"],
+    table: Float[Array, "V M"],
+    bias: Float[Array, " V"] | None,
+    labels: Int[ArrayLike, "B L"],
+) -> tuple[Float[Array, "B L"], Bool[Array, "B L"]]:
     """Returns log softmax(hidden table^T + bias)[label] (B, L) float32, one row at a time.
 
     Also returns whether the label has the largest logit (B, L) bool.

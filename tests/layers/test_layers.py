@@ -53,7 +53,9 @@ def test_layer_norm():
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(
         x.var(-1, keepdims=True) + 1e-6
     ) * np.arange(8) + 1
-    np.testing.assert_allclose(norm.apply(variables, x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        norm.apply(variables, jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5
+    )
     assert norm.apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
@@ -92,9 +94,8 @@ def test_attention_follows_the_mask(causal, packed):
         query_segments=segments if packed else None,
         key_segments=segments if packed else None,
     )
-    np.testing.assert_allclose(
-        dot_product(q, k, v, mask), naive_attention(q, k, v, visible), rtol=1e-4, atol=1e-5
-    )
+    y = dot_product(*map(jnp.asarray, (q, k, v)), mask)
+    np.testing.assert_allclose(y, naive_attention(q, k, v, visible), rtol=1e-4, atol=1e-5)
 
 
 def test_padding_is_hidden_and_a_query_without_keys_stays_finite():
@@ -166,9 +167,9 @@ def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
     lengths = (6, 3, 1)
     filled = np.arange(6) < np.array(lengths)[:, None]
     lstm = LSTM(5, reverse)
-    variables = nn.unbox(lstm.init(KEY, x, filled))
+    variables = nn.unbox(lstm.init(KEY, jnp.asarray(x), jnp.asarray(filled)))
     variables = jax.tree.map(lambda p: p + 0.1, variables)  # so that no bias is zero
-    outputs = np.asarray(lstm.apply(variables, x, filled)[0])
+    outputs = np.asarray(lstm.apply(variables, jnp.asarray(x), jnp.asarray(filled))[0])
     p = jax.tree.map(np.asarray, variables["params"])
 
     def sigmoid(z):

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations, kernels
@@ -117,21 +117,27 @@ class Attention(nn.Module):
         )
         return sharding.constrain(projection(x), "batch", "length", "heads", "head_dim")
 
-    def _stored_memory(self, name: str) -> jax.Array:
-        """Returns the keys or values (B, K, H, D) of the collection "memory"."""
+    def _stored_memory(self, name: str) -> Float[Array, "B K H D"]:
+        """Returns the keys or values of the collection "memory"."""
         order = np.argsort(_CACHE_AXES[name])
         return self.get_variable("memory", name).transpose(order)
 
-    def _store_memory(self, name: str, new: jax.Array) -> None:
-        """Writes the keys or values (B, K, H, D) to the collection "memory"."""
+    def _store_memory(self, name: str, new: Float[Array, "B K H D"]) -> None:
+        """Writes the keys or values to the collection "memory"."""
         # Transpose now: without the barrier XLA transposes again for each token.
         stored = jax.lax.optimization_barrier(new.transpose(_CACHE_AXES[name]))
         self.put_variable("memory", name, stored)
 
-    def _update_cache(self, name: str, new: jax.Array, slots: jax.Array, num_slots: int):
-        """Writes keys or values (B, L, H, D) to the cache and returns all of it (B, K, H, D).
+    def _update_cache(
+        self,
+        name: str,
+        new: Float[Array, "B L H D"],
+        slots: Int[Array, "B L"] | Int[Array, ""],
+        num_slots: int,
+    ) -> Float[Array, "B K H D"]:
+        """Writes keys or values to the cache and returns all of it.
 
-        `slots` are the slots of each row (B, L), or the first slot () of all rows.
+        `slots` are the slots of each row, or the first slot () of all rows.
         """
         batch, _, heads, head_dim = new.shape
         order = _CACHE_AXES[name]
@@ -169,7 +175,7 @@ def resize_slots(cached: dict, num_slots: int) -> dict:
     return _map_slots(fit, cached)
 
 
-def roll_slots(cached: dict, shift: jax.Array) -> dict:
+def roll_slots(cached: dict, shift: Int[ArrayLike, ""]) -> dict:
     """Returns a collection "cache" with the content of its slots moved by `shift`, cyclically."""
 
     def roll(x, axis):
@@ -178,7 +184,7 @@ def roll_slots(cached: dict, shift: jax.Array) -> dict:
     return _map_slots(roll, cached)
 
 
-def write_slots(cached: dict, new: dict, row: jax.Array, slot: jax.Array) -> dict:
+def write_slots(cached: dict, new: dict, row: Int[ArrayLike, ""], slot: Int[ArrayLike, ""]) -> dict:
     """Returns a collection "cache" or "memory" with `new` written over it from row and slot on."""
 
     def write(x, axis, update):
@@ -204,10 +210,10 @@ def weights_in(
     model: nn.Module,
     params,
     stack: str,
-    *tokens: jax.Array,
+    *tokens: Int[ArrayLike, "1 _"],
     method: str = "hidden",
     cross: bool = False,
-    **options: jax.Array,
+    **options: Int[ArrayLike, "1 _"],
 ) -> np.ndarray:
     """Returns the attention weights (layers, H, Q, K) float32 of one stack of a model.
 

@@ -1,13 +1,14 @@
 """A Transformer layer, and a stack of layers."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.distributed import sharding
@@ -181,7 +182,9 @@ class Stack(nn.Module):
             return self.blocks[0](**options)
         return _Pattern(self.blocks, **options)
 
-    def _decode(self, x: jax.Array, args: tuple, masks: list[Mask], **kwargs) -> jax.Array:
+    def _decode(
+        self, x: Float[Array, "B L M"], args: tuple, masks: list[Mask], **kwargs
+    ) -> Float[Array, "B L M"]:
         """Applies the layers in sequence, layer i with masks[i], and updates the collections."""
         collections = {
             name: self.variables[name][self._name]
@@ -221,7 +224,7 @@ class _Pattern(nn.Module):
         self.block = [constructor() for constructor in self.constructors]
 
 
-def _blocks_of(pattern: nn.Module) -> list[nn.Module]:
+def _blocks_of(pattern: nn.Module) -> Sequence[nn.Module]:
     return pattern.block if isinstance(pattern, _Pattern) else [pattern]
 
 
@@ -235,7 +238,7 @@ def _part_of(variables: dict, number: int) -> dict:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def for_decoding(params: dict, dtype: jnp.dtype, stacks: tuple[str, ...]) -> dict:
+def for_decoding(params: dict, dtype: DTypeLike, stacks: tuple[str, ...]) -> dict:
     """Returns the parameters of a model in the form in which decoding is fastest.
 
     Matrices are cast to the compute dtype `dtype`. The stacked parameters of these stacks become

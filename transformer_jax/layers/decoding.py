@@ -9,18 +9,19 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Int
 
 from transformer_jax.layers.attention import resize_slots, roll_slots, write_slots
 
 
 class State(Protocol):
-    def reorder(self, parents: jax.Array) -> "State":
+    def reorder(self, parents: Int[Array, "B K"]) -> "State":
         """Returns the state in which hypothesis k of input b continues `parents[b, k]`.
 
         `parents` (B, K) may have another number of hypotheses than the state.
         """
 
-    def admit(self, new: "State", *, places: jax.Array, rows: jax.Array) -> "State":
+    def admit(self, new: "State", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "State":
         """Returns the state with the inputs in `rows` (N,) of `new` at `places` (N,).
 
         A repeated pair of row and place has no further effect.
@@ -38,10 +39,10 @@ class Rows:
     """
 
     memory: Any  # a tree of arrays (B K, ...)
-    lengths: jax.Array  # (B, K) int32: tokens that each hypothesis has read
+    lengths: Int[Array, "B K"]  # tokens that each hypothesis has read
     slots: int = struct.field(pytree_node=False, default=0)  # of a cache
 
-    def reorder(self, parents: jax.Array) -> "Rows":
+    def reorder(self, parents: Int[Array, "B K"]) -> "Rows":
         batch, beams = self.lengths.shape
         rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
         return self.replace(
@@ -49,7 +50,7 @@ class Rows:
             lengths=jnp.take_along_axis(self.lengths, parents, axis=1),
         )
 
-    def admit(self, new: "Rows", *, places: jax.Array, rows: jax.Array) -> "Rows":
+    def admit(self, new: "Rows", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "Rows":
         batch, beams = self.lengths.shape
 
         def move(old, new):
@@ -77,16 +78,16 @@ class Ring:
     the model.
     """
 
-    ancestors: jax.Array  # (B, K, P) int32
-    turn: jax.Array  # () int32: the slot of the next turn, modulo P
-    positions: jax.Array  # (B,) int32: of the next tokens
+    ancestors: Int[Array, "B K P"]
+    turn: Int[Array, ""]  # the slot of the next turn, modulo P
+    positions: Int[Array, " B"]  # of the next tokens
     cache: Any  # the collection "cache", with `beams` cells for each slot
     memory: Any  # the collection "memory"
-    segments: jax.Array  # (B, S) int32: 1 for the tokens of a source, 0 for padding
+    segments: Int[Array, "B S"]  # 1 for the tokens of a source, 0 for padding
     beams: int = struct.field(pytree_node=False)
 
     @classmethod
-    def begun(cls, collections: dict, segments: jax.Array, beams: int) -> "Ring":
+    def begun(cls, collections: dict, segments: Int[Array, "N S"], beams: int) -> "Ring":
         """Returns the state in which N inputs have read one token each, into the only slot."""
         batch = len(segments)
         return cls(
@@ -99,8 +100,8 @@ class Ring:
         )
 
     @property
-    def slot(self) -> jax.Array:
-        """The slot () of the next tokens."""
+    def slot(self) -> Int[Array, ""]:
+        """The slot of the next tokens."""
         return self.turn % self.ancestors.shape[2]
 
     def opened(self) -> "Ring":
@@ -112,12 +113,12 @@ class Ring:
         """Returns the state after the tokens of the slot have been read."""
         return self.replace(turn=self.turn + 1, positions=self.positions + 1, **collections)
 
-    def reorder(self, parents: jax.Array) -> "Ring":
+    def reorder(self, parents: Int[Array, "B K"]) -> "Ring":
         return self.replace(
             ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1)
         )
 
-    def admit(self, new: "Ring", *, places: jax.Array, rows: jax.Array) -> "Ring":
+    def admit(self, new: "Ring", *, places: Int[Array, " N"], rows: Int[Array, " N"]) -> "Ring":
         # The only slot of the new inputs becomes the last slot that was written.
         slots = self.ancestors.shape[2]
         slot = (self.turn - 1) % slots
@@ -138,7 +139,7 @@ class Ring:
             segments=segments,
         )
 
-    def _with_input(self, stored: tuple, new: "Ring", move: tuple, slot: jax.Array) -> tuple:
+    def _with_input(self, stored: tuple, new: "Ring", move: tuple, slot: Int[Array, ""]) -> tuple:
         """Returns the (cache, memory, segments) `stored` with one input of `new` written to it.
 
         `move` is its (row, place).
@@ -178,13 +179,13 @@ class Ring:
         )
 
 
-def _lengthened(ancestors: jax.Array, slots: int) -> jax.Array:
-    """Returns `ancestors` (B, K, P) with so many slots, none in the new ones."""
+def _lengthened(ancestors: Int[Array, "B K P"], slots: int) -> Int[Array, "B K slots"]:
+    """Returns `ancestors` with so many slots, none in the new ones."""
     missing = slots - ancestors.shape[2]
     return jnp.pad(ancestors, ((0, 0), (0, 0), (0, missing)), constant_values=-1)
 
 
-def _cut(segments: jax.Array, length: int) -> jax.Array:
-    """Returns the segment ids (N, S) as (N, length), cut or padded at the end."""
+def _cut(segments: Int[Array, "N S"], length: int) -> Int[Array, "N length"]:
+    """Returns the segment ids, cut or padded at the end."""
     segments = segments[:, :length]
     return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))

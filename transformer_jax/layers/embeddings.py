@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
@@ -23,7 +24,7 @@ class Embed(nn.Module):
     num_embeddings: int
     features: int
     init: Callable = nn.initializers.normal(0.02)
-    axes: tuple[str, str] = ("vocab", "embed")
+    axes: tuple[str | None, str] = ("vocab", "embed")
     dtype: jnp.dtype = jnp.float32
     multiple: int = 1
     key: str = "vocab_size"  # the key of config.model that sets V, for error messages
@@ -35,7 +36,7 @@ class Embed(nn.Module):
         init = declared(init, self.axes, decays=True)
         self.embedding = self.param("embedding", init, (self.num_embeddings, self.features))
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         if not isinstance(ids, jax.core.Tracer):
             check_ids(np.asarray(ids), self.num_embeddings, self.key)
         # Each device looks up its own columns of the table for all rows. Then rows and columns are
@@ -46,12 +47,12 @@ class Embed(nn.Module):
         x = sharding.constrain(x, "lookup", "length", self.axes[1])
         return sharding.constrain(x, "batch", "length", None)
 
-    def table(self) -> jax.Array:
-        """Returns the table (V, M) float32, for an output projection tied to it."""
+    def table(self) -> Float[Array, "V M"]:
+        """Returns the table, for an output projection tied to it."""
         return self.embedding
 
 
-def check_ids(ids: np.ndarray, count: int, key: str = "vocab_size") -> None:
+def check_ids(ids: Int[np.ndarray, "*axes"], count: int, key: str = "vocab_size") -> None:
     """Raises UserError for an id outside [0, count), where config.model.KEY=count."""
     invalid = ids[(ids < 0) | (ids >= count)]
     if invalid.size:
@@ -60,8 +61,8 @@ def check_ids(ids: np.ndarray, count: int, key: str = "vocab_size") -> None:
         )
 
 
-def row_positions(tokens: jax.Array, max_length: int) -> jax.Array:
-    """Returns the positions 0, 1, ... of each row (B, L). Raises UserError if L > max_length."""
+def row_positions(tokens: Int[ArrayLike, "B L"], max_length: int) -> Int[Array, "B L"]:
+    """Returns the positions 0, 1, ... of each row. Raises UserError if L > max_length."""
     length = tokens.shape[1]
     if length > max_length:
         raise UserError(
@@ -77,12 +78,12 @@ class Bias(nn.Module):
     axis: str
 
     @nn.compact
-    def __call__(self) -> jax.Array:
+    def __call__(self) -> Float[Array, " V"]:
         init = declared(nn.initializers.zeros, (self.axis,))
         return self.param("bias", init, (self.size,))
 
 
-def sinusoids(positions: jax.Array, features: int) -> jax.Array:
+def sinusoids(positions: Int[ArrayLike, "B L"], features: int) -> Float[Array, "B L M"]:
     """Sinusoidal encodings (Vaswani et al. 2017, section 3.5): int32 (B, L) -> float32 (B, L, M).
 
     Column 2i holds sin(p / 10000^(2i/M)), column 2i + 1 holds cos(p / 10000^(2i/M)).

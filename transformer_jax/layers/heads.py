@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.lstm import LSTM
@@ -20,7 +21,7 @@ class Head(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
         x = Dropout(self.dropout)(x, train=train).astype(jnp.float32)
         output = Linear(
             (x.shape[-1],),
@@ -47,7 +48,13 @@ class RecurrentHead(nn.Module):
     dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, states: jax.Array, filled: jax.Array, *, train: bool = False) -> jax.Array:
+    def __call__(
+        self,
+        states: Float[Array, "layers B L M"],
+        filled: Bool[Array, "B L"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B L F"]:
         if self.concatenate:
             x = jnp.concatenate(list(states), axis=-1)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.parameters import declared
@@ -28,7 +29,7 @@ class Linear(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Float[Array, "*axes"]) -> Float[Array, "*other"]:
         fan_in = math.prod(self.inputs)
         fan_out = math.prod(self.outputs)
 
@@ -68,7 +69,7 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(self, x: Float[Array, "*axes"], *, train: bool) -> Float[Array, "*axes"]:
         if not train or self.rate == 0:
             return x
 

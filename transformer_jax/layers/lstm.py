@@ -3,11 +3,13 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.parameters import declared
 
-State = tuple[jax.Array, jax.Array]
+# Output and cell.
+State = tuple[Float[Array, "B F"], Float[Array, "B F"]]
 
 
 class LSTM(nn.Module):
@@ -25,11 +27,11 @@ class LSTM(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
-        filled: jax.Array,
+        x: Float[Array, "B L M"],
+        filled: Bool[Array, "B L"],
         state: State | None = None,
-        restarts: jax.Array | None = None,
-    ) -> tuple[jax.Array, State]:
+        restarts: Bool[Array, "B L"] | None = None,
+    ) -> tuple[Float[Array, "B L F"], State]:
         # (B, L, 4, features): input gate, forget gate, candidate, output gate
         gates = Linear(
             (x.shape[-1],),

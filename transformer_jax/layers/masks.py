@@ -20,7 +20,7 @@ class Mask:
     causal: bool = struct.field(pytree_node=False, default=False)
     # () int32. A query attends to keys at a distance below `window`: on both sides, with `causal`
     # on its left.
-    window: Int[Array, ""] | None = None
+    window: Int[Array, ""] | int | None = None
     # All values that `window` can have, in ascending order.
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
     # Keys that the window hides from no query, and queries from which it hides no key (Beltagy et

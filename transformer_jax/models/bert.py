@@ -6,6 +6,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import flops
@@ -82,7 +83,15 @@ class BERT(Encoder):
         self.mlm_bias = Bias(self.vocab_size, "vocab")
         self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
-    def __call__(self, tokens, token_types=None, positions=None, segment_ids=None, *, train=False):
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 2"]]:
         """Returns the states and the logits of both pre-training tasks (section 3.1).
 
         The states are (B, L, M), the logits of masked tokens (B, L, V), and those of next-sentence
@@ -97,20 +106,42 @@ class BERT(Encoder):
         )
         return hidden, self.logits(hidden), self.next_logits(hidden)
 
-    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
         """Returns the states of the last layer (B, L, M)."""
         x = self._embed(tokens, token_types, positions, train=train)
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         return self.encoder(x, mask=mask, train=train)
 
-    def layers(self, tokens, *, positions=None, segment_ids=None, token_types=None):
+    def layers(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+    ) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
         x = self._embed(tokens, token_types, positions, train=False)
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         outputs = self.encoder(x, mask=mask, every_layer=True)  # (layers, B, L, M)
         return jnp.concatenate([x[None], outputs])
 
-    def _embed(self, tokens, token_types, positions, *, train):
+    def _embed(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        token_types: Int[ArrayLike, "B L"] | None,
+        positions: Int[ArrayLike, "B L"] | None,
+        *,
+        train: bool,
+    ) -> Float[Array, "B L M"]:
         """Returns the sum of the token, position and type embeddings (B, L, M) (section 3)."""
         if positions is None:
             positions = row_positions(tokens, self.max_length)
@@ -119,11 +150,11 @@ class BERT(Encoder):
         x = self.token_embed(tokens) + self.position_embed(positions) + self.type_embed(token_types)
         return self.embed_dropout(self.embed_norm(x), train=train)
 
-    def pooled(self, hidden):
+    def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
         """Returns one vector for each example (B, M), from the state of its first token."""
         return jnp.tanh(self.pooler(hidden[:, 0]))
 
-    def next_logits(self, hidden):
+    def next_logits(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B 2"]:
         """Returns the logits of next-sentence prediction (B, 2) float32 (section 3.1, task 2).
 
         Class 0: the second text follows the first. Class 1: it does not. The published code has the
@@ -131,7 +162,7 @@ class BERT(Encoder):
         """
         return self.nsp(self.pooled(hidden).astype(jnp.float32))
 
-    def transformed(self, hidden):
+    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
         """Applies the layer in front of the output projection to states (..., M) -> (..., M)."""
         x = self.gelu(self.mlm_transform(hidden))
         # Do not split M: with M split over fsdp and tensor, the gradients of the loss were wrong
@@ -139,7 +170,7 @@ class BERT(Encoder):
         x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
         return self.mlm_norm(x)
 
-    def output(self):
+    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"] | None]:
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
         return self.token_embed.table(), self.mlm_bias()
 

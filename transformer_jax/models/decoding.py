@@ -1,6 +1,7 @@
 """How models decode: `begin` reads prompts, and `step` a token of each hypothesis."""
 
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers.decoding import Ring, Rows
 
@@ -8,7 +9,9 @@ from transformer_jax.layers.decoding import Ring, Rows
 class CausalDecoding:
     """The decoding of a Causal model with "cache" or "carry" in `can`."""
 
-    def begin(self, params, prompts, lengths, *, slots: int):
+    def begin(
+        self, params, prompts: Int[ArrayLike, "B L"], lengths: Int[ArrayLike, " B"], *, slots: int
+    ) -> tuple[Float[Array, "B V"], Rows]:
         """Reads prompts. Returns (the logits (B, V) of their next tokens, the state of decoding).
 
         A row of `prompts` (B, L) begins with `lengths` (B,) tokens; the others are padding. There
@@ -27,7 +30,9 @@ class CausalDecoding:
         logits = self._applied(params, hidden[jnp.arange(batch), lengths - 1], method="logits")
         return logits, Rows(memory, lengths[:, None], slots)
 
-    def step(self, params, state: Rows, tokens):
+    def step(
+        self, params, state: Rows, tokens: Int[ArrayLike, "B K"]
+    ) -> tuple[Float[Array, "B K V"], Rows]:
         """Reads a token of each hypothesis (B, K). Returns (logits (B, K, V), the new state)."""
         rows = tokens.reshape(-1, 1)
         if "carry" in self.can:
@@ -51,7 +56,15 @@ class CausalDecoding:
 class SequenceDecoding:
     """The decoding of a SequenceToSequence model with "cache" in `can`."""
 
-    def begin(self, params, prompts, memory, segments, *, beams: int):
+    def begin(
+        self,
+        params,
+        prompts: Int[ArrayLike, "N 1"],
+        memory: Float[Array, "N S M"],
+        segments: Int[ArrayLike, "N S"],
+        *,
+        beams: int,
+    ) -> tuple[Float[Array, "N V"], Ring]:
         """Reads first target tokens. Returns (logits (N, V), the state of decoding).
 
         `prompts` are (N, 1), `memory` (N, S, M) is that of sources, and `segments` (N, S) are 1 for
@@ -63,7 +76,9 @@ class SequenceDecoding:
         logits, new = self._cached(params, {}, prompts, positions, beams, memory=memory, **where)
         return logits[:, 0], Ring.begun(new, segments, beams)
 
-    def step(self, params, state: Ring, tokens):
+    def step(
+        self, params, state: Ring, tokens: Int[ArrayLike, "N K"]
+    ) -> tuple[Float[Array, "N K V"], Ring]:
         """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
         state = state.opened()
         # An input that is done may have no next position.

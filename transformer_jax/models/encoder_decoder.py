@@ -6,6 +6,7 @@ from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention
@@ -94,15 +95,15 @@ class EncoderDecoder(SequenceToSequence):
 
     def __call__(
         self,
-        source,
-        target,
-        source_positions=None,
-        source_segment_ids=None,
+        source: Int[ArrayLike, "B S"],
+        target: Int[ArrayLike, "B T"],
+        source_positions: Int[ArrayLike, "B S"] | None = None,
+        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         *,
-        target_positions=None,
-        target_segment_ids=None,
-        train=False,
-    ):
+        target_positions: Int[ArrayLike, "B T"] | None = None,
+        target_segment_ids: Int[ArrayLike, "B T"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B T V"]:
         hidden = self.hidden(
             source,
             target,
@@ -114,7 +115,14 @@ class EncoderDecoder(SequenceToSequence):
         )
         return self.logits(hidden)
 
-    def encode(self, source, *, positions=None, segment_ids=None, train=False):
+    def encode(
+        self,
+        source: Int[ArrayLike, "B S"],
+        *,
+        positions: Int[ArrayLike, "B S"] | None = None,
+        segment_ids: Int[ArrayLike, "B S"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B S M"]:
         """Encodes source tokens (B, S) to memory (B, S, M)."""
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         x = self._embed(self.source_embed, source, positions, train)
@@ -123,19 +131,29 @@ class EncoderDecoder(SequenceToSequence):
 
     def decode(
         self,
-        target,
-        memory,
+        target: Int[ArrayLike, "B T"],
+        memory: Float[Array, "B S M"],
         *,
-        positions=None,
-        segment_ids=None,
-        source_segment_ids=None,
-        train=False,
-    ):
+        positions: Int[ArrayLike, "B T"] | None = None,
+        segment_ids: Int[ArrayLike, "B T"] | None = None,
+        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B T M"]:
         mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
         cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
         return self._decoded(target, memory, positions, train, mask=mask, cross_mask=cross_mask)
 
-    def cached(self, target, positions, slots, *, memory=None, segments, slot, ancestors=None):
+    def cached(
+        self,
+        target: Int[ArrayLike, "N K"],
+        positions: Int[ArrayLike, "N K"] | Int[ArrayLike, "N 1"],
+        slots: int,
+        *,
+        memory: Float[Array, "N S M"] | None = None,
+        segments: Int[ArrayLike, "N S"],
+        slot: Int[ArrayLike, ""],
+        ancestors: Int[ArrayLike, "N K P"] | None = None,
+    ) -> Float[Array, "N K M"]:
         mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
         options = dict(mask=mask, cross_mask=Mask(key_segments=segments), decode=slots)
         return self._decoded(target, memory, positions, False, **options)
@@ -146,11 +164,17 @@ class EncoderDecoder(SequenceToSequence):
         x = self.decoder(x, memory, train=train, **options)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
-    def output(self):
+    def output(self) -> tuple[Float[Array, "V M"], None]:
         return (self.target_embed if self.tie_output else self.output_embed).table(), None
 
-    def _embed(self, embed, tokens, positions, train):
-        """Returns scaled token embeddings plus positions (B, L, M) (sections 3.4 and 3.5)."""
+    def _embed(
+        self,
+        embed: Embed,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"] | Int[ArrayLike, "B 1"] | None,
+        train: bool,
+    ) -> Float[Array, "B L M"]:
+        """Returns scaled token embeddings plus positions (sections 3.4 and 3.5)."""
         if positions is None:
             max_length = self.max_length if self.positions == "learned" else tokens.shape[1]
             positions = row_positions(tokens, max_length)

@@ -9,6 +9,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
@@ -107,17 +108,34 @@ class GPT(Causal):
         if self.norm_position == "pre":
             self.norm = norm()
 
-    def __call__(self, tokens, positions=None, segment_ids=None, *, train=False):
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B L V"]:
         hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
         return self.logits(hidden)
 
-    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
         mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
         if positions is None:
             positions = row_positions(tokens, self.max_length)
         return self._decoded(tokens, positions, mask=mask, train=train)
 
-    def cached(self, tokens, positions, slots):
+    def cached(
+        self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], slots: int
+    ) -> Float[Array, "B L M"]:
         if not tokens.shape[1] <= slots <= self.max_length:
             raise UserError(
                 f"slots={slots}: must be at least the number of tokens in a row, "
@@ -126,14 +144,16 @@ class GPT(Causal):
         mask = Mask(causal=True, query_slots=positions)
         return self._decoded(tokens, positions, mask=mask, decode=slots)
 
-    def _decoded(self, tokens, positions, **options):
-        """Returns the states (B, L, M) of tokens at `positions` (B, L)."""
+    def _decoded(
+        self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], **options
+    ) -> Float[Array, "B L M"]:
+        """Returns the states of tokens at `positions`."""
         x = self.token_embed(tokens) + self.position_embed(positions)
         x = self.embed_dropout(x, train=options.get("train", False))
         x = self.decoder(x, **options)
         return self.norm(x) if self.norm_position == "pre" else x
 
-    def output(self):
+    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"] | None]:
         """Returns the output projection: table (V, M) float32, and bias (V,) or None.
 
         The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias

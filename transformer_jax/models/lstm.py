@@ -8,11 +8,15 @@ from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.layers import flops, lstm
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.models.model import Causal
+
+# Outputs and cells.
+Carry = tuple[Float[Array, "B layers M"], Float[Array, "B layers M"]]
 
 
 class LSTM(Causal):
@@ -56,11 +60,26 @@ class LSTM(Causal):
     def _dtype(self):
         return compute_dtype(self.dtype)
 
-    def __call__(self, tokens, positions=None, segment_ids=None, *, train=False):
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B L V"]:
         hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
         return self.logits(hidden)
 
-    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
         restarts = filled = None
         if segment_ids is not None:
             restarts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
@@ -69,18 +88,26 @@ class LSTM(Causal):
         return self.advance(tokens, carry, restarts=restarts, filled=filled, train=train)[0]
 
     @nn.nowrap
-    def initial_carry(self, rows: int):
-        """Returns the zero outputs and cells, (rows, layers, M) each."""
+    def initial_carry(self, rows: int) -> Carry:
+        """Returns the zero outputs and cells."""
         zeros = jnp.zeros((rows, self.num_layers, self.d_model), self._dtype)
         return zeros, zeros
 
-    def advance(self, tokens, carry, *, restarts=None, filled=None, train=False):
+    def advance(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        carry: Carry,
+        *,
+        restarts: Int[ArrayLike, "B L"] | Bool[ArrayLike, "B L"] | None = None,
+        filled: Int[ArrayLike, "B L"] | Bool[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B L M"], Carry]:
         x = self.embed_dropout(self.token_embed(tokens), train=train)
         filled = jnp.ones(tokens.shape, bool) if filled is None else filled > 0
         restarts = jnp.zeros(tokens.shape, bool) if restarts is None else restarts > 0
         return self.layers(x, carry, (filled, restarts), train)
 
-    def output(self):
+    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"]]:
         embed = self.token_embed if self.tie_output else self.output_embed
         return embed.table(), self.output_bias()
 
@@ -97,7 +124,13 @@ class _Layer(nn.Module):
     dropout: float
 
     @nn.compact
-    def __call__(self, x, state, rows, train):
+    def __call__(
+        self,
+        x: Float[Array, "B L M"],
+        state: lstm.State,
+        rows: tuple[Bool[Array, "B L"], Bool[Array, "B L"]],
+        train: bool,
+    ) -> tuple[Float[Array, "B L M"], lstm.State]:
         filled, restarts = rows
         x, state = lstm.LSTM(self.features, name="lstm")(x, filled, state, restarts)
         return Dropout(self.dropout)(x, train=train), state

@@ -8,8 +8,8 @@ import abc
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers.blocks import for_decoding
@@ -61,11 +61,11 @@ class Model(nn.Module, abc.ABC):
         """Raises UserError for a wrong value of the family's own keys."""
 
     @abc.abstractmethod
-    def hidden(self, *tokens, train=False):
+    def hidden(self, *tokens: Int[ArrayLike, "B L"], train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states before the output layers, from token ids."""
 
     @abc.abstractmethod
-    def output(self):
+    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"] | None]:
         """Returns the output projection: table (V, M) float32, and bias (V,) float32 or None.
 
         Rows beyond `vocab_size` pad the vocabulary.
@@ -75,11 +75,11 @@ class Model(nn.Module, abc.ABC):
     def flops(self, *sizes: int) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add."""
 
-    def transformed(self, hidden):
+    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
         """Applies the layers in front of the output projection to states (..., M) -> (..., M)."""
         return hidden
 
-    def logits(self, hidden):
+    def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
         """Projects states (..., M) to logits (..., V) float32."""
         x = self.transformed(hidden)
         table, bias = self.output()
@@ -108,11 +108,26 @@ class Encoder(Model):
     kind = "encoder"
 
     @abc.abstractmethod
-    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
         """Returns the states of the last layer (B, L, M)."""
 
     @abc.abstractmethod
-    def layers(self, tokens, *, positions=None, segment_ids=None, token_types=None):
+    def layers(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+    ) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
 
     @abc.abstractmethod
@@ -138,7 +153,15 @@ class Causal(CausalDecoding, Model):
     kind = "causal"
 
     @abc.abstractmethod
-    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
         """Returns the states before the output projection (B, L, M)."""
 
     @abc.abstractmethod
@@ -166,15 +189,15 @@ class SequenceToSequence(SequenceDecoding, Model):
 
     def hidden(
         self,
-        source,
-        target,
+        source: Int[ArrayLike, "B S"],
+        target: Int[ArrayLike, "B T"],
         *,
-        source_positions=None,
-        source_segment_ids=None,
-        target_positions=None,
-        target_segment_ids=None,
-        train=False,
-    ):
+        source_positions: Int[ArrayLike, "B S"] | None = None,
+        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
+        target_positions: Int[ArrayLike, "B T"] | None = None,
+        target_segment_ids: Int[ArrayLike, "B T"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B T M"]:
         """Returns the decoder's states before the output projection (B, T, M)."""
         memory = self.encode(
             source, positions=source_positions, segment_ids=source_segment_ids, train=train
@@ -189,20 +212,27 @@ class SequenceToSequence(SequenceDecoding, Model):
         )
 
     @abc.abstractmethod
-    def encode(self, source, *, positions=None, segment_ids=None, train=False) -> jax.Array:
+    def encode(
+        self,
+        source: Int[ArrayLike, "B S"],
+        *,
+        positions: Int[ArrayLike, "B S"] | None = None,
+        segment_ids: Int[ArrayLike, "B S"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B S M"]:
         """Encodes source tokens (B, S) to memory (B, S, M)."""
 
     @abc.abstractmethod
     def decode(
         self,
-        target,
-        memory,
+        target: Int[ArrayLike, "B T"],
+        memory: Float[Array, "B S M"],
         *,
-        positions=None,
-        segment_ids=None,
-        source_segment_ids=None,
-        train=False,
-    ) -> jax.Array:
+        positions: Int[ArrayLike, "B T"] | None = None,
+        segment_ids: Int[ArrayLike, "B T"] | None = None,
+        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B T M"]:
         """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, M)."""
 
     @abc.abstractmethod

@@ -1,0 +1,58 @@
+"""The arguments and results of functions are checked against their annotations.
+
+beartype checks their types, and jaxtyping that equal letters in the shapes of arrays are equal
+sizes. jaxtyping's import hook would do the same, but it also decorates nested functions, each time
+their outer function runs: tracing a model then takes half as long again.
+"""
+
+import ast
+import importlib.abc
+import importlib.machinery
+import sys
+
+from beartype import BeartypeConf, beartype
+from jaxtyping import jaxtyped
+
+PACKAGE = "transformer_jax"
+MODULES = ("layers", "losses", "models")
+_DECORATOR = ast.parse(f"__import__({__name__!r}, fromlist=['checked']).checked", mode="eval").body
+
+# An int is a float.
+checked = jaxtyped(typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))
+
+
+def install() -> None:
+    """Checks the modules of the package that are imported from now on."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        package, _, module = name.partition(".")
+        if package != PACKAGE or module.partition(".")[0] not in MODULES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Decorates the annotated functions of a module, and the methods of its classes."""
+
+    def get_code(self, fullname):
+        tree = ast.parse(self.get_data(self.path), self.path)
+        for node in tree.body:
+            for function in node.body if isinstance(node, ast.ClassDef) else [node]:
+                if isinstance(function, ast.FunctionDef) and _is_annotated(function):
+                    decorator = ast.copy_location(_DECORATOR, function)
+                    # The last one, so that jax.jit, nn.compact and others see a plain function.
+                    function.decorator_list.append(decorator)
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+
+
+def _is_annotated(function: ast.FunctionDef) -> bool:
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return function.returns is not None or any(one.annotation is not None for one in every)
