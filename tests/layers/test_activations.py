@@ -1,5 +1,9 @@
 """Activations read and replaced by name, and no trace of it where it is not used."""
 
+import pathlib
+import re
+import types
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,11 +13,16 @@ import pytest
 from transformer_jax.config import UserError
 from transformer_jax.layers import activations
 from transformer_jax.layers.activations import capture, intervene
+from transformer_jax.models.bert import BERT
+from transformer_jax.models.decoder import Decoder
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.gpt import GPT
 
 TINY = dict(vocab_size=37, d_model=16, num_heads=2, dtype="float32", dropout=0.0)
 TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
+OTHER = TOKENS.at[0, 3].add(1) % 37
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
+STREAM = "decoder/layers/after_mlp"
 MLP = "decoder/layers/mlp"
 WEIGHTS = "decoder/layers/attention/weights"
 
@@ -86,7 +95,7 @@ def test_one_layer_is_replaced(gpt):
     np.testing.assert_allclose(states[0], plain["decoder/layers"][0], rtol=1e-5, atol=1e-5)
     expected = states[0] + ablated["decoder/layers/attention"][1]
     np.testing.assert_allclose(states[1], expected, rtol=1e-5, atol=1e-5)
-    result = intervene(model, params, {MLP: without}, TOKENS)
+    result = intervene(model, params, {MLP: without}, TOKENS, method="hidden")
     np.testing.assert_allclose(
         result, model.bind({"params": params}).norm(states[2]), rtol=1e-5, atol=1e-5
     )
@@ -102,11 +111,10 @@ def test_replaced_attention_weights_and_heads_reach_the_output(gpt):
     alone = model.apply(
         {"params": params}, TOKENS.reshape(-1, 1), jnp.tile(jnp.arange(12), 2)[:, None]
     )
-    hidden = intervene(model, params, {WEIGHTS: diagonal}, TOKENS)
-    logits = model.apply({"params": params}, hidden, method="logits")
+    logits = intervene(model, params, {WEIGHTS: diagonal}, TOKENS)
     np.testing.assert_allclose(logits.reshape(24, 1, -1), alone, rtol=1e-4, atol=1e-4)
     heads = {"decoder/layers/attention/heads": lambda x, layer: x.at[:, :, 1].set(0.0)}
-    assert np.abs(intervene(model, params, heads, TOKENS) - hidden).max() > 1e-2
+    assert np.abs(intervene(model, params, heads, TOKENS) - logits).max() > 1e-2
 
 
 def test_names_may_have_wildcards_and_a_module_several_calls():
@@ -128,5 +136,92 @@ def test_names_may_have_wildcards_and_a_module_several_calls():
 def test_an_unknown_name_is_refused(gpt):
     with pytest.raises(UserError, match="no activation 'decoder/layers/mpl'; did you mean"):
         capture(*gpt, ["decoder/layers/mpl"], TOKENS)
-    with pytest.raises(UserError, match="no activation 'encoder'"):
+    with pytest.raises(UserError, match="no activation 'encoder'.* there are decoder, decoder/la"):
         intervene(*gpt, {"encoder": lambda x, layer: x}, TOKENS)
+
+
+# All take rows of 70 tokens, for which attention does not take the plain kernel by itself.
+FAMILIES = {
+    "encoder": BERT(num_layers=2, max_length=80, **TINY),
+    "decoder": Decoder(num_layers=2, d_ff=32, num_kv_heads=1, max_length=80, **TINY),
+    "both": EncoderDecoder(d_ff=32, num_encoder_layers=2, num_decoder_layers=2, **TINY),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_activations_of_a_family_agree(family):
+    model, tokens = FAMILIES[family], jnp.tile(TOKENS, (1, 6))[:, :70]
+    inputs = (tokens,) * (2 if family == "both" else 1)
+
+    @jax.jit
+    def compute():
+        params = nn.unbox(model.init(jax.random.key(0), *inputs)["params"])
+        return model.apply({"params": params}, *inputs), capture(model, params, ["*"], *inputs)
+
+    results, x = compute()
+    logits = next(result for result in jax.tree.leaves(results) if result.shape == (2, 70, 37))
+    np.testing.assert_allclose(x["logits"], logits, atol=1e-5)
+    for stack in ["encoder", "decoder"] if family == "both" else [family]:
+        layers = f"{stack}/layers"
+        np.testing.assert_array_equal(x[f"{layers}/input"][1:], x[layers][:-1])
+        np.testing.assert_array_equal(x[f"{layers}/after_mlp"], x[layers])
+        values = x[f"{layers}/attention/values"]
+        values = jnp.repeat(values, 2 // values.shape[3], axis=3)
+        heads = jnp.einsum("nbhqk,nbkhd->nbqhd", x[f"{layers}/attention/weights"], values)
+        np.testing.assert_allclose(x[f"{layers}/attention/heads"], heads, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, dict(remat="full", unroll=2)])
+def test_a_patch_of_the_residual_stream_makes_the_other_run(gpt, options):
+    model, params = gpt
+    model = model.clone(**options)
+
+    @jax.jit
+    def compute(params):
+        other = capture(model, params, [STREAM, "logits"], OTHER)
+
+        def patch(x, layer):
+            return jnp.where(layer == 1, x.at[0, 3:].set(other[STREAM][1, 0, 3:]), x)
+
+        patched = intervene(model, params, {STREAM: patch}, TOKENS)
+        by_array = intervene(model, params, {STREAM: other[STREAM]}, TOKENS)
+        return model.apply({"params": params}, TOKENS), other["logits"], patched, by_array
+
+    original, other, patched, by_array = compute(params)
+    assert np.abs(original - other).max() > 1e-2
+    np.testing.assert_allclose(patched, other, atol=1e-4)
+    np.testing.assert_allclose(by_array, other, atol=1e-4)
+
+
+def test_gradients_flow_through_interventions(gpt):
+    @jax.jit
+    def loss(shift):
+        replace = {STREAM: lambda x, layer: x + shift[layer]}
+        return jnp.square(intervene(*gpt, replace, TOKENS)).mean()
+
+    shift = jnp.zeros((3, 16))
+    gradient = jax.grad(loss)(shift)
+    for layer in range(3):
+        step = shift.at[layer, 5].set(1e-2)
+        slope = (loss(step) - loss(-step)) / 2e-2
+        np.testing.assert_allclose(gradient[layer, 5], slope, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 12, 16), (4, 16), (3, 1, 12, 15)])
+def test_a_replacement_of_another_shape_is_refused(gpt, shape):
+    with pytest.raises(UserError, match=rf"{STREAM} has the shape .*: must broadcast to \(2, 12,"):
+        intervene(*gpt, {STREAM: jnp.zeros(shape)}, TOKENS)
+
+
+def test_the_example_of_the_documentation_runs(gpt, monkeypatch):
+    section = DOCS.read_text().partition("## Activations")[2]
+    example = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    model, params = gpt
+    tokenizer = types.SimpleNamespace(encode=lambda texts: [[5, 6, i] for i, _ in enumerate(texts)])
+    task = types.SimpleNamespace(model=model, tokenizer=tokenizer)
+    monkeypatch.setattr("transformer_jax.open_run", lambda run: (task, params), raising=False)
+    scope = {}
+    exec(example, scope)
+    corrupt = model.apply({"params": params}, scope["corrupt"])
+    assert scope["patched"].shape == scope["ablated"].shape == (1, 3, 37)
+    assert np.abs(scope["patched"] - corrupt).max() > 1e-2

@@ -10,10 +10,11 @@ import contextvars
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from transformer_jax.config import UserError
 from transformer_jax.configuration import suggestions
@@ -22,8 +23,17 @@ COLLECTION = "activations"
 # The name in COLLECTION of the output of a module.
 _OUTPUT = "output"
 
-# Returns the activation in its place; `layer` is () int32, or None outside a stack of layers.
-Replacement = Callable[[Any, jax.Array | None], Any]
+# An array, or a function (activation, layer) -> activation.
+Replacement = jax.typing.ArrayLike | Callable[[Any, jax.Array | None], Any]
+
+
+class _Layer(NamedTuple):
+    """A layer of a stack, which repeats a pattern of blocks."""
+
+    number: jax.Array  # () int32, from 0
+    repeat: jax.Array  # () int32: the repeat that it belongs to, from 0
+    repeats: int
+
 
 _current: contextvars.ContextVar = contextvars.ContextVar("activations", default=None)
 _layer: contextvars.ContextVar = contextvars.ContextVar("layer", default=None)
@@ -46,7 +56,7 @@ class _Request:
         self.computed.add(name)
         for pattern, replacement in self.replace.items():
             if fnmatch.fnmatchcase(name, pattern):
-                x = replacement(x, _layer.get())
+                x = _replaced(name, replacement, x)
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.read):
             module.sow(COLLECTION, key, x)
         return x
@@ -56,10 +66,31 @@ class _Request:
         names = sorted(self.computed)
         for pattern in (*self.read, *self.replace):
             if not fnmatch.filter(names, pattern):
-                raise UserError(
-                    f"no activation {pattern!r}{suggestions.near(pattern, names)}; "
-                    "layers.activations.names lists them"
-                )
+                hint = suggestions.near(pattern, names)
+                raise UserError(f"no activation {pattern!r}{hint}; there are {', '.join(names)}")
+
+
+def _replaced(name: str, replacement: Replacement, x: Any) -> Any:
+    """Returns what stands in the place of the activation `x`."""
+    layer = _layer.get()
+    if callable(replacement):
+        new = replacement(x, None if layer is None else layer.number)
+    else:
+        new = jnp.asarray(replacement)
+        if layer is not None and new.ndim > x.ndim and len(new) == layer.repeats:
+            new = new[layer.repeat]
+    if not isinstance(x, jax.Array):
+        return new
+    if not _broadcasts(jnp.shape(new), x.shape):
+        raise UserError(
+            f"the replacement of {name} has the shape {jnp.shape(new)}: must broadcast to {x.shape}"
+        )
+    return jnp.broadcast_to(new, x.shape).astype(x.dtype)
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    aligned = zip(reversed(shape), reversed(target))
+    return len(shape) <= len(target) and all(size in (1, other) for size, other in aligned)
 
 
 def capture(
@@ -68,7 +99,6 @@ def capture(
     names: Sequence[str],
     *inputs,
     replace: Mapping[str, Replacement] | None = None,
-    method: str = "hidden",
     **options,
 ) -> dict[str, Any]:
     """Returns the named activations of `model` on `inputs`, as {name: activation}.
@@ -80,18 +110,15 @@ def capture(
       model: a Linen module.
       params: its parameters.
       names: names, or patterns of names.
-      *inputs: the arguments of the method, such as token ids (B, L).
+      *inputs: the arguments of `model.apply`, such as token ids (B, L).
       replace: replacements in force, as in `intervene`.
-      method: the method of the model.
-      **options: further arguments of the method.
+      **options: further arguments of `model.apply`, such as method="hidden".
 
-    Raises UserError for a name that the method does not compute.
+    Raises UserError for a name that the model does not compute.
     """
     request = _Request(names, replace or {})
     with _use(request):
-        _, collections = model.apply(
-            {"params": params}, *inputs, **options, method=method, mutable=[COLLECTION]
-        )
+        _, collections = model.apply({"params": params}, *inputs, **options, mutable=[COLLECTION])
     request.check()
     activations = {}
     leaves = jax.tree_util.tree_leaves_with_path(
@@ -109,30 +136,28 @@ def intervene(
     params: Any,
     replace: Mapping[str, Replacement],
     *inputs,
-    method: str = "hidden",
     **options,
 ) -> Any:
-    """Returns the method's result with activations replaced.
+    """Returns the result of `model.apply` with activations replaced.
 
-    `replace` maps a name, or a pattern of names, to a function (activation, layer) -> activation.
-    `layer` is the number of the layer, () int32 from 0, or None outside a stack of layers. In a
-    stack it is an array of JAX: choose with jnp.where. Raises UserError for a name that the method
-    does not compute.
+    `replace` maps a name, or a pattern of names, to an array or to a function (activation, layer)
+    -> activation. `layer` is the number of the layer, () int32 from 0, or None outside a stack of
+    layers. In a stack it is an array of JAX: choose with jnp.where. An array is broadcast to the
+    activation of a layer; with a further leading axis, it holds one for each layer, as `capture`
+    returns them. Raises UserError for a name that the model does not compute.
     """
     request = _Request((), replace)
     with _use(request):
-        result = model.apply({"params": params}, *inputs, **options, method=method)
+        result = model.apply({"params": params}, *inputs, **options)
     request.check()
     return result
 
 
-def names(
-    model: nn.Module, params: Any, *inputs, method: str = "hidden", **options
-) -> dict[str, Any]:
-    """Returns the shapes and dtypes of all activations of a method, as {name: shape}."""
+def names(model: nn.Module, params: Any, *inputs, **options) -> dict[str, Any]:
+    """Returns the shapes and dtypes of all activations, as {name: shape}. Nothing is computed."""
 
     def all_activations(params, *inputs):
-        return capture(model, params, ["*"], *inputs, method=method, **options)
+        return capture(model, params, ["*"], *inputs, **options)
 
     return jax.eval_shape(all_activations, params, *inputs)
 
@@ -156,9 +181,13 @@ def replaced() -> bool:
 
 
 @contextlib.contextmanager
-def at_layer(number: jax.Array | None):
-    """In the context, replacements get this number as their `layer`."""
-    token = _layer.set(number)
+def at_layer(number: jax.Array | None, repeats: int, pattern: int):
+    """In the context, replacements get this number as their `layer`.
+
+    The stack repeats a pattern of so many blocks.
+    """
+    layer = None if number is None else _Layer(number, number // pattern, repeats)
+    token = _layer.set(layer)
     try:
         yield
     finally:

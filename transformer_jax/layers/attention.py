@@ -80,6 +80,9 @@ class Attention(nn.Module):
             elif decode:
                 k = self._update_cache("keys", k, mask.query_slots, decode)
                 v = self._update_cache("values", v, mask.query_slots, decode)
+        q = activations.named(self, "queries", q)
+        k = activations.named(self, "keys", k)
+        v = activations.named(self, "values", v)
         weight_dropout = Dropout(self.dropout, name="weight_dropout")
 
         def dropout(weights):

@@ -65,8 +65,10 @@ class Block(nn.Module):
             y = sublayer(norm(x) if self.norm_position == "pre" else x)
             x = x + Dropout(self.dropout)(y, train=train)
             x = norm(x) if self.norm_position == "post" else x
-            return sharding.constrain(x, "batch", "length", None)
+            x = sharding.constrain(x, "batch", "length", None)
+            return activations.named(self, f"after_{name}", x)
 
+        x = activations.named(self, "input", x)
         attention = self.attention(name="attention")
         attend = partial(
             attention, mask=mask, positions=positions, bias=bias, train=train, decode=decode
@@ -139,7 +141,7 @@ class Stack(nn.Module):
             outputs = []
             for place, block in enumerate(_blocks_of(pattern)):
                 window, number = (None if array is None else array[place] for array in scanned)
-                with activations.at_layer(number):
+                with activations.at_layer(number, self._repeats, len(self.blocks)):
                     x = block(x, *args, mask=mask.replace(window=window), train=train, **kwargs)
                 outputs.append(x)
             return x, jnp.stack(outputs) if every_layer else None

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from transformer_jax.layers import flops, lstm
+from transformer_jax.layers import activations, flops, lstm
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.models.model import Causal
@@ -53,7 +53,7 @@ class LSTM(Causal):
             length=self.num_layers,
             split_rngs={"params": True, "dropout": True},
             metadata_params={nn.PARTITION_NAME: "layers"},
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, activations.COLLECTION: 0},
         )(self.d_model, self.dropout)
 
     @property

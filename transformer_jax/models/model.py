@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
+from transformer_jax.layers import activations
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
@@ -85,7 +86,8 @@ class Model(nn.Module, abc.ABC):
         table, bias = self.output()
         table = table[: self.vocab_size].astype(x.dtype)  # (V, M)
         logits = jnp.dot(x, table.T, preferred_element_type=jnp.float32)
-        return logits if bias is None else logits + bias[: self.vocab_size]
+        logits = logits if bias is None else logits + bias[: self.vocab_size]
+        return activations.named(self, "logits", logits)
 
     def num_padding(self) -> int:
         """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
