@@ -46,16 +46,13 @@ class Pictures(Source):
 
 TASK = '''
 import dataclasses
-import functools
-import types
 
 import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import config as configs
-from transformer_jax.data.rows import EvalRows, train_rows
 from transformer_jax.losses import cross_entropy
-from transformer_jax.tasks.base import BaseTask
+from transformer_jax.tasks.base import SourceTask
 from transformer_jax.tasks.task import Loss
 
 
@@ -75,33 +72,22 @@ class _Rows:
 
 
 @dataclasses.dataclass
-class PixelLM(BaseTask):
+class PixelLM(SourceTask):
     """The next pixel, as iGPT predicts it (Chen et al. 2020)."""
 
-    reads_source = True
     coefficients = {"loss": 1.0}
 
     def __post_init__(self):
         self.model = configs.build_model(self.config)
-        self.source = configs.build_source(self.config)
 
-    def fingerprint(self):
-        return {"train": self.source.fingerprint("train"), "tokenizer": None}
+    def component(self, records):
+        return _Rows(records)
 
     def batch_spec(self, row_shape):
         return self.int32_spec({"tokens": (self.source.side**2,), "weight": ()})
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, 4), jnp.int32))["params"]
-
-    @functools.cached_property
-    def _rows(self):
-        train, valid = (_Rows(self.source.records(split)) for split in ("train", "valid"))
-        eval_rows = {"valid": EvalRows(valid)}
-        return types.SimpleNamespace(train=train_rows([train], self.config), eval=eval_rows)
-
-    def rows(self):
-        return self._rows
 
     def weights(self, batch):
         return {"loss": batch["weight"].sum().astype(jnp.float32) * self.positions(0)}
@@ -115,9 +101,6 @@ class PixelLM(BaseTask):
         loss = cross_entropy(hidden, table, bias, tokens[:, 1:], weights)[0]
         count = weights.sum()
         return Loss({"loss": loss}, {"loss": (loss, count), "filled": (count, count)})
-
-    def evaluate(self, params, split):
-        return self.mean_metrics(params, self._rows.eval[split])
 
     def flops(self, row_shape):
         return 3 * self.model.flops(self.source.side**2)

@@ -129,4 +129,6 @@ def _task(config, tokenizer):
             f"config.source.name={config.source.name!r}: config.task.name={config.task.name!r} "
             "reads config.data"
         )
+    if task.reads_source:
+        configs.build_source(config)  # raises its errors before anything is compiled
     return task(config, tokenizer, **configs.options(config.task))

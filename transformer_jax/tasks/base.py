@@ -15,8 +15,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
-from transformer_jax.config import UserError
-from transformer_jax.data import tokenizers
+from transformer_jax.config import UserError, build_source
+from transformer_jax.data import arguments, rows, store, tokenizers
 from transformer_jax.pictures.progress import track
 from transformer_jax.tasks.task import Context, EvalRows, Task, TrainRows
 
@@ -115,6 +115,42 @@ class TextTask(BaseTask):
 
     def fingerprint(self) -> dict:
         return self.texts.fingerprint() | {"tokenizer": self.tokenizer.fingerprint()}
+
+
+@dataclasses.dataclass
+class SourceTask(BaseTask):
+    """A task that reads the records of `config.source`. A subclass defines `component`."""
+
+    reads_source = True
+    tokenizer = None
+
+    @abc.abstractmethod
+    def component(self, records: store.Records) -> rows.Component:
+        """Returns the rows of the records of a split."""
+
+    @cached_property
+    def source(self):
+        return build_source(self.config)
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        train = rows.train_rows([self.component(self.source.records("train"))], self.config)
+        valid = self.source.records("valid")
+        evaluated = {} if valid is None else {"valid": rows.EvalRows(self.component(valid))}
+        return types.SimpleNamespace(train=train, eval=evaluated)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return {"train": self.source.fingerprint("train"), "tokenizer": None}
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the mean metrics of a split. Raises UserError where the run has no such split."""
+        records = arguments.held_out(self.source.records, split, "files")
+        means = self.mean_metrics(params, rows.EvalRows(self.component(records)))
+        means.pop("filled")
+        return means | self.derived(split, means) | {"records": len(records)}
 
 
 def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
