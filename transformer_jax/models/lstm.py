@@ -13,22 +13,19 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from transformer_jax.layers import activations, flops, lstm
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
-from transformer_jax.models.model import Causal
+from transformer_jax.models.model import Recurrent
 
 # Outputs and cells.
 Carry = tuple[Float[Array, "B layers M"], Float[Array, "B layers M"]]
 
 
-class LSTM(Causal):
+class LSTM(Recurrent):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
-    The state of a row is the output and the cell of each layer. It has no largest length.
+    The state of a row is the output and the cell of each layer.
     """
 
-    can = frozenset({"carry"})
     vocabulary = ("token_embed/embedding", "output_embed/embedding", "output_bias/bias")
-    max_length = None
-    decoding_stacks = ()
 
     vocab_size: int = 96  # number of tokens in the vocabulary
     d_model: int = 512  # width of embeddings, outputs and cells
@@ -59,33 +56,6 @@ class LSTM(Causal):
     @property
     def _dtype(self):
         return compute_dtype(self.dtype)
-
-    def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
-    ) -> Float[Array, "B L V"]:
-        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
-        return self.logits(hidden)
-
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        restarts = filled = None
-        if segment_ids is not None:
-            restarts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-            filled = segment_ids > 0
-        carry = self.initial_carry(len(tokens))
-        return self.advance(tokens, carry, restarts=restarts, filled=filled, train=train)[0]
 
     @nn.nowrap
     def initial_carry(self, rows: int) -> Carry:

@@ -38,7 +38,7 @@ class Model(nn.Module, abc.ABC):
       next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
       attend: all layers have attention weights, in the stacks "encoder" and "decoder".
       cache: `cached` reads tokens into a key/value cache.
-      carry: `initial_carry` and `advance` read tokens into a recurrent state, see `Causal`.
+      carry: `initial_carry` and `advance` read tokens into a state, see `Recurrent`.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
@@ -51,6 +51,8 @@ class Model(nn.Module, abc.ABC):
     max_length: ClassVar[int | None]
     # The stacks of layers that decoding applies to one token at a time.
     decoding_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
+    # The dtype of the computation. Most families have it as a key.
+    dtype: ClassVar[str] = "float32"
 
     @classmethod
     def missing(cls) -> list[str]:
@@ -144,12 +146,7 @@ class Causal(CausalDecoding, Model):
 
     With "cache" in `can`, it has `cached(tokens, positions, slots)`. It reads tokens (B, L) into
     the slots `positions` (B, L) of the collection "cache", which has so many `slots`, and returns
-    the states (B, L, M).
-
-    With "carry" in `can`, it has `initial_carry(rows)`, a tree of arrays (rows, ...), and
-    `advance(tokens, carry, *, restarts=None, filled=None, train=False)`, which returns (states,
-    carry). Where `restarts` (B, L) is 1, a document begins: the state is zero before that token.
-    Where `filled` (B, L) is 0, the token is padding and leaves the state as it is.
+    the states (B, L, M). With "carry" in `can`, it is `Recurrent`.
     """
 
     kind = "causal"
@@ -172,6 +169,48 @@ class Causal(CausalDecoding, Model):
 
         None: all positions.
         """
+
+
+class Recurrent(Causal):
+    """A causal model that reads a row of any length into a state. It defines what follows.
+
+    `initial_carry(rows)` returns the state before the first token, a tree of arrays (rows, ...).
+    `advance(tokens, carry, *, restarts=None, filled=None, train=False)` reads tokens (B, L) and
+    returns (states (B, L, M), carry). Where `restarts` (B, L) is 1, a document begins: the state is
+    the initial one before that token. Where `filled` (B, L) is 0, the token is padding and leaves
+    the state as it is.
+    """
+
+    can = frozenset({"carry"})
+    max_length = None
+    decoding_stacks = ()
+
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B L V"]:
+        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
+        return self.logits(hidden)
+
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
+        restarts = filled = None
+        if segment_ids is not None:
+            restarts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+            filled = segment_ids > 0
+        carry = self.initial_carry(len(tokens))
+        return self.advance(tokens, carry, restarts=restarts, filled=filled, train=train)[0]
 
 
 class SequenceToSequence(SequenceDecoding, Model):
