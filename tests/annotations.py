@@ -14,7 +14,15 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import jaxtyped
 
 PACKAGE = "transformer_jax"
-MODULES = ("layers", "losses", "models")
+MODULES = (
+    "layers",
+    "losses",
+    "models",
+    "inference.beam_search",
+    "inference.filling",
+    "inference.scoring",
+    "inference.stream",
+)
 _DECORATOR = ast.parse(f"__import__({__name__!r}, fromlist=['checked']).checked", mode="eval").body
 
 # An int is a float.
@@ -29,7 +37,7 @@ def install() -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         package, _, module = name.partition(".")
-        if package != PACKAGE or module.partition(".")[0] not in MODULES:
+        if package != PACKAGE or not any(f"{module}.".startswith(f"{each}.") for each in MODULES):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:

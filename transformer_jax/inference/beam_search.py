@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer_jax.layers.decoding import State
 
@@ -41,7 +42,7 @@ class Search(NamedTuple):
         return self.open.ids.shape[2]
 
 
-def length_penalty(length: jax.Array, alpha: float) -> jax.Array:
+def length_penalty(length: Array | float | int, alpha: float) -> Array | float:
     """Returns ((5 + length) / 6)^alpha; the length counts the end token."""
     return ((5.0 + length) / 6.0) ** alpha
 
@@ -71,7 +72,7 @@ class BeamSearch:
         zeros = jnp.zeros(places, jnp.int32)
         return Search(limits=zeros, lengths=zeros, open=none, ended=none, state=state)
 
-    def begin(self, limits: jax.Array, logits: jax.Array, state: State) -> Search:
+    def begin(self, limits: Int[Array, " N"], logits: Float[Array, "N V"], state: State) -> Search:
         """Returns a search of N inputs with their first tokens.
 
         `limits` is (N,). `logits` (N, V) predict the first tokens. `state` has one hypothesis for
@@ -85,7 +86,12 @@ class BeamSearch:
         return self._choose(search, jnp.repeat(logits[:, None], self.beam, axis=1))
 
     def admit(
-        self, search: Search, new_inputs: Search, *, places: jax.Array, rows: jax.Array
+        self,
+        search: Search,
+        new_inputs: Search,
+        *,
+        places: Int[Array, " N"],
+        rows: Int[Array, " N"],
     ) -> Search:
         """Returns `search` with `rows` (N,) of `new_inputs` at the free `places` (N,).
 
@@ -104,7 +110,7 @@ class BeamSearch:
         )
         return moved._replace(state=state)
 
-    def advance(self, search: Search, step: Callable, free: jax.Array) -> Search:
+    def advance(self, search: Search, step: Callable, free: Int[Array, ""] | int) -> Search:
         """Continues until `free` () places are empty or done, or an input has no more room.
 
         `step(state, tokens (B, K))` returns (logits (B, K, V), state). It reads one token for each
@@ -123,7 +129,7 @@ class BeamSearch:
 
         return jax.lax.while_loop(is_unfinished, write, search)
 
-    def running(self, search: Search) -> jax.Array:
+    def running(self, search: Search) -> Bool[Array, " B"]:
         """Returns the places whose inputs are not done, (B,) bool."""
         bound = search.open.scores[:, 0] / length_penalty(search.limits, self.alpha)
         return (bound > search.ended.scores[:, self.n_best - 1]) & (search.lengths < search.limits)
@@ -155,7 +161,7 @@ class BeamSearch:
             state=search.state.resized(slots, length),
         )
 
-    def _choose(self, search: Search, logits: jax.Array) -> Search:
+    def _choose(self, search: Search, logits: Float[Array, "B K V"]) -> Search:
         """Returns the search with the next token of each hypothesis, from logits (B, K, V)."""
         (batch, beam, vocab), length = logits.shape, search.lengths
         # With 2K candidates, K of them continue even if the others end. One beam ends where its
@@ -201,19 +207,21 @@ class BeamSearch:
         )
 
 
-def _lengthened(ids: jax.Array, count: int) -> jax.Array:
+def _lengthened(ids: Int[Array, "B K T"], count: int) -> Int[Array, "B K _"]:
     """Returns ids (B, K, T) with `count` more zeros on the last axis."""
     return jnp.pad(ids, ((0, 0), (0, 0), (0, count)))
 
 
-def _largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def _largest(
+    x: Float[Array, "B N"], count: int
+) -> tuple[Float[Array, "B {count}"], Int[Array, "B {count}"]]:
     """Returns jax.lax.top_k(x (B, N), count), five times as fast on a CPU.
 
     Only the blocks with the largest maxima are sorted.
     """
     starts = jnp.arange(0, x.shape[1], _BLOCK_SIZE)
     if len(starts) <= count:
-        return jax.lax.top_k(x, count)
+        return tuple(jax.lax.top_k(x, count))
     window = (1, _BLOCK_SIZE)
     padding = ((0, 0), (0, -x.shape[1] % _BLOCK_SIZE))
     maxima = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, padding)
@@ -224,6 +232,6 @@ def _largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return largest, _pick(index, order)
 
 
-def _pick(x: jax.Array, chosen: jax.Array) -> jax.Array:
+def _pick(x: Shaped[Array, "B N ..."], chosen: Int[Array, "B M"]) -> Shaped[Array, "B M ..."]:
     """Returns the chosen entries (B, M, ...) of x (B, N, ...), from their numbers (B, M)."""
     return jnp.take_along_axis(x, chosen.reshape(*chosen.shape, *[1] * (x.ndim - 2)), axis=1)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.data import long_lines
@@ -149,16 +150,20 @@ class Reader:
         return padded(rows, length), padded([[1] * len(ids) for ids in rows], length)
 
     @partial(jax.jit, static_argnums=(0, 4))
-    def _likeliest(self, params, tokens: jax.Array, segments: jax.Array, top_k: int):
+    def _likeliest(
+        self, params, tokens: Int[Array, "B L"], segments: Int[Array, "B L"], top_k: int
+    ) -> tuple[Float[Array, "B L k"], Int[Array, "B L k"]]:
         """Returns the log-probabilities and ids (B, L, k) of the likeliest tokens."""
         variables = {"params": params}
         hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
         logits = self.model.apply(variables, hidden, method="logits")
         logits = logits[..., : self.tokenizer.vocab_size]
-        return jax.lax.top_k(jax.nn.log_softmax(logits), top_k)
+        return tuple(jax.lax.top_k(jax.nn.log_softmax(logits), top_k))
 
     @partial(jax.jit, static_argnums=0)
-    def _states(self, params, tokens: jax.Array, segments: jax.Array) -> jax.Array:
+    def _states(
+        self, params, tokens: Int[Array, "B L"], segments: Int[Array, "B L"]
+    ) -> Float[Array, "layers B L M"]:
         """Returns the hidden states (layers + 1, B, L, M)."""
         variables = {"params": params}
         return self.model.apply(variables, tokens, segment_ids=segments, method="layers")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.inference.batching import chunks, padded, rounded_up
@@ -247,7 +248,7 @@ class Programs:
 
     @partial(jax.jit, static_argnums=0, static_argnames=("slots", "how"))
     def begin(
-        self, params, window: Window, steps: jax.Array, *, slots: int, how: Sampling
+        self, params, window: Window, steps: Int[Array, ""] | int, *, slots: int, how: Sampling
     ) -> Texts:
         """Reads a window with room for `slots` tokens. Generates up to `steps` tokens a text."""
         tokens, lengths, seen, fixed = window
@@ -259,7 +260,7 @@ class Programs:
 
     @partial(jax.jit, static_argnums=0, static_argnames="how", donate_argnums=2)
     def resume(
-        self, params, texts: Texts, fixed: Fixed, steps: jax.Array, *, how: Sampling
+        self, params, texts: Texts, fixed: Fixed, steps: Int[Array, ""], *, how: Sampling
     ) -> Texts:
         """Generates up to `steps` more tokens a text."""
         return self._more(params, texts, fixed, steps, how=how)

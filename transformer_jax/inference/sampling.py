@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.config import UserError
 from transformer_jax.layers.decoding import State
@@ -43,7 +44,12 @@ class Sampling:
         if not is_right:
             raise UserError(f"{name}={getattr(self, name)}: must be {bounds}")
 
-    def draw(self, logits: jax.Array, seen: jax.Array | None, keys: jax.Array) -> jax.Array:
+    def draw(
+        self,
+        logits: Float[Array, "B V"],
+        seen: Bool[Array, "B V"] | None,
+        keys: Key[Array, " B"],
+    ) -> Int[Array, " B"]:
         """Returns a token for each row, (B,) int32.
 
         The arguments are the logits (B, V), the tokens that each row's text has (B, V) bool, and a
@@ -84,7 +90,7 @@ def of_options(how: Sampling | None, options: Mapping[str, Any]) -> Sampling:
     return how or Sampling(**options)
 
 
-def _nucleus(probabilities: jax.Array, top_p: float) -> jax.Array:
+def _nucleus(probabilities: Float[Array, "B V"], top_p: float) -> Bool[Array, "B V"]:
     """Returns the tokens (B, V) bool whose likelier tokens have less than `top_p` together.
 
     The token that reaches `top_p` is among them. Bisection over the bits of float32, which have the
@@ -103,7 +109,7 @@ def _nucleus(probabilities: jax.Array, top_p: float) -> jax.Array:
     return bits >= jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(one), one))[1]
 
 
-def _drawn(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+def _drawn(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """Returns a token for each row of weights (B, V), from a number (B,) in [0, 1) each.
 
     A block of tokens is drawn first, then a token of the block. Gumbel noise for each token takes
@@ -149,7 +155,7 @@ class Fixed(NamedTuple):
 
 
 def sample(
-    step: Callable, texts: Texts, fixed: Fixed, steps: jax.Array, *, how: Sampling, eos_id: int
+    step: Callable, texts: Texts, fixed: Fixed, steps: Int[Array, ""], *, how: Sampling, eos_id: int
 ) -> Texts:
     """Returns `texts` with up to `steps` more tokens each.
 

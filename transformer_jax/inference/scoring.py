@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.inference.batching import chunks, in_order, longest_first, padded, rounded_up
@@ -101,7 +102,9 @@ class Scorer:
 
 
 @partial(jax.jit, static_argnums=0)
-def _score(model, params, tokens: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _score(
+    model, params, tokens: Int[Array, "B read"], weights: Int[Array, "B L"]
+) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
     """Returns the log-probabilities (B,) of the tokens with weight 1, and whether all of them are
     the likeliest ones (B,).
 

@@ -5,13 +5,14 @@
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import Beams, BeamSearch, Search
@@ -67,7 +68,13 @@ class Stream:
         return max(1, room // width), width
 
     @partial(jax.jit, static_argnums=0)
-    def begin(self, params, source: jax.Array, where: jax.Array, limits: jax.Array) -> Search:
+    def begin(
+        self,
+        params,
+        source: Int[Array, "3 R W"],
+        where: Int[Array, "N S"],
+        limits: Int[Array, " N"],
+    ) -> Search:
         """Reads packed sources, and chooses the first target tokens of N inputs.
 
         `source` (3, R, W) holds ids, positions and segment ids of packed rows. `where` (N, S) holds
@@ -101,13 +108,13 @@ class Stream:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(
-        self, search: Search, places: jax.Array, new_inputs: Search, rows: jax.Array
+        self, search: Search, places: Int[Array, " N"], new_inputs: Search, rows: Int[Array, " N"]
     ) -> Search:
         """Returns `search` with the inputs in `rows` of `new_inputs` at `places`."""
         return self.search.admit(search, new_inputs, places=places, rows=rows)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
-    def advance(self, params, search: Search, free: jax.Array) -> tuple[Search, tuple]:
+    def advance(self, params, search: Search, free: Int[Array, ""]) -> tuple[Search, tuple]:
         """Continues until so many places are free, or an output needs more slots.
 
         Returns the search, and (the places that are running (places,), the lengths there, the best
@@ -151,7 +158,7 @@ class _Queue:
             self.places[places] = numbers
             self._fit()
             self.search = self.stream.admit(self.search, places, self.new_inputs, rows)
-        return (self.places >= 0).any()
+        return bool((self.places >= 0).any())
 
     def advance(self) -> None:
         """Continues the search until it can admit more inputs, or an output needs more slots."""
@@ -198,7 +205,7 @@ class _Queue:
 
         The ring has at most four times as many slots as needed.
         """
-        length = self._length(self.places[self.places >= 0])
+        length = self._length(self.places[self.places >= 0].tolist())
         slots = length + _EXTRA_SLOTS
         if self.search is None:
             self.search = self.stream.empty(self.params, length, slots)
@@ -211,7 +218,7 @@ class _Queue:
             self.search = self.stream.resize(self.search, length, slots)
             self.length = length
 
-    def _length(self, numbers: Sequence[int]) -> int:
+    def _length(self, numbers: Iterable[int]) -> int:
         """Returns the length to which the sources of these inputs are padded."""
         longest = max(len(self.inputs[number]) for number in numbers)
         return min(rounded_up(longest, _SOURCE_MULTIPLE), self.stream.model.window)

@@ -4,7 +4,7 @@ A state holds B inputs with K hypotheses each. Sampling has one hypothesis for e
 classes have the same methods, and sampling and beam search know no others.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 from transformer_jax.layers.attention import resize_slots, roll_slots, write_slots
 
 
+@runtime_checkable
 class State(Protocol):
     def reorder(self, parents: Int[Array, "B K"]) -> "State":
         """Returns the state in which hypothesis k of input b continues `parents[b, k]`.
