@@ -114,4 +114,6 @@ def test_rms_norm():
     x = np.asarray(jax.random.normal(KEY, (2, 3, 8))) * 5 + 3
     variables = {"params": {"scale": jnp.arange(8.0)}}
     expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * np.arange(8)
-    np.testing.assert_allclose(RMSNorm().apply(variables, x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        RMSNorm().apply(variables, jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5
+    )

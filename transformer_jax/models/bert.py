@@ -162,8 +162,8 @@ class BERT(Encoder):
         """
         return self.nsp(self.pooled(hidden).astype(jnp.float32))
 
-    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
-        """Applies the layer in front of the output projection to states (..., M) -> (..., M)."""
+    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
+        """Applies the layer in front of the output projection to states (..., M) -> (..., E)."""
         x = self.gelu(self.mlm_transform(hidden))
         # Do not split M: with M split over fsdp and tensor, the gradients of the loss were wrong
         # (jax 0.10.2 on a CPU).

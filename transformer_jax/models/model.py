@@ -78,8 +78,8 @@ class Model(nn.Module, abc.ABC):
     def flops(self, *sizes: int) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add."""
 
-    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
-        """Applies the layers in front of the output projection to states (..., M) -> (..., M)."""
+    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
+        """Applies the layers in front of the output projection to states (..., M) -> (..., E)."""
         return hidden
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
