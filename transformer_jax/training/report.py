@@ -77,15 +77,16 @@ class Reporter:
         self._mirror.close()
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes one line of metrics.jsonl, and the same values to TensorBoard."""
+        """Writes one line of metrics.jsonl, and the finite values to TensorBoard too."""
         if not self.active:
             return
         # JSON has no NaN.
         line = {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._writing():
             print(json.dumps({"step": step, **line}), file=self._lines, flush=True)
-        for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, step)
+        for name, value in line.items():
+            if value is not None:
+                self._tensorboard.add_scalar(name, value, step)
         if time.monotonic() - self._sent > _SECONDS_BETWEEN_SENDS:
             self.send()
 
