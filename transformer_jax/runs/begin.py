@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.configuration.beginnings import Beginning, beginnings
 from transformer_jax.runs import record
 from transformer_jax.runs.record import Record, fine_tunes
@@ -31,9 +32,10 @@ def source(config) -> Record | None:
     if not runs:
         return None
     main = next((run for run in runs if not run.prefix), runs[0])
-    earlier = _record(main)
+    earlier = _record(main, config)
     model = earlier.config.model.name
-    if model != config.model.name and not main.prefix and not fine_tunes(config):
+    may_differ = fine_tunes(config) and "model" not in variants.in_config(config)
+    if model != config.model.name and not main.prefix and not may_differ:
         raise UserError(
             f"config.init_from={main.run}: a run of config.model.name={model!r}, "
             f"not {config.model.name!r}"
@@ -41,10 +43,10 @@ def source(config) -> Record | None:
     return earlier
 
 
-def _record(beginning: Beginning) -> Record:
+def _record(beginning: Beginning, config) -> Record:
     if not record.exists(beginning.run):
         raise UserError(f"config.init_from={beginning.run}: no run here (no config.json)")
-    return record.read(beginning.run)
+    return record.read(beginning.run, variants.in_config(config), needed=("model",))
 
 
 def origin(config, workdir) -> Origin | None:
@@ -60,7 +62,7 @@ def origin(config, workdir) -> Origin | None:
     source(config)  # raises for another family
     parts = []
     for beginning in beginnings(config.init_from):
-        earlier = _record(beginning)
+        earlier = _record(beginning, config)
         parts.append(Part(earlier.workdir, earlier.config, beginning))
     return Origin(tuple(parts))
 
