@@ -102,7 +102,7 @@ def stub(likelihoods=(), answers=(), max_length=1000):
 
     tokenizer = types.SimpleNamespace(encode=lambda texts: [list(text) for text in texts])
     return types.SimpleNamespace(
-        model=types.SimpleNamespace(max_length=max_length),
+        model=types.SimpleNamespace(max_length=max_length, window=max_length),
         tokenizer=tokenizer,
         log_likelihoods=log_likelihoods,
         generate=generate,
