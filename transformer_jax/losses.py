@@ -26,8 +26,8 @@ class _Inputs(NamedTuple):
     """The arrays that `cross_entropy` takes."""
 
     hidden: Float[Array, "B L M"]
-    table: Float[Array, "V M"]
-    bias: Float[Array, " V"] | None
+    table: Float[ArrayLike, "V M"]
+    bias: Float[ArrayLike, " V"] | None
     labels: Int[Array, "B L"]
     weights: Float[Array, "B L"]
 
@@ -45,8 +45,8 @@ class _Result(NamedTuple):
 
 def cross_entropy(
     hidden: Float[Array, "B L M"],
-    table: Float[Array, "V M"],
-    bias: Float[Array, " V"] | None,
+    table: Float[ArrayLike, "V M"],
+    bias: Float[ArrayLike, " V"] | None,
     labels: Int[ArrayLike, "B L"],
     weights: Float[ArrayLike, "B L"],
     *,
@@ -231,8 +231,8 @@ def label_nll(
 
 def token_log_probs(
     hidden: Float[Array, "B L M"],
-    table: Float[Array, "V M"],
-    bias: Float[Array, " V"] | None,
+    table: Float[ArrayLike, "V M"],
+    bias: Float[ArrayLike, " V"] | None,
     labels: Int[ArrayLike, "B L"],
 ) -> tuple[Float[Array, "B L"], Bool[Array, "B L"]]:
     """Returns log softmax(hidden table^T + bias)[label] (B, L) float32, one row at a time.

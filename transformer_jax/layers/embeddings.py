@@ -47,7 +47,7 @@ class Embed(nn.Module):
         x = sharding.constrain(x, "lookup", "length", self.axes[1])
         return sharding.constrain(x, "batch", "length", None)
 
-    def table(self) -> Float[Array, "V M"]:
+    def table(self) -> Float[ArrayLike, "V M"]:
         """Returns the table, for an output projection tied to it."""
         return self.embedding
 
@@ -78,13 +78,13 @@ class Bias(nn.Module):
     axis: str
 
     @nn.compact
-    def __call__(self) -> Float[Array, " V"]:
+    def __call__(self) -> Float[ArrayLike, " V"]:
         init = declared(nn.initializers.zeros, (self.axis,))
         return self.param("bias", init, (self.size,))
 
 
-def sinusoids(positions: Int[ArrayLike, "B L"], features: int) -> Float[Array, "B L M"]:
-    """Sinusoidal encodings (Vaswani et al. 2017, section 3.5): int32 (B, L) -> float32 (B, L, M).
+def sinusoids(positions: Int[ArrayLike, "*B"], features: int) -> Float[Array, "*B M"]:
+    """Sinusoidal encodings (Vaswani et al. 2017, section 3.5): int32 (...) -> float32 (..., M).
 
     Column 2i holds sin(p / 10000^(2i/M)), column 2i + 1 holds cos(p / 10000^(2i/M)).
     """

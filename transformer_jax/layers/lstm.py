@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.parameters import declared
@@ -28,9 +28,9 @@ class LSTM(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L M"],
-        filled: Bool[Array, "B L"],
+        filled: Bool[ArrayLike, "B L"],
         state: State | None = None,
-        restarts: Bool[Array, "B L"] | None = None,
+        restarts: Bool[ArrayLike, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L F"], State]:
         # (B, L, 4, features): input gate, forget gate, candidate, output gate
         gates = Linear(
