@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import optimizers, run_length
+from transformer_jax.configuration import classes, optimizers, run_length, variants
 from transformer_jax.configuration.errors import UserError
 
 _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
@@ -57,6 +57,8 @@ def validate(config: ConfigDict) -> None:
     optimizers.check(config)
     _check_batch(config.train)
     _check_combinations(config)
+    if not variants.is_path(config.model.name) or isinstance(config.model.name, variants.File):
+        classes.build_model(config)  # a model checks its own keys
 
 
 def _check_sizes(config: ConfigDict) -> None:
@@ -110,12 +112,6 @@ def _check_batch(train: ConfigDict) -> None:
 
 
 def _check_combinations(config: ConfigDict) -> None:
-    model = config.model
-    if model.get("head_dim") is None and "num_heads" in model and model.d_model % model.num_heads:
-        raise UserError(
-            f"config.model.num_heads={model.num_heads} does not divide "
-            f"config.model.d_model={model.d_model}"
-        )
     if config.train.patience and not config.checkpoint.best_metric:
         raise UserError(
             f"config.train.patience={config.train.patience} needs "

@@ -12,6 +12,7 @@ from transformer_jax.finetuning.predictions import Unlabelled
 class Definition(abc.ABC):
     """The methods that a subclass of FineTuning defines."""
 
+    fine_tunes = True
     summarises = True  # whether the head reads one vector a row, not one a token
     two_texts = False  # whether a row holds two texts
     rows_of_example = 1

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations, kernels
 from transformer_jax.layers.linear import Dropout, Linear
@@ -161,6 +162,14 @@ class Attention(nn.Module):
             index = (rows, *(slots if axis == 1 else slice(None) for axis in order[1:]))
             cache.value = cache.value.at[index].set(new)
         return cache.value.transpose(np.argsort(order))
+
+
+def check_heads(d_model: int, num_heads: int, head_dim: int | None) -> None:
+    """Raises UserError for these keys of a model where its heads have no width."""
+    if head_dim is None and d_model % num_heads:
+        raise UserError(
+            f"config.model.num_heads={num_heads} does not divide config.model.d_model={d_model}"
+        )
 
 
 def resize_slots(cached: dict, num_slots: int) -> dict:

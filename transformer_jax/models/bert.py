@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import flops
-from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Bias, Embed, row_positions
 from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
@@ -51,6 +51,9 @@ class BERT(Encoder):
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
@@ -170,7 +173,7 @@ class BERT(Encoder):
         x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
         return self.mlm_norm(x)
 
-    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"] | None]:
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
         return self.token_embed.table(), self.mlm_bias()
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
-from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Embed, row_positions
 from transformer_jax.layers.linear import Dropout, compute_dtype
@@ -64,6 +64,7 @@ class Decoder(Causal):
     remat: Remat = "none"
 
     def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
             raise UserError(
@@ -161,7 +162,7 @@ class Decoder(Causal):
         x = self.embed_dropout(self.token_embed(tokens), train=options.get("train", False))
         return self.norm(self.decoder(x, positions=positions, **options))
 
-    def output(self) -> tuple[Float[Array, "V M"], None]:
+    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
         """Returns the output projection: the table, and no bias."""
         return (self.token_embed if self.tie_output else self.output_embed).table(), None
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers import flops
-from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Embed, row_positions, sinusoids
 from transformer_jax.layers.linear import Dropout, compute_dtype
@@ -54,6 +54,9 @@ class EncoderDecoder(SequenceToSequence):
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
@@ -164,7 +167,7 @@ class EncoderDecoder(SequenceToSequence):
         x = self.decoder(x, memory, train=train, **options)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
-    def output(self) -> tuple[Float[Array, "V M"], None]:
+    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
         return (self.target_embed if self.tie_output else self.output_embed).table(), None
 
     def _embed(

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
-from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Embed, row_positions
 from transformer_jax.layers.linear import Dropout, compute_dtype
@@ -63,6 +63,9 @@ class GPT(Causal):
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
@@ -153,7 +156,7 @@ class GPT(Causal):
         x = self.decoder(x, **options)
         return self.norm(x) if self.norm_position == "pre" else x
 
-    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"] | None]:
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
         """Returns the output projection: table (V, M) float32, and bias (V,) or None.
 
         The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias

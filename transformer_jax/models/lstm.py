@@ -77,7 +77,7 @@ class LSTM(Recurrent):
         restarts = jnp.zeros(tokens.shape, bool) if restarts is None else restarts > 0
         return self.layers(x, carry, (filled, restarts), train)
 
-    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"]]:
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
         embed = self.token_embed if self.tie_output else self.output_embed
         return embed.table(), self.output_bias()
 
@@ -98,7 +98,7 @@ class _Layer(nn.Module):
         self,
         x: Float[Array, "B L M"],
         state: lstm.State,
-        rows: tuple[Bool[Array, "B L"], Bool[Array, "B L"]],
+        rows: tuple[Bool[ArrayLike, "B L"], Bool[ArrayLike, "B L"]],
         train: bool,
     ) -> tuple[Float[Array, "B L M"], lstm.State]:
         filled, restarts = rows

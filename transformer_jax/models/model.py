@@ -68,7 +68,7 @@ class Model(nn.Module, abc.ABC):
         """Returns the states before the output layers, from token ids."""
 
     @abc.abstractmethod
-    def output(self) -> tuple[Float[Array, "V M"], Float[Array, " V"] | None]:
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
         """Returns the output projection: table (V, M) float32, and bias (V,) float32 or None.
 
         Rows beyond `vocab_size` pad the vocabulary.

@@ -53,7 +53,7 @@ class Record:
 
 def fine_tunes(config) -> bool:
     """Returns whether the task of a config puts its own head on the model of another run."""
-    return hasattr(configs.named_class("task", config.task.name), "head")
+    return configs.named_class("task", config.task.name).fine_tunes
 
 
 def exists(workdir) -> bool:

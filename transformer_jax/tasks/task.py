@@ -98,6 +98,7 @@ class Task(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
+    fine_tunes: bool = False  # puts a head of its own on the model of another run
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:
