@@ -20,6 +20,8 @@ MODULES = (
     "models",
     "inference.beam_search",
     "inference.filling",
+    "inference.generation",
+    "inference.sampling",
     "inference.scoring",
     "inference.stream",
 )

@@ -74,7 +74,7 @@ class Sampling:
         return _drawn(weights, jax.vmap(jax.random.uniform)(keys))
 
 
-def of_options(how: Sampling | None, options: Mapping[str, Any]) -> Sampling:
+def of_options(how: Any, options: Mapping[str, Any]) -> Sampling:
     """Returns `how`, or the Sampling with these options by name.
 
     Raises UserError for an unknown name, and where both are given.
