@@ -117,14 +117,14 @@ def test_beam_search_finds_the_likeliest_outputs():
         return search.best(done)
 
     outputs = jnp.stack(jnp.meshgrid(*[jnp.arange(5)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    found = best()
+    beams = best()
     for row in range(2):
         texts = jnp.concatenate([jnp.tile(prompt[row], (125, 1)), outputs], axis=1)
         log_probs = jax.nn.log_softmax(model.apply({"params": params}, texts[:, :-1])[:, 1:])
         scores = jnp.take_along_axis(log_probs, outputs[..., None], axis=2).sum(axis=(1, 2))
         expected, order = jax.lax.top_k(scores, 3)
-        np.testing.assert_array_equal(found.ids[row], outputs[order])
-        np.testing.assert_allclose(found.scores[row], expected, **CLOSE)
+        np.testing.assert_array_equal(beams.ids[row], outputs[order])
+        np.testing.assert_allclose(beams.scores[row], expected, **CLOSE)
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,13 @@ _SHARED = ("task", "base", "model", "decoding")
 def names(section: str) -> list[str]:
     """Returns the models, tasks or sources that exist: the modules of the package."""
     package = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}")
-    found = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED)
+    modules = sorted(
+        m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED
+    )
     if section == "source":
         # Its folder also holds the readers of texts and tables.
-        return [name for name in found if _public_classes(section, _module(section, name))]
-    return found
+        return [name for name in modules if _public_classes(section, _module(section, name))]
+    return modules
 
 
 def named_class(section: Literal["model", "task", "source"], name: str) -> type:

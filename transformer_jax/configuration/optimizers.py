@@ -23,11 +23,11 @@ def sections(config) -> dict[str, Any]:
     `config.optimizer.groups` gives. Keys that the optimizer or schedule of the group does not use
     are not taken over. Raises UserError for a group that is malformed.
     """
-    found = {"": config}
+    by_group = {"": config}
     types = typing.get_type_hints(Optimizer)
     for entry in config.groups:
         name, changes = _entry(entry)
-        if name in found:
+        if name in by_group:
             raise _refusal(name, "named twice" if name else "the name is empty")
         section = ConfigDict(dict(config)).copy_and_resolve_references()
         for key, value in changes.items():
@@ -40,8 +40,8 @@ def sections(config) -> dict[str, Any]:
             for key in _unused(section, chooser, keys) - changes.keys():
                 with section.ignore_type():
                     section[key] = getattr(Optimizer, key)
-        found[name] = section
-    return found
+        by_group[name] = section
+    return by_group
 
 
 def _entry(entry: Any) -> tuple[str, Mapping[str, Any]]:

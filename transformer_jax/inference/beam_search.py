@@ -152,8 +152,8 @@ class BeamSearch:
         """
 
         def fit(ids):
-            kept = ids[..., :slots]
-            return _lengthened(kept, slots - kept.shape[2])
+            first = ids[..., :slots]
+            return _lengthened(first, slots - first.shape[2])
 
         return search._replace(
             open=search.open._replace(ids=fit(search.open.ids)),

@@ -158,7 +158,7 @@ class Stack(nn.Module):
             # would merge them as common subexpressions. On a CPU it merges them nevertheless.
             unrolled = self.unroll >= self.num_layers
             layers = nn.remat(layers, policy=REMAT[self.remat], prevent_cse=unrolled)
-        by_layer = dict.fromkeys(("state", "losses", "intermediates", activations.COLLECTION), 0)
+        by_layer = dict.fromkeys(("state", "losses", activations.COLLECTION), 0)
         return nn.scan(
             layers,
             length=self._repeats,

@@ -29,8 +29,8 @@ class Rotary:
         """Returns the angle of each pair of columns from one position to the next (D/2,)."""
         rates = self.theta ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
         turns = self.trained_length * rates / (2 * math.pi)
-        kept = np.clip((turns - 1) / 3, 0, 1)
-        return rates * (kept + (1 - kept) / self.factor)
+        unscaled = np.clip((turns - 1) / 3, 0, 1)
+        return rates * (unscaled + (1 - unscaled) / self.factor)
 
     def __call__(
         self, x: Float[Array, "B L H D"], positions: Int[Array, "#B L"]

@@ -111,17 +111,6 @@ class GPT(Causal):
         if self.norm_position == "pre":
             self.norm = norm()
 
-    def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
-    ) -> Float[Array, "B L V"]:
-        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
-        return self.logits(hidden)
-
     def hidden(
         self,
         tokens: Int[ArrayLike, "B L"],

@@ -151,6 +151,17 @@ class Causal(CausalDecoding, Model):
 
     kind = "causal"
 
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B L V"]:
+        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
+        return self.logits(hidden)
+
     @abc.abstractmethod
     def hidden(
         self,
@@ -184,17 +195,6 @@ class Recurrent(Causal):
     can = frozenset({"carry"})
     max_length = None
     decoding_stacks = ()
-
-    def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
-    ) -> Float[Array, "B L V"]:
-        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
-        return self.logits(hidden)
 
     def hidden(
         self,
