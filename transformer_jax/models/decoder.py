@@ -15,16 +15,16 @@ from transformer_jax.config import UserError
 from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Embed, row_positions
+from transformer_jax.layers.embeddings import Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import RMSNorm
 from transformer_jax.layers.positions import Rotary
-from transformer_jax.models.model import Causal
+from transformer_jax.models.causal import Cached
 
 
-class Decoder(Causal):
+class Decoder(Cached):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
     Pre-LN blocks with RMSNorm, rotary positions, grouped keys and a gated MLP (SwiGLU). A position
@@ -32,7 +32,6 @@ class Decoder(Causal):
     a packed row; 0 is padding. By default a row is one document, with positions 0..L-1.
     """
 
-    can = frozenset({"attend", "cache"})
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
 
     vocab_size: int = 32_000  # number of tokens in the vocabulary
@@ -124,32 +123,18 @@ class Decoder(Causal):
         )
         self.norm = norm()
 
-    def hidden(
+    def decoded(
         self,
         tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"],
         *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
+        mask: Mask,
         train: bool = False,
+        decode: int = 0,
     ) -> Float[Array, "B L M"]:
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
-        if positions is None:
-            positions = row_positions(tokens, self.max_length)
-        return self._decoded(tokens, positions, mask=mask, train=train)
-
-    def cached(
-        self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], slots: int
-    ) -> Float[Array, "B L M"]:
-        mask = Mask(causal=True, query_slots=positions)
-        return self._decoded(tokens, positions, mask=mask, decode=slots)
-
-    def _decoded(
-        self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], **options
-    ) -> Float[Array, "B L M"]:
-        """Returns the states of tokens at `positions`."""
-        x = self.embed_dropout(self.token_embed(tokens), train=options.get("train", False))
-        return self.norm(self.decoder(x, positions=positions, **options))
+        x = self.embed_dropout(self.token_embed(tokens), train=train)
+        x = self.decoder(x, positions=positions, mask=mask, train=train, decode=decode)
+        return self.norm(x)
 
     def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
         """Returns the output projection: the table, and no bias."""

@@ -11,28 +11,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
 from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Embed, row_positions
+from transformer_jax.layers.embeddings import Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
 from transformer_jax.losses import NO_TOKEN
-from transformer_jax.models.model import Causal
+from transformer_jax.models.causal import Cached
 
 
-class GPT(Causal):
+class GPT(Cached):
     """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
 
     A position attends to itself and to earlier positions. Segment ids start at 1 and separate the
     documents of a packed row; 0 is padding. By default a row is one document, with positions
     0..L-1.
     """
-
-    can = frozenset({"attend", "cache"})
 
     vocab_size: int = 50_257  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
@@ -111,38 +108,18 @@ class GPT(Causal):
         if self.norm_position == "pre":
             self.norm = norm()
 
-    def hidden(
+    def decoded(
         self,
         tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"],
         *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
+        mask: Mask,
         train: bool = False,
+        decode: int = 0,
     ) -> Float[Array, "B L M"]:
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
-        if positions is None:
-            positions = row_positions(tokens, self.max_length)
-        return self._decoded(tokens, positions, mask=mask, train=train)
-
-    def cached(
-        self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], slots: int
-    ) -> Float[Array, "B L M"]:
-        if not tokens.shape[1] <= slots <= self.max_length:
-            raise UserError(
-                f"slots={slots}: must be at least the number of tokens in a row, "
-                f"{tokens.shape[1]}, and at most config.model.max_length={self.max_length}"
-            )
-        mask = Mask(causal=True, query_slots=positions)
-        return self._decoded(tokens, positions, mask=mask, decode=slots)
-
-    def _decoded(
-        self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], **options
-    ) -> Float[Array, "B L M"]:
-        """Returns the states of tokens at `positions`."""
         x = self.token_embed(tokens) + self.position_embed(positions)
-        x = self.embed_dropout(x, train=options.get("train", False))
-        x = self.decoder(x, **options)
+        x = self.embed_dropout(x, train=train)
+        x = self.decoder(x, mask=mask, train=train, decode=decode)
         return self.norm(x) if self.norm_position == "pre" else x
 
     def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from transformer_jax.layers import activations, flops, lstm
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
-from transformer_jax.models.model import Recurrent
+from transformer_jax.models.causal import Recurrent
 
 # Outputs and cells.
 Carry = tuple[Float[Array, "B layers M"], Float[Array, "B layers M"]]

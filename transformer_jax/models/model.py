@@ -38,7 +38,7 @@ class Model(nn.Module, abc.ABC):
       next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
       attend: all layers have attention weights, in the stacks "encoder" and "decoder".
       cache: `cached` reads tokens into a key/value cache.
-      carry: `initial_carry` and `advance` read tokens into a state, see `Recurrent`.
+      carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
@@ -142,11 +142,8 @@ class Encoder(Model):
 class Causal(CausalDecoding, Model):
     """Tokens (B, L) -> states (B, L, M), each of which sees the tokens up to its own.
 
-    To generate text, a family has a key/value cache or a recurrent state.
-
-    With "cache" in `can`, it has `cached(tokens, positions, slots)`. It reads tokens (B, L) into
-    the slots `positions` (B, L) of the collection "cache", which has so many `slots`, and returns
-    the states (B, L, M). With "carry" in `can`, it is `Recurrent`.
+    To generate text, a family has a key/value cache or a recurrent state: models/causal.py has a
+    class for each.
     """
 
     kind = "causal"
@@ -180,37 +177,6 @@ class Causal(CausalDecoding, Model):
 
         None: all positions.
         """
-
-
-class Recurrent(Causal):
-    """A causal model that reads a row of any length into a state. It defines what follows.
-
-    `initial_carry(rows)` returns the state before the first token, a tree of arrays (rows, ...).
-    `advance(tokens, carry, *, restarts=None, filled=None, train=False)` reads tokens (B, L) and
-    returns (states (B, L, M), carry). Where `restarts` (B, L) is 1, a document begins: the state is
-    the initial one before that token. Where `filled` (B, L) is 0, the token is padding and leaves
-    the state as it is.
-    """
-
-    can = frozenset({"carry"})
-    max_length = None
-    decoding_stacks = ()
-
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        restarts = filled = None
-        if segment_ids is not None:
-            restarts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-            filled = segment_ids > 0
-        carry = self.initial_carry(len(tokens))
-        return self.advance(tokens, carry, restarts=restarts, filled=filled, train=train)[0]
 
 
 class SequenceToSequence(SequenceDecoding, Model):
