@@ -56,9 +56,22 @@ class BERT(Encoder):
         check_heads(self.d_model, self.num_heads, self.head_dim)
 
     def setup(self):
+        self._set_up_encoder(width=self.d_model)
+        init = nn.initializers.truncated_normal(self.init_std)
+        linear = dict(kernel_init=init, dtype=compute_dtype(self.dtype))
+        model = (self.d_model,)
+        self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
+
+    def _set_up_encoder(self, width: int, *, shared: bool = False, approximate: bool = False):
+        """Sets up embeddings of a width, the layers, and the norm and bias of the masked tokens.
+
+        With `shared`, all layers have the same parameters. `approximate` is that of GELU.
+        """
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.truncated_normal(self.init_std)
-        embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
+        embed = partial(Embed, features=width, init=init, dtype=dtype)
         self.token_embed = embed(self.vocab_size)
         self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         self.type_embed = embed(self.num_token_types, axes=(None, "embed"), key="num_token_types")
@@ -67,7 +80,7 @@ class BERT(Encoder):
         self.embed_dropout = Dropout(self.dropout)
 
         linear = dict(kernel_init=init, dtype=dtype)
-        self.gelu = partial(jax.nn.gelu, approximate=False)
+        self.gelu = partial(jax.nn.gelu, approximate=approximate)
         attention = partial(
             Attention,
             num_heads=self.num_heads,
@@ -77,14 +90,11 @@ class BERT(Encoder):
         )
         mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=self.gelu, **linear)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
-        self.encoder = Stack((block,), self.num_layers, unroll=self.unroll, remat=self.remat)
-
-        model = (self.d_model,)
-        self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
-        self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.encoder = Stack(
+            (block,), self.num_layers, shared=shared, unroll=self.unroll, remat=self.remat
+        )
         self.mlm_norm = norm()
         self.mlm_bias = Bias(self.vocab_size, "vocab")
-        self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
     def __call__(
         self,
