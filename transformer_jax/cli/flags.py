@@ -122,11 +122,12 @@ def load_config(argument: str = ""):
 def open_run(method: str, ability: str, allowed: tuple[str, ...] = ("decode.",)):
     """Returns (task, params) of --workdir and --step, with the overrides of `allowed` keys.
 
+    The keys of `config.mesh` are always allowed: they split the work over the local devices.
     Raises UserError where the task lacks `method`: the run is not one that `ability`.
     """
     from transformer_jax.runs.open import open_run
 
-    task, params = open_run(FLAGS.workdir, FLAGS.step, overrides(allowed))
+    task, params = open_run(FLAGS.workdir, FLAGS.step, overrides((*allowed, "mesh.")))
     if not callable(getattr(task, method, None)):
         raise UserError(
             f"--workdir={FLAGS.workdir}: a {task.config.task.name} run, not one that {ability}"

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import variants
+from transformer_jax.distributed import sharding
 from transformer_jax.runs import record
 from transformer_jax.runs.resolve import Overrides, make_task
 from transformer_jax.storage import buckets
 from transformer_jax.training import state
 from transformer_jax.training.checkpoint import Checkpoints
+
+local_devices = jax.local_devices  # those that a use of a run takes
 
 
 def open_run(
@@ -29,7 +32,8 @@ def open_run(
 
     `step` is "best", "latest" or a number. `overrides` change the recorded config for this use, as
     in `config.load`: {"decode.beam": 1}. The parameters are a tree of float32 arrays, `params` of
-    the task's methods and of `task.model.apply({"params": params}, ...)`. A fine-tuned run has the
+    the task's methods and of `task.model.apply({"params": params}, ...)`. They stand on a mesh of
+    the local devices, with the sizes of `config.mesh` if they fit. A fine-tuned run has the
     parameters of its head under "head". With `config.decode.average` = N they are the mean of the N
     newest checkpoints up to that step. `model_file`, `task_file` and `source_file` name the files
     of classes that are not in the package: what a run has recorded is not executed.
@@ -62,8 +66,25 @@ def open_run(
             f"config.decode.average={count}: {workdir} has {len(steps)} checkpoints up to step "
             f"{last}; config.checkpoint.keep decides how many stay"
         )
-    shapes = state.abstract_params(task)
+    mesh = _mesh(config, is_given=any(key.startswith("mesh.") for key, _ in overrides))
+    shapes = state.abstract_params(task, mesh, sharding.rules(config.mesh))
     return task, mean(checkpoints.restore_params(shapes, s) for s in steps)
+
+
+def _mesh(config, is_given: bool) -> jax.sharding.Mesh:
+    """Returns the mesh of `config` over the local devices.
+
+    The mesh that a run has recorded may not fit this machine. The devices then split rows alone,
+    unless this use gives its own mesh. Raises UserError where that one does not fit.
+    """
+    devices = local_devices()
+    try:
+        return sharding.make_mesh(config.mesh, devices)
+    except UserError:
+        if is_given:
+            raise
+        config.mesh.update(dict.fromkeys(sharding.AXES, 1), data=-1)
+        return sharding.make_mesh(config.mesh, devices)
 
 
 def mean(trees: Iterable):

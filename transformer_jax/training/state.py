@@ -68,7 +68,11 @@ def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> Train
 
     Raises UserError where the mesh does not divide a parameter.
     """
-    boxed = jax.eval_shape(lambda: _create(task, tx))
+    return _placed(jax.eval_shape(lambda: _create(task, tx)), mesh, table)
+
+
+def _placed(boxed, mesh: Mesh, table) -> Any:
+    """The shapes, dtypes and shardings of a tree whose leaves declare their logical axes."""
     logical_axes = nn.get_partition_spec(boxed)
 
     def place(path, leaf, axes):
@@ -87,11 +91,19 @@ def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> Train
     )
 
 
-def abstract_params(task) -> Any:
-    """The shapes and dtypes of the parameters, each complete on the first local device."""
+def abstract_params(task, mesh: Mesh | None = None, table=None) -> Any:
+    """The shapes, dtypes and shardings of the parameters; computes nothing.
+
+    Without a mesh, each is complete on the first local device. Raises UserError where the mesh does
+    not divide a parameter.
+    """
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    if mesh is not None:
+        return _placed(boxed, mesh, table)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), nn.unbox(boxed)
+    )
 
 
 def init_params(task) -> Any:

@@ -1,0 +1,76 @@
+"""Where the arrays of a program stand that uses trained parameters.
+
+The parameters of a use are on a mesh, as in training. A program of the use enters `Placement.use`
+in the traced function. Its rows are then split over the devices, and its results are gathered.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from transformer_jax.distributed import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A mesh and its table of logical axes. It can be a static argument of a jitted function."""
+
+    mesh: Mesh
+    rules: tuple[tuple[str, tuple[str, ...]], ...]  # mesh axes by logical axis
+
+    @classmethod
+    def of(cls, params, config) -> "Placement":
+        """Returns the mesh that `params` stand on, with the rules of `config`, config.mesh.
+
+        Parameters without a mesh, such as NumPy arrays, are on one device.
+        """
+        placed = getattr(jax.tree.leaves(params)[0], "sharding", None)
+        mesh = placed.mesh if isinstance(placed, NamedSharding) else _one_device(placed)
+        return cls(mesh, tuple(sharding.rules(config).items()))
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Sets the mesh and the table, as `sharding.use`. One device needs neither."""
+        if self.mesh.size == 1:
+            yield
+            return
+        with sharding.use(self.mesh, dict(self.rules)):
+            yield
+
+    def decoding(self) -> "Placement":
+        """Returns the placement of a decoder: it reads one position at a time and splits none."""
+        unsplit = tuple((name, () if name == "length" else axes) for name, axes in self.rules)
+        return dataclasses.replace(self, rules=unsplit)
+
+    def rows(self, count: int) -> int:
+        """Returns the least number of rows, `count` or more, that the mesh divides."""
+        with self.use():
+            parts = sharding.parts("batch")
+        return -(-count // parts) * parts
+
+
+def split_rows(tree):
+    """Returns the arrays (rows, ...) of a traced function, split over the devices by rows."""
+    return jax.tree.map(lambda x: sharding.constrain(x, "batch", *[None] * (x.ndim - 1)), tree)
+
+
+def gathered(tree):
+    """Returns the arrays of a traced function, complete on each device of each process.
+
+    `jax.device_get` then has the same values on all processes.
+    """
+    return jax.tree.map(lambda x: sharding.constrain(x, *[None] * x.ndim), tree)
+
+
+def _one_device(placed) -> Mesh:
+    device = min(placed.device_set, key=lambda x: x.id) if placed else jax.local_devices()[0]
+    shape = (1,) * len(sharding.AXES)
+    return Mesh(
+        np.array([device]).reshape(shape),
+        sharding.AXES,
+        axis_types=(AxisType.Auto,) * len(sharding.AXES),
+    )
