@@ -15,6 +15,7 @@ from tests.programs import ENV
 from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import Interrupted, Preempted
+from transformer_jax.distributed import hosts
 from transformer_jax.distributed.stop_point import StopPoint
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop, stop
@@ -186,6 +187,9 @@ class Store:
     def key_value_dir_get(self, prefix):
         return [(key, value) for key, value in self.values.items() if key.startswith(prefix)]
 
+    def wait_at_barrier(self, name, milliseconds):
+        pass
+
 
 def test_processes_agree_on_the_first_point_that_none_has_passed():
     store = Store()
@@ -203,6 +207,21 @@ def test_processes_agree_on_the_first_point_that_none_has_passed():
     assert [point.is_next() for point in points] == [False, True, False]
     assert [[point.reached() for _ in range(2)] for point in points[::2]] == [[False, True]] * 2
     assert points[1].reached()
+
+
+def test_processes_abandon_an_evaluation_between_the_same_programs(monkeypatch):
+    store = Store()
+    point = StopPoint(store, 0, 2)
+    monkeypatch.setattr(hosts, "_process", hosts._Process(store, 0, 2, stop_point=point))
+    doubled = []
+    with stop.Stop() as run_stop, pytest.raises(stop.Abandoned), run_stop.evaluating():
+        for number in range(9):
+            if number == 2:
+                point.ask(signal.SIGTERM)
+                store.key_value_set("stopping/1", "[3, 15]")  # the other has passed 3 points
+                point.look()
+            doubled.append(int(hosts.run(jax.jit(lambda x: 2 * x), np.int32(number))))
+    assert doubled == [0, 2, 4]
 
 
 def test_the_others_do_not_wait_for_a_process_that_has_finished():

@@ -15,8 +15,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import cluster, supervisor
@@ -38,6 +40,7 @@ class _Process:
     count: int = 1
     names: list[str] = dataclasses.field(default_factory=lambda: [socket.gethostname()])  # of hosts
     stop_point: StopPoint | None = None
+    between: Callable[[], None] | None = None  # called between the programs of a use
 
     def name(self, index: int) -> str:
         return f"process {index} ({self.names[index]})"
@@ -47,6 +50,7 @@ _process = _Process()
 _leaving = threading.Event()
 # Numbers of agreements. Every process reaches all of them in the same order.
 _numbers = itertools.count()
+_signatures = set()  # of the programs that all processes have compiled for `run`
 
 
 def connect(arguments: dict, patience: int = 300) -> None:
@@ -145,6 +149,42 @@ def compiled(program, *arguments):
         program.lower(*arguments).compile()
         _process.client.wait_at_barrier(f"compiled/{next(_numbers)}", _FOREVER)
     return program
+
+
+def run(program, *arguments):
+    """Returns program(*arguments), where `program` is a jitted function of a use.
+
+    Every process calls it for the same programs in the same order. A use that stopped elsewhere
+    would leave the other processes waiting in a collective.
+    """
+    if _process.count > 1:
+        if _process.between:
+            _process.between()
+        signature = _signature(program, arguments)
+        if signature not in _signatures:
+            compiled(program, *arguments)
+            _signatures.add(signature)
+    return program(*arguments)
+
+
+def _signature(program, arguments: tuple):
+    """The program, and the shapes of its arguments. Static arguments stand for themselves."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(arguments)
+    arrays = (jax.Array, np.ndarray, np.generic)
+    shapes = [(x.shape, x.dtype) if isinstance(x, arrays) else x for x in leaves]
+    return program, structure, tuple(shapes)
+
+
+@contextlib.contextmanager
+def stopping_between_programs(call: Callable[[], None]) -> Iterator[None]:
+    """In the context, `run` calls `call` before each program; it raises where the use stops."""
+    _process.between = call
+    try:
+        yield
+    finally:
+        _process.between = None
 
 
 def agree(values: dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ class Evaluation:
         params = jax.block_until_ready(_local(params))
         values = {}
         for name, evaluation in evaluations.items():
-            with self._session.watchdog.patient(), self._session.stop.abandoning():
+            with self._session.watchdog.patient(), self._session.stop.evaluating():
                 measured = evaluation(params)
             values |= {f"{name}/{key}": value for key, value in measured.items()}
         return values

@@ -33,7 +33,8 @@ class Stop:
 
     From `begin` on, a signal is a request to stop at the next point. The loop calls `due` at each
     point: before and after an update, after each step of an evaluation, and after an evaluation. On
-    several hosts all processes reach the same points, and stop at the same one.
+    several hosts each program of a task's evaluation is a point, too. All processes reach the same
+    points, and stop at the same one.
 
     A thread receives the signals, because the main thread may hang in a call that runs no Python
     handler. Outside the main thread the context receives no signals.
@@ -84,13 +85,26 @@ class Stop:
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Raises Abandoned in the context, as soon as the run has to stop at the next point."""
+        """Raises Abandoned in the context, as soon as the run has to stop at the next point.
+
+        The context has no collectives, see `evaluating`.
+        """
         self._abandons = True
         try:
             self._abandon()
             yield
         finally:
             self._abandons = False
+
+    def evaluating(self) -> contextlib.AbstractContextManager:
+        """As `abandoning`. Several processes raise Abandoned between the same two programs."""
+        if not self._point:
+            return self.abandoning()
+        return hosts.stopping_between_programs(self._abandon_if_due)
+
+    def _abandon_if_due(self):
+        if self.due():
+            raise Abandoned
 
     def _abandon(self):
         stops_next = self._point.is_next() if self._point else self._signal is not None
