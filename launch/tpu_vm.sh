@@ -10,7 +10,7 @@
 # is taken away, it repeats all that until the command ends. The single steps:
 #
 #   create NAME            requests the slice and waits until it is active
-#   install NAME           copies this checkout to all workers and installs it
+#   install NAME           copies the commit of this checkout to all workers and installs it
 #   run NAME COMMAND...    starts the command on all workers, independent of this machine
 #   logs NAME              follows the output of worker 0
 #   status NAME            prints the slice's state, and the command's exit code when it has ended
@@ -19,7 +19,8 @@
 #
 # --print, before the step, prints the commands without running them. ZONE and TYPE are required.
 # Optional: PROJECT, SPOT=1, RUNTIME (the VM's software, default by TYPE), EVERY (seconds between
-# two checks of the slice, default 60).
+# two checks of the slice, default 60), SHIP_CHANGES=1 (copies the changes that are not committed and
+# the new files, too; without it, a checkout with changes is refused).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -65,12 +66,21 @@ create() {
     sleep "${EVERY:-60}"
   done
 }
+pack() { # packs this checkout into $work/transformer_jax.tgz
+  local changes tree=HEAD
+  changes=$(git -C "$here" status --porcelain --untracked-files=normal)
+  if [[ $changes ]]; then
+    echo "$changes" >&2
+    [[ ${SHIP_CHANGES:-} ]] ||
+      fail "$here has changes that are not committed; commit them, or set SHIP_CHANGES=1 to ship them"
+    echo "${0##*/}: ships these changes, too" >&2
+    # An index of its own leaves the user's as it is.
+    tree=$(GIT_INDEX_FILE=$work/index bash -c 'git -C "$1" read-tree HEAD && git -C "$1" add --all && git -C "$1" write-tree' - "$here")
+  fi
+  do_ git -C "$here" archive --format=tar.gz --output="$work/transformer_jax.tgz" "$tree"
+}
 install() {
-  local archive
-  archive=$(mktemp -t transformer_jax.XXXXXX.tgz)
-  do_ git -C "$here" archive --format=tar.gz --output="$archive" HEAD
-  do_ gcloud compute tpus tpu-vm scp "$archive" "$name:transformer_jax.tgz" "${where[@]}" --worker=all
-  rm -f "$archive"
+  do_ gcloud compute tpus tpu-vm scp "$work/transformer_jax.tgz" "$name:transformer_jax.tgz" "${where[@]}" --worker=all
   on all 'mkdir -p transformer_jax && tar -xzf transformer_jax.tgz -C transformer_jax && transformer_jax/launch/setup_venv.sh tpu'
 }
 run() {
@@ -94,6 +104,8 @@ status() {
 }
 keep() {
   [[ $# -gt 0 ]] || fail "keep: which command?"
+  # Once: each slice gets the same code, whatever is edited meanwhile.
+  pack
   if [[ $dry ]]; then
     create; install; run "$@"; status; delete
     return
@@ -113,8 +125,12 @@ keep() {
   done
 }
 
+work=$(mktemp -d -t transformer_jax.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+
 case $step in
-  keep | create | install | run | status | delete) "$step" "$@" ;;
+  keep | create | run | status | delete) "$step" "$@" ;;
+  install) pack; install ;;
   logs) on 0 'tail -n 100 -F ~/log' ;;
   fetch)
     [[ $# -eq 2 ]] || fail "fetch NAME FROM TO"

@@ -18,6 +18,7 @@ case "$*" in
   *queued-resources\\ create*) echo ACTIVE > state ;;
   *queued-resources\\ delete*) rm state ;;
   *describe*) cat state 2>/dev/null ;;
+  *scp*) tar -tzf "$5" > shipped ;;
   *exit_code\\ 2*) if [[ -e taken ]]; then echo 3; else touch taken; echo SUSPENDED > state; fi ;;
 esac
 """
@@ -25,7 +26,17 @@ esac
 
 @pytest.fixture
 def slices(tmp_path):
-    """Returns a function that calls tpu_vm.sh, and one that returns gcloud's commands so far."""
+    """Returns a function that calls tpu_vm.sh, and one that returns gcloud's commands so far.
+
+    The script lies in `checkout`, a repository with one commit.
+    """
+    checkout = tmp_path / "checkout"
+    (checkout / "launch").mkdir(parents=True)
+    shutil.copy(LAUNCH / "tpu_vm.sh", checkout / "launch")
+    (checkout / ".gitignore").write_text("/runs/\n")
+    _git(checkout, "init", "--quiet")
+    _git(checkout, "add", ".")
+    _git(checkout, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all")
     (tmp_path / "gcloud").write_text(GCLOUD)
     (tmp_path / "gcloud").chmod(0o755)
     env = {
@@ -39,7 +50,7 @@ def slices(tmp_path):
 
     def call(*arguments, **changes):
         return subprocess.run(
-            [LAUNCH / "tpu_vm.sh", *arguments],
+            [checkout / "launch/tpu_vm.sh", *arguments],
             env={key: value for key, value in (env | changes).items() if value},
             cwd=tmp_path,
             capture_output=True,
@@ -52,6 +63,12 @@ def slices(tmp_path):
         return path.read_text().splitlines() if path.exists() else []
 
     return call, calls
+
+
+def _git(checkout, *arguments):
+    done = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_suspended_slice_is_created_again_until_the_command_ends(slices):
@@ -102,6 +119,31 @@ def test_print_runs_nothing(slices):
         "tpu-vm",
         "queued-resources",
     ]
+
+
+def test_changes_are_refused_or_shipped(slices, tmp_path):
+    call, calls = slices
+    checkout = tmp_path / "checkout"
+    committed = [".gitignore", "launch/", "launch/tpu_vm.sh"]
+    (checkout / "runs").mkdir()
+    (checkout / "runs/ignored").touch()
+    assert call("install", "mine").returncode == 0
+    assert (tmp_path / "shipped").read_text().split() == committed
+
+    (checkout / "new.py").touch()
+    (checkout / ".gitignore").write_text("/runs/\n.venv/\n")
+    _git(checkout, "add", ".gitignore")
+    before, status = calls(), _git(checkout, "status", "--porcelain")
+    for step in (["install", "mine"], ["keep", "mine", "python"]):
+        refused = call(*step)
+        assert refused.returncode == 2 and "SHIP_CHANGES=1" in refused.stderr
+        assert "M  .gitignore" in refused.stderr and "?? new.py" in refused.stderr
+    assert calls() == before
+
+    shipped = call("install", "mine", SHIP_CHANGES="1")
+    assert shipped.returncode == 0 and "?? new.py" in shipped.stderr
+    assert (tmp_path / "shipped").read_text().split() == [*committed, "new.py"]
+    assert _git(checkout, "status", "--porcelain") == status
 
 
 @pytest.mark.parametrize(
