@@ -71,4 +71,4 @@ def test_an_encoder_that_does_not_predict_tokens_fills_no_masks():
             return (0,) * len(names)
 
     with pytest.raises(UserError, match="the model Plain does not fill masks"):
-        Reader(Plain(), Marks(), 2).fill({}, ["a [MASK]"], 5, "split")
+        Reader(Plain(), Marks(), 2, None).fill({}, ["a [MASK]"], 5, "split")

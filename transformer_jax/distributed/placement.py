@@ -6,6 +6,7 @@ in the traced function. Its rows are then split over the devices, and its result
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import jax
@@ -43,8 +44,20 @@ class Placement:
 
     def decoding(self) -> "Placement":
         """Returns the placement of a decoder: it reads one position at a time and splits none."""
-        unsplit = tuple((name, () if name == "length" else axes) for name, axes in self.rules)
-        return dataclasses.replace(self, rules=unsplit)
+        return self.dividing(length=1)
+
+    def dividing(self, **sizes: int) -> "Placement":
+        """Returns the placement that splits these logical axes only where it divides their sizes.
+
+        A stream of one row, for instance, is not split: `dividing(batch=1, lookup=1)`.
+        """
+
+        def divides(name, axes):
+            parts = math.prod(self.mesh.shape[axis] for axis in axes)
+            return sizes.get(name, 0) % parts == 0
+
+        fitting = tuple((name, axes if divides(name, axes) else ()) for name, axes in self.rules)
+        return dataclasses.replace(self, rules=fitting)
 
     def rows(self, count: int) -> int:
         """Returns the least number of rows, `count` or more, that the mesh divides."""

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import in_order
 from transformer_jax.pictures.progress import track
 from transformer_jax.tasks.task import Context
@@ -18,7 +20,10 @@ _SORTED_BATCHES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Computes the outputs of a task's head, `config.decode.batch` examples at a time."""
+    """Computes the outputs of a task's head, `config.decode.batch` examples at a time.
+
+    The devices share the examples of a batch.
+    """
 
     task: Any
 
@@ -34,24 +39,29 @@ class Outputs:
     def _numbered(self, params, examples, title, sums) -> Iterator[tuple[int, np.ndarray]]:
         if not examples:
             return
-        batch_size = self.task.config.decode.batch
+        placement = Placement.of(params, self.task.config.mesh)
+        batch_size = placement.rows(self.task.config.decode.batch)
         num_batches = -(-len(examples) // batch_size)
         batches = self.task.in_buckets(examples).batches(batch_size, _SORTED_BATCHES)
         for numbers, batch in track(batches, title, num_batches):
-            outputs, *loss_and_count = jax.device_get(self._compiled(params, batch))
+            computed = hosts.run(self._compiled, placement, params, batch)
+            outputs, *loss_and_count = jax.device_get(computed)
             if sums is not None:
                 sums += loss_and_count
             yield from zip(numbers.tolist(), outputs)
 
     @cached_property
     def _compiled(self):
-        """The function of (params, batch) to (outputs (examples, rows, ...), loss, count)."""
+        """The function of (placement, params, batch) to (outputs (examples, ...), loss, count)."""
 
-        @jax.jit
-        def outputs_and_loss(params, batch):
-            outputs, _ = self.task.outputs(params, batch, Context())
-            total, count, _ = self.task.objective(outputs, batch)
-            num_examples = len(batch["segment_ids"])
-            return outputs.reshape(num_examples, -1, *outputs.shape[1:]), total, count
+        @partial(jax.jit, static_argnums=0)
+        def outputs_and_loss(placement, params, batch):
+            with placement.use():
+                batch = split_rows(batch)
+                outputs, _ = self.task.outputs(params, batch, Context())
+                total, count, _ = self.task.objective(outputs, batch)
+                num_examples = len(batch["segment_ids"])
+                outputs = outputs.reshape(num_examples, -1, *outputs.shape[1:])
+                return gathered((outputs, total, count))
 
         return outputs_and_loss

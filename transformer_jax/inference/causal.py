@@ -6,6 +6,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from transformer_jax.data import arguments
+from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference import attention
 from transformer_jax.inference.generation import Continuation, Generator, Request
 from transformer_jax.inference.sampling import Sampling
@@ -61,8 +62,9 @@ class CausalUse:
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         drawing = sampling_of(how, sampling)
         request = Request(max_tokens, drawing, stop, seed, watch, window)
-        batch = self.config.decode.batch
-        generator = Generator(self.model, self.tokenizer, self.with_start, batch)
+        placement = Placement.of(params, self.config.mesh).decoding()
+        batch = placement.rows(self.config.decode.batch)
+        generator = Generator(self.model, self.tokenizer, self.with_start, batch, placement)
         return generator(params, arguments.as_texts(prompts), request)
 
     def with_start(self, ids: list[int]) -> list[int]:
@@ -88,7 +90,7 @@ class CausalUse:
         An empty context is the beginning of a document. A text that is too long for the model loses
         the beginning of its context.
         """
-        return self._scorer.texts(params, pairs)
+        return self._scorer(params).texts(params, pairs)
 
     def token_log_likelihoods(
         self, params, pairs: Sequence[tuple[list[int], list[int]]]
@@ -97,8 +99,9 @@ class CausalUse:
 
         Raises UserError for an empty context, and for ids that are not in the vocabulary.
         """
-        return self._scorer.tokens(params, pairs)
+        return self._scorer(params).tokens(params, pairs)
 
-    @property
-    def _scorer(self) -> Scorer:
-        return Scorer(self.model, self.tokenizer, self.with_start, self.config.decode.batch)
+    def _scorer(self, params) -> Scorer:
+        placement = Placement.of(params, self.config.mesh)
+        batch = placement.rows(self.config.decode.batch)
+        return Scorer(self.model, self.tokenizer, self.with_start, batch, placement)

@@ -7,6 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.data import arguments
+from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference import attention
 from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.pictures.attended import Attended
@@ -34,7 +35,7 @@ class EncoderUse:
         UserError. A warning at the end names the numbers of these texts. Raises UserError for a
         text without [MASK].
         """
-        return self._reader.fill(params, arguments.as_texts(texts), top_k, long)
+        return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)
 
     def features(
         self,
@@ -51,11 +52,12 @@ class EncoderUse:
         "truncate" cuts it, "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at
         the end names the numbers of these texts. Raises UserError for a layer that does not exist.
         """
-        return self._reader.features(params, arguments.as_texts(texts), layers, long)
+        return self._reader(params).features(params, arguments.as_texts(texts), layers, long)
 
-    @property
-    def _reader(self) -> Reader:
-        return Reader(self.model, self.tokenizer, self.config.decode.batch)
+    def _reader(self, params) -> Reader:
+        placement = Placement.of(params, self.config.mesh)
+        batch = placement.rows(self.config.decode.batch)
+        return Reader(self.model, self.tokenizer, batch, placement)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text; with `pieces`, its tokens.

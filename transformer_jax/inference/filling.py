@@ -1,5 +1,6 @@
 """Reading texts with an Encoder: words for masks, and hidden states."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,8 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.config import UserError
 from transformer_jax.data import long_lines
 from transformer_jax.data.long_lines import LongLines
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
@@ -26,11 +29,15 @@ class Filling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads texts with an Encoder, `batch` at a time. See `EncoderUse`."""
+    """Reads texts with an Encoder, `batch` at a time. See `EncoderUse`.
+
+    The devices share the rows of a batch.
+    """
 
     model: Any  # the Linen module
     tokenizer: Any  # with the special tokens cls and sep; to fill masks, with mask
     batch: int
+    placement: Placement
 
     def __post_init__(self):
         self.tokenizer.required("cls", "sep", user=type(self.model).__name__)
@@ -78,7 +85,9 @@ class Reader:
     def _fillings(self, params, rows: list[list[int]], top_k: int) -> list[list[list[Filling]]]:
         """Returns the likeliest words of each mask of each row."""
         tokens, segments = self._padded(rows)
-        likeliest = jax.device_get(self._likeliest(params, tokens, segments, top_k))
+        likeliest = jax.device_get(
+            hosts.run(Reader._likeliest, self, params, tokens, segments, top_k)
+        )
         masks = [np.flatnonzero(row == self.tokenizer.mask_id) for row in tokens]
         return [
             self._words(*(each[row, masks[row]] for each in likeliest)) for row in range(len(rows))
@@ -128,7 +137,8 @@ class Reader:
         if not rows:
             return
         tokens, segments = self._padded(rows)
-        states = np.asarray(self._states(params, tokens, segments)[layers], np.float32)
+        states = hosts.run(Reader._states, self, params, tokens, segments, layers)
+        states = np.asarray(jax.device_get(states), np.float32)
         for row, ids in enumerate(rows):
             count = len(ids) + 2
             yield self.tokenizer.pieces(tokens[row, :count].tolist()), states[:, row, :count]
@@ -143,11 +153,16 @@ class Reader:
         return LongLines(way, ways, limit, "text")
 
     def _padded(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens and segment ids (B, L) of texts between [CLS] and [SEP]."""
+        """Returns tokens and segment ids (B, L) of texts between [CLS] and [SEP].
+
+        Rows of padding fill up B to a number that the mesh divides.
+        """
         rows = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in rows]
         length = rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE)
         length = min(length, self.model.window)
-        return padded(rows, length), padded([[1] * len(ids) for ids in rows], length)
+        num_rows = self.placement.rows(len(rows))
+        segments = [[1] * len(ids) for ids in rows]
+        return padded(rows, length, num_rows), padded(segments, length, num_rows)
 
     @partial(jax.jit, static_argnums=(0, 4))
     def _likeliest(
@@ -155,15 +170,27 @@ class Reader:
     ) -> tuple[Float[Array, "B L k"], Int[Array, "B L k"]]:
         """Returns the log-probabilities and ids (B, L, k) of the likeliest tokens."""
         variables = {"params": params}
-        hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
-        logits = self.model.apply(variables, hidden, method="logits")
-        logits = logits[..., : self.tokenizer.vocab_size]
-        return tuple(jax.lax.top_k(jax.nn.log_softmax(logits), top_k))
+        with self._placed(tokens):
+            tokens, segments = split_rows((tokens, segments))
+            hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
+            logits = self.model.apply(variables, hidden, method="logits")
+            logits = logits[..., : self.tokenizer.vocab_size]
+            return gathered(tuple(jax.lax.top_k(jax.nn.log_softmax(logits), top_k)))
 
     @partial(jax.jit, static_argnums=0)
     def _states(
-        self, params, tokens: Int[Array, "B L"], segments: Int[Array, "B L"]
+        self,
+        params,
+        tokens: Int[Array, "B L"],
+        segments: Int[Array, "B L"],
+        layers: Int[Array, " layers"],
     ) -> Float[Array, "layers B L M"]:
-        """Returns the hidden states (layers + 1, B, L, M)."""
+        """Returns the hidden states of these layers (layers, B, L, M)."""
         variables = {"params": params}
-        return self.model.apply(variables, tokens, segment_ids=segments, method="layers")
+        with self._placed(tokens):
+            tokens, segments = split_rows((tokens, segments))
+            states = self.model.apply(variables, tokens, segment_ids=segments, method="layers")
+            return gathered(states[layers])
+
+    def _placed(self, tokens) -> contextlib.AbstractContextManager:
+        return self.placement.dividing(length=tokens.shape[1]).use()

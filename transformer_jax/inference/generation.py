@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer_jax.config import UserError
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.sampling import Fixed, Sampling, Texts, sample
 from transformer_jax.pictures.progress import say
@@ -59,19 +61,21 @@ class Generator:
     """Continues prompts with a Causal model, `batch` texts at a time.
 
     `with_start(ids)` returns a prompt's ids behind the token that a document starts with in
-    training.
+    training. The devices share the texts of a batch.
     """
 
     model: Any  # the Linen module
     tokenizer: Any
     with_start: Callable[[list[int]], list[int]]
     batch: int
+    placement: Placement
 
     def __call__(self, params, prompts: Iterable[str], request: Request) -> Iterator[Continuation]:
         params = self.model.for_decoding(params)
         first, size = 0, 0
         for texts in chunks(prompts, self.batch):
-            size = size or len(texts)  # the last batch is filled up to the shape of the others
+            # The last batch is filled up to the shape of the others.
+            size = size or self.placement.rows(len(texts))
             ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
             limits = self._limits(ids, first, request)
             yield from _Batch(self, params, request, ids, limits=limits).write(first, size)
@@ -120,7 +124,7 @@ class _Batch:
         limits: list[int],
     ):
         self.model, self.tokenizer = generator.model, generator.tokenizer
-        self.programs = Programs(self.model, self.tokenizer.eos_id)
+        self.programs = Programs(self.model, self.tokenizer.eos_id, generator.placement)
         self.params, self.request = params, request
         self.ids = [list(ids) for ids in prompts]
         self.prompt_lengths = np.array([len(ids) for ids in prompts])
@@ -134,9 +138,10 @@ class _Batch:
         """Continues the texts in a batch of `size` rows; `first` is the first text's number."""
         key = jax.random.key(self.request.seed)
         keys = jax.vmap(partial(jax.random.fold_in, key))(first + jnp.arange(size))
+        data = np.asarray(jax.random.key_data(keys))
         while not self.done.all():
             self._slide()
-            self._fill(keys)
+            self._fill(data)
         outputs, stops = self._outputs()
         return [self._continuation(row, outputs[row], stops[row]) for row in range(len(self.ids))]
 
@@ -150,12 +155,12 @@ class _Batch:
         is_full = lengths - self.begins >= max_length
         self.begins = np.where(is_full, lengths - max_length // 2, self.begins)
 
-    def _fill(self, keys: jax.Array) -> None:
+    def _fill(self, keys: np.ndarray) -> None:
         """Generates until each text has ended or its window is full."""
         window, slots = self._window(keys)
-        how = self.request.how
+        programs, how = self.programs, self.request.how
         steps = _WATCH_EVERY if self.request.needs_text else slots
-        texts = self.programs.begin(self.params, window, steps, slots=slots, how=how)
+        texts = hosts.run(Programs.begin, programs, self.params, window, steps, slots, how)
         while True:
             ended = self._take(texts)
             outputs, stops = self._outputs()
@@ -165,13 +170,15 @@ class _Batch:
             ended[: len(self.done)] |= self.done
             if ended.all():
                 break
-            texts = texts._replace(ended=jnp.asarray(ended))
-            texts = self.programs.resume(self.params, texts, window.fixed, steps, how=how)
+            texts = texts._replace(ended=ended)
+            texts = hosts.run(
+                Programs.resume, programs, self.params, texts, window.fixed, steps, how
+            )
         lengths = self._lengths()
         is_full = lengths - self.begins >= self.model.window
         self.done |= ~(is_full & (lengths < self.max_lengths))
 
-    def _window(self, keys: jax.Array) -> tuple["Window", int]:
+    def _window(self, keys: np.ndarray) -> tuple["Window", int]:
         """Returns the next windows, and the slots of the cache. Rows of done texts are ended."""
         size = len(keys)
         max_length = self.model.window
@@ -236,7 +243,7 @@ class Window(NamedTuple):
     tokens: Any  # (B, P) int32
     lengths: Any  # (B,) int32, at most P
     seen: Any  # (B, V) bool, the tokens of each whole text; or None
-    fixed: Fixed
+    fixed: Fixed  # its keys are data (B, 2) uint32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,26 +252,38 @@ class Programs:
 
     model: Any
     eos_id: int
+    placement: Placement
 
-    @partial(jax.jit, static_argnums=0, static_argnames=("slots", "how"))
+    @partial(jax.jit, static_argnums=(0, 4, 5))
     def begin(
-        self, params, window: Window, steps: Int[Array, ""] | int, *, slots: int, how: Sampling
+        self, params, window: Window, steps: Int[Array, ""] | int, slots: int, how: Sampling
     ) -> Texts:
         """Reads a window with room for `slots` tokens. Generates up to `steps` tokens a text."""
-        tokens, lengths, seen, fixed = window
-        batch, size = tokens.shape
-        logits, state = self.model.begin(params, tokens, lengths, slots=slots)
-        ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(tokens)
-        texts = Texts(ids, lengths, lengths >= fixed.limits, seen, logits, state)
-        return self._more(params, texts, fixed, steps, how=how)
+        with self.placement.use():
+            tokens, lengths, seen, fixed = split_rows(window)
+            batch, size = tokens.shape
+            logits, state = self.model.begin(params, tokens, lengths, slots=slots)
+            ids = jnp.zeros((batch, slots), jnp.int32).at[:, :size].set(tokens)
+            texts = Texts(ids, lengths, lengths >= fixed.limits, seen, logits, state)
+            return self._more(params, texts, fixed, steps, how)
 
-    @partial(jax.jit, static_argnums=0, static_argnames="how", donate_argnums=2)
+    @partial(jax.jit, static_argnums=(0, 5), donate_argnums=2)
     def resume(
-        self, params, texts: Texts, fixed: Fixed, steps: Int[Array, ""], *, how: Sampling
+        self, params, texts: Texts, fixed: Fixed, steps: Int[Array, ""] | int, how: Sampling
     ) -> Texts:
         """Generates up to `steps` more tokens a text."""
-        return self._more(params, texts, fixed, steps, how=how)
+        with self.placement.use():
+            texts = _with_report(texts, split_rows)
+            return self._more(params, texts, split_rows(fixed), steps, how)
 
-    def _more(self, params, texts, fixed, steps, *, how):
+    def _more(self, params, texts, fixed, steps, how):
         step = partial(self.model.step, params)
-        return sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id)
+        fixed = fixed._replace(keys=jax.random.wrap_key_data(fixed.keys))
+        texts = sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id)
+        return _with_report(texts, gathered)
+
+
+def _with_report(texts: Texts, place: Callable) -> Texts:
+    """Returns the texts with `place` applied to the arrays that the host reads."""
+    ids, lengths, ended = place((texts.ids, texts.lengths, texts.ended))
+    return texts._replace(ids=ids, lengths=lengths, ended=ended)

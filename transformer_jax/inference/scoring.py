@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import UserError
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, in_order, longest_first, padded, rounded_up
 from transformer_jax.layers.embeddings import check_ids
 from transformer_jax.losses import token_log_probs
@@ -32,6 +34,7 @@ class Likelihood(NamedTuple):
 class Scorer:
     """Scores continuations with a causal language model, `batch` at a time.
 
+    The devices share the rows of a batch, so `batch` is a number that `placement` divides.
     `with_start(ids)` returns a text's ids behind the token that a document starts with in training.
     See CausalUse.log_likelihoods.
     """
@@ -40,6 +43,7 @@ class Scorer:
     tokenizer: Any
     with_start: Callable[[list[int]], list[int]]
     batch: int
+    placement: Placement
 
     def texts(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
         """Yields the likelihood of each (context, continuation)."""
@@ -96,21 +100,27 @@ class Scorer:
             weights = np.zeros((self.batch, length), np.int32)
             for row, (ids, num_scored) in enumerate(chosen):
                 weights[row, len(ids) - 1 - num_scored : len(ids) - 1] = 1
-            scores = jax.device_get(_score(self.model, params, tokens, weights))
+            placement = self.placement.dividing(length=length)
+            scores = jax.device_get(
+                hosts.run(_score, self.model, placement, params, tokens, weights)
+            )
             for number, (_, num_scored), log_prob, greedy in zip(numbers, chosen, *scores):
                 yield number, Likelihood(float(log_prob), bool(greedy), num_scored)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _score(
-    model, params, tokens: Int[Array, "B read"], weights: Int[Array, "B L"]
+    model, placement, params, tokens: Int[Array, "B read"], weights: Int[Array, "B L"]
 ) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
     """Returns the log-probabilities (B,) of the tokens with weight 1, and whether all of them are
     the likeliest ones (B,).
 
     `tokens` is (B, L + 1); `weights` (B, L) belongs to the tokens from the second on.
     """
-    hidden = model.apply({"params": params}, tokens[:, :-1], method="hidden")
-    output = model.apply({"params": params}, method="output")
-    log_probs, likeliest = token_log_probs(hidden, *output, tokens[:, 1:])
-    return jnp.sum(log_probs * weights, axis=1), jnp.all(likeliest | (weights == 0), axis=1)
+    with placement.use():
+        tokens, weights = split_rows((tokens, weights))
+        hidden = model.apply({"params": params}, tokens[:, :-1], method="hidden")
+        output = model.apply({"params": params}, method="output")
+        log_probs, likeliest = token_log_probs(hidden, *output, tokens[:, 1:])
+        log_prob = jnp.sum(log_probs * weights, axis=1)
+        return gathered((log_prob, jnp.all(likeliest | (weights == 0), axis=1)))

@@ -17,6 +17,8 @@ from ml_collections import ConfigDict
 from transformer_jax import metrics
 from transformer_jax.config import UserError, build_source
 from transformer_jax.data import arguments, rows, store, tokenizers
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.pictures.progress import track
 from transformer_jax.tasks.task import Context, EvalRows, Task, TrainRows
 
@@ -63,25 +65,29 @@ class BaseTask(Task):
     ) -> dict[str, float]:
         """Returns the mean of each of the loss's metrics over evaluation rows.
 
-        `observe` is called with each batch. A task with a carry reads the rows one by one, as one
-        stream.
+        `observe` is called with each batch. The devices share the rows of a batch. A task with a
+        carry reads the rows one by one, as one stream.
         """
-        step = jax.jit(self._measured)
-        carry = self.initial_carry(1)
-        batch_size = self.config.decode.batch if carry is None else 1
+        step = jax.jit(self._measured, static_argnums=0)
+        placement = Placement.of(params, self.config.mesh)
+        batch_size = placement.rows(self.config.decode.batch)
+        carry = jax.device_get(self.initial_carry(1))
+        if carry is not None:
+            placement, batch_size = placement.dividing(batch=1, lookup=1), 1
         num_batches = rows.num_batches(batch_size)
         sums = []
         for number in track(range(num_batches), "evaluating (batches)", num_batches):
             batch = rows.batch(number, range(batch_size), batch_size)
             if observe is not None:
                 observe(batch)
-            measured, carry = step(params, batch, carry)
+            measured, carry = hosts.run(step, placement, params, batch, carry)
             sums.append(jax.device_get(measured))
         return metrics.means(jax.tree.map(_sum, *sums))
 
-    def _measured(self, params, batch, carry):
-        loss = self.loss(params, batch, Context(carry=carry))
-        return loss.metrics, loss.carry
+    def _measured(self, placement: Placement, params, batch, carry):
+        with placement.use():
+            loss = self.loss(params, split_rows(batch), Context(carry=carry))
+            return gathered((loss.metrics, loss.carry))
 
 
 @dataclasses.dataclass
