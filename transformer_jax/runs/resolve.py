@@ -11,6 +11,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import optimizers, variants
+from transformer_jax.data.sources import file_digests
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import begin, record
 from transformer_jax.runs.record import Record
@@ -131,4 +132,5 @@ def _task(config, tokenizer):
         )
     if task.reads_source:
         configs.build_source(config)  # raises its errors before anything is compiled
+    file_digests.remember_in(config.data)
     return task(config, tokenizer, **configs.options(config.task))

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import variants
+from transformer_jax.data.sources import file_digests
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import lock, record
 from transformer_jax.runs.resolve import Overrides, Run, resolve
@@ -58,6 +59,7 @@ def _train(run: Run, profile: tuple[int, int] | None) -> dict[str, float]:
                     f"--workdir={workdir}: not the folder that process 0 has just written to; "
                     "it must be on storage that all hosts share"
                 )
+        file_digests.share()
         hosts.agree(task.fingerprint())
         return loop.run(
             config, task, workdir, program, profile, origin=run.origin, recorded=recorded

@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorstore as ts
 from etils import epath
@@ -70,13 +69,22 @@ def matches(pattern: str) -> list[str]:
     return [str(file) for file in files if file.is_file()]
 
 
-def version(name) -> Any:
-    """A value that changes with the content of a file: its generation, or its size and time."""
+def version(name) -> tuple[int, int] | tuple[str]:
+    """A value that changes with the content of a file, with a form in JSON.
+
+    It is (size, time of change in nanoseconds), or in a bucket (generation,).
+    """
     file = path(name)
     if isinstance(file, Path):
-        return file.stamped().stamp.generation
+        return (file.stamped().stamp.generation.hex(),)
     status = file.stat()
     return status.st_size, status.st_mtime_ns
+
+
+def is_empty(name) -> bool:
+    """Whether a file has no content."""
+    file = path(name)
+    return stream.is_empty(file) if isinstance(file, Path) else file.stat().st_size == 0
 
 
 class Path(epath.gpath.PosixGPath):

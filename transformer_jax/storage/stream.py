@@ -59,5 +59,16 @@ class Stream(io.RawIOBase):
         return result.value
 
 
+def is_empty(source: Any) -> bool:
+    """Whether an object, a buckets.Path, has no content. It reads one byte, not a block."""
+    with as_os_errors(source):
+        try:
+            return not source.read_part(0, 1).result().value
+        except ValueError as error:
+            if not _is_past_the_end(error):
+                raise
+            return True
+
+
 def _is_past_the_end(error: ValueError) -> bool:
     return str(error).startswith("OUT_OF_RANGE")

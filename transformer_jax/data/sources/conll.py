@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from transformer_jax.config import UserError
+from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.tables import Record
-from transformer_jax.data.sources.text_files import sha256, text_lines
+from transformer_jax.data.sources.text_files import text_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Conll:
     prefix: str = ""
 
     def fingerprint(self) -> dict:
-        return {"files": [sha256(path) for path in self.paths], "prefix": self.prefix}
+        return {"files": sha256(self.paths), "prefix": self.prefix}
 
     def __iter__(self) -> Iterator[Record]:
         """Yields a record for each sentence; its values are (words, tags)."""

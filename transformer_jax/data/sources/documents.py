@@ -10,8 +10,9 @@ from typing import Literal
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import pairs, recipes, tfds
+from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.python_library import PythonDocstrings, PythonSources
-from transformer_jax.data.sources.text_files import from_json, matching_files, sha256, text_lines
+from transformer_jax.data.sources.text_files import from_json, matching_files, text_lines
 
 # `Phase.slots` is a table with one entry per unit of weight.
 _MAX_TOTAL_WEIGHT = 100_000
@@ -31,7 +32,7 @@ class TextFiles:
 
     def fingerprint(self) -> dict:
         return {
-            "files": [sha256(file) for file in self.files],
+            "files": sha256(self.files),
             "split_on": self.split_on,
             "field": self.field,
         }

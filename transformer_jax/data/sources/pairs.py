@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tfds
-from transformer_jax.data.sources.text_files import check_not_empty, sha256, text_lines
+from transformer_jax.data.sources.file_digests import sha256
+from transformer_jax.data.sources.text_files import check_not_empty, text_lines
 from transformer_jax.storage import buckets
 
 Pair = tuple[str, str]
@@ -31,7 +32,7 @@ class TextPairs:
         return next((ending for ending in reversed(endings) if len(ending) == 2), None)
 
     def fingerprint(self) -> dict:
-        return {"files": [sha256(self.source), sha256(self.target)]}
+        return {"files": sha256([self.source, self.target])}
 
     def __iter__(self) -> Iterator[Pair]:
         lines = itertools.zip_longest(text_lines(self.source), text_lines(self.target))

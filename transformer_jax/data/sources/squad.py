@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tfds
+from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.tables import Record, split_files
-from transformer_jax.data.sources.text_files import from_json, sha256
+from transformer_jax.data.sources.text_files import from_json
 from transformer_jax.storage import buckets
 
 _TFDS_FEATURES = ("id", "question", "context", "answers")
@@ -20,7 +21,7 @@ class Squad:
     paths: tuple[str, ...]
 
     def fingerprint(self) -> dict:
-        return {"files": [sha256(path) for path in self.paths]}
+        return {"files": sha256(self.paths)}
 
     def __iter__(self) -> Iterator[Record]:
         """Yields a record for each question.

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tfds
-from transformer_jax.data.sources.text_files import from_json, matching_files, sha256, text_lines
+from transformer_jax.data.sources.file_digests import sha256
+from transformer_jax.data.sources.text_files import from_json, matching_files, text_lines
 from transformer_jax.pictures.progress import say
 
 
@@ -35,7 +36,7 @@ class Table:
 
     def fingerprint(self) -> dict:
         fingerprint = {
-            "files": [sha256(path) for path in self.paths],
+            "files": sha256(self.paths),
             "columns": list(self.columns),
         }
         return fingerprint | {"skip": True} if self.skip else fingerprint

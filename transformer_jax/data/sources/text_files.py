@@ -1,8 +1,6 @@
-"""Reading UTF-8 text and JSON from a disk, a bucket or stdin, and the digests of files."""
+"""Reading UTF-8 text and JSON from a disk, a bucket or stdin."""
 
 import contextlib
-import functools
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -56,9 +54,8 @@ def check_not_empty(key: str, file: str) -> None:
     """Raises UserError where `file` does not exist or is empty; `key` is the key that names it."""
     if not buckets.path(file).is_file():
         raise UserError(f"{key}={file}: no such file")
-    with buckets.path(file).open("rb") as content:
-        if not content.read(1):
-            raise UserError(f"{key}={file}: the file is empty")
+    if buckets.is_empty(file):
+        raise UserError(f"{key}={file}: the file is empty")
 
 
 def matching_files(key: str, names: str) -> list[str]:
@@ -75,14 +72,3 @@ def matching_files(key: str, names: str) -> list[str]:
     for file in files:
         check_not_empty(key, file)
     return files
-
-
-def sha256(path: str) -> str:
-    """Returns the SHA-256 digest of a file, computed once for each version of the file."""
-    return _digest(path, buckets.version(path))
-
-
-@functools.lru_cache
-def _digest(path: str, _version) -> str:
-    with buckets.path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources.text_files import from_json, sha256
+from transformer_jax.data.sources.file_digests import sha256
+from transformer_jax.data.sources.text_files import from_json
 from transformer_jax.storage import buckets
 
 _DEFAULT_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
@@ -81,7 +82,8 @@ def _version_number(folder: pathlib.Path) -> list[int]:
 
 def digest(folder: str) -> str:
     """Returns the digest of the description that TFDS has written beside a prepared set."""
-    return sha256(f"{folder}/dataset_info.json")
+    [digest] = sha256([f"{folder}/dataset_info.json"])
+    return digest
 
 
 def examples(folder: str, split: str) -> Iterator[dict]:

@@ -1,0 +1,202 @@
+"""Digests of raw files: remembered, noticed, shared, and never trusted where they are damaged."""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import build_gpt
+from transformer_jax.data.sources import file_digests
+from transformer_jax.distributed import hosts
+from transformer_jax.runs.resolve import make_task
+
+LARGE = 2**20  # bytes
+OLD = 1_700_000_000 * 10**9  # nanoseconds
+
+
+def start(cache, rebuild=False):
+    """Begins as a new process does, which has no digest in its memory."""
+    file_digests._memory = file_digests._Memory()
+    file_digests.remember_in(SimpleNamespace(cache=cache, rebuild=rebuild))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the files that were read for their digest, in order."""
+    names = []
+
+    def file_digest(file, name):
+        names.append(getattr(file, "name", "object"))
+        return hashlib.file_digest(file, name)
+
+    monkeypatch.setattr(file_digests, "hashlib", SimpleNamespace(file_digest=file_digest))
+    yield names
+    file_digests._memory = file_digests._Memory()
+
+
+def write(path, content, time_ns=OLD):
+    path.write_bytes(content)
+    os.utime(path, ns=(time_ns, time_ns))
+
+
+def sha256(path):
+    [digest] = file_digests.sha256([str(path)])
+    return digest
+
+
+def test_a_file_is_read_again_where_it_has_changed(cache, tmp_path, reads):
+    text = tmp_path / "text"
+    link = tmp_path / "link"
+    link.symlink_to(text)
+    write(text, b"a" * LARGE)
+
+    def digest_and_reads(path=text):
+        start(cache)
+        reads.clear()
+        assert sha256(path) == sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+        return len(reads)
+
+    assert digest_and_reads() == 1
+    assert digest_and_reads() == 0
+    assert digest_and_reads(link) == 0
+    write(text, b"a" * LARGE, OLD + 1)  # as `touch` does
+    assert digest_and_reads() == 1 and digest_and_reads() == 0
+    write(text, b"b" * LARGE, OLD + 2)
+    assert digest_and_reads() == 1
+    write(text, b"b" * LARGE + b"b", OLD + 2)
+    assert digest_and_reads() == 1
+    write(tmp_path / "other", b"c" * (LARGE + 1), OLD + 2)
+    link.unlink()
+    link.symlink_to(tmp_path / "other")
+    assert digest_and_reads(link) == 1
+    start(cache, rebuild=True)
+    sha256(text)
+    assert len(reads) == 2
+
+
+def test_the_digest_of_a_file_that_has_just_changed_is_not_remembered(tmp_path, reads):
+    """The next change may leave size and time as they are."""
+    text = tmp_path / "text"
+    start(tmp_path)
+    for letter in b"a", b"b":
+        write(text, letter * LARGE, now := time.time_ns())
+        assert sha256(text) == hashlib.sha256(letter * LARGE).hexdigest()
+        write(text, b"c" * LARGE, now)
+        assert sha256(text) == hashlib.sha256(b"c" * LARGE).hexdigest()
+
+
+def test_a_damaged_memory_is_built_again(tmp_path, reads):
+    text = tmp_path / "text"
+    memory = tmp_path / "digests/digests.json"
+    write(text, b"a" * LARGE)
+    start(tmp_path)
+    digest = sha256(text)
+    whole = memory.read_bytes()
+    flipped = whole.replace(digest.encode(), digest[::-1].encode())
+    for damaged in whole[:-20], b"", flipped, whole[:65] + b"[1]":
+        memory.write_bytes(damaged)
+        for _ in range(2):
+            start(tmp_path)
+            assert sha256(text) == digest
+        assert memory.read_bytes() == whole
+    assert len(reads) == 5
+
+
+def test_without_a_folder_to_write_to_files_are_read(tmp_path, reads):
+    write(tmp_path / "text", b"a" * LARGE)
+    write(tmp_path / "file", b"")
+    for _ in range(2):
+        start(tmp_path / "file")
+        sha256(tmp_path / "text")
+    assert len(reads) == 2
+
+
+def test_small_files_leave_no_memory(tmp_path, reads):
+    write(tmp_path / "text", b"a" * (LARGE - 1))
+    start(tmp_path / "cache")
+    assert sha256(tmp_path / "text") == sha256(tmp_path / "text")
+    assert len(reads) == 1 and not (tmp_path / "cache").exists()
+
+
+def test_text_in_a_bucket_is_read_once_a_generation(gcs, tmp_path, reads):
+    for content, count in (b"a", 1), (b"b", 2):
+        gcs.put("text", content)
+        for _ in range(2):
+            start(tmp_path)
+            assert sha256("gs://bucket/text") == hashlib.sha256(content).hexdigest()
+        assert len(reads) == count
+
+
+def test_processes_write_at_the_same_time(tmp_path, reads):
+    files = [tmp_path / str(number) for number in range(8)]
+    for file in files:
+        write(file, file.name.encode() * LARGE)
+    start(tmp_path)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(sha256, files))
+    start(tmp_path)
+    reads.clear()
+    file_digests.sha256(list(map(str, files)))
+    assert not reads
+
+
+def test_the_other_processes_read_only_copies_of_another_version(tmp_path, reads, monkeypatch):
+    same, copy = tmp_path / "same", tmp_path / "copy"
+    write(same, b"a")
+    write(copy, b"b")
+    start(tmp_path / "first")
+    file_digests.sha256([str(same), str(copy)])
+    shared = []
+    monkeypatch.setattr(hosts, "share", lambda rows: shared.append(rows) or rows)
+    file_digests.share()
+    start(tmp_path / "second")
+    write(copy, b"c", OLD + 1)
+    monkeypatch.setattr(hosts, "share", lambda _: json.loads(json.dumps(shared[0])))
+    reads.clear()
+    file_digests.share()
+    assert file_digests.sha256([str(same), str(copy)]) == [
+        hashlib.sha256(content).hexdigest() for content in (b"a", b"c")
+    ]
+    assert reads == [str(copy)]
+
+
+def test_a_start_on_100_gb_of_text_reads_none_of_it(tmp_path, reads, monkeypatch):
+    config = build_gpt(tmp_path)
+    for split in "train", "valid":
+        text = tmp_path / f"{split}.txt"
+        write(text, text.read_bytes() * (LARGE // text.stat().st_size + 1))
+    task = make_task(config)
+    fingerprint = task.fingerprint()
+    task.rows()
+    digest = sha256(tmp_path / "train.txt")
+    os.truncate(tmp_path / "train.txt", 10**11)  # sparse
+    os.utime(tmp_path / "train.txt", ns=(OLD, OLD))
+    file_digests._save({file_digests._key(tmp_path / "train.txt"): digest})
+    file_digests._memory = file_digests._Memory()
+    original = pathlib.Path.open
+
+    def open_other(path, *arguments, **settings):
+        assert path.suffix != ".txt", f"{path} is read"
+        return original(path, *arguments, **settings)
+
+    monkeypatch.setattr(pathlib.Path, "open", open_other)
+    task = make_task(config)
+    assert task.fingerprint() == fingerprint
+    assert {*task.rows().eval} == {"valid"}
+
+
+def test_the_oldest_digests_are_forgotten(tmp_path, reads, monkeypatch):
+    monkeypatch.setattr(file_digests, "_MOST", 2)
+    files = [str(tmp_path / str(number)) for number in range(3)]
+    for file in files:
+        write(pathlib.Path(file), b"a" * LARGE)
+        start(tmp_path)
+        file_digests.sha256([file])
+    start(tmp_path)
+    file_digests.sha256(files)
+    assert reads == [*files, files[0]]
