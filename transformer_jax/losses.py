@@ -235,18 +235,30 @@ def token_log_probs(
     bias: Float[ArrayLike, " V"] | None,
     labels: Int[ArrayLike, "B L"],
 ) -> tuple[Float[Array, "B L"], Bool[Array, "B L"]]:
-    """Returns log softmax(hidden table^T + bias)[label] (B, L) float32, one row at a time.
+    """Returns log softmax(hidden table^T + bias)[label] (B, L) float32.
 
-    Also returns whether the label has the largest logit (B, L) bool.
+    Also returns whether the label has the largest logit (B, L) bool. Each device computes one row
+    at a time.
     """
+    parts = sharding.parts("batch")
 
-    def row(inputs):
-        hidden, labels = inputs  # (L, M), (L,)
+    # (B, ...) -> (B / parts, parts, ...). Each device has one row of `parts`.
+    def split(x):
+        x = x.reshape(parts, -1, *x.shape[1:]).swapaxes(0, 1)
+        return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
+
+    # (B / parts, parts, L) -> (B, L)
+    def join(x):
+        return x.swapaxes(0, 1).reshape(hidden.shape[:2])
+
+    def rows(inputs):
+        hidden, labels = inputs  # (parts, L, M), (parts, L)
         matrix = table.astype(hidden.dtype)
-        logits = jnp.einsum("lm,vm->lv", hidden, matrix, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
-        label_logits = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        logits = sharding.constrain(logits, "batch", None, "vocab")
+        label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
         log_probs = label_logits - jax.nn.logsumexp(logits, axis=-1)
         return log_probs, label_logits >= logits.max(axis=-1)
 
-    return jax.lax.map(row, (hidden, labels))
+    return jax.tree.map(join, jax.lax.map(rows, (split(hidden), split(labels))))
