@@ -103,7 +103,7 @@ def our_beams(case: Beams) -> Callable[[], None]:
     sentences = case.sentences()
     order = np.concatenate(case.batches(sort_by=0))
     limits = case.lengths[order, 1]
-    return lambda: list(task.stream(1)(params, [sentences[i] for i in order], limits))
+    return lambda: list(task.stream(params, 1)(params, [sentences[i] for i in order], limits))
 
 
 def peer_beams(case: Beams, engine: str, sort_by: int | None) -> Callable[[], None]:

@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from transformer_jax.data import tokenizers
+from transformer_jax.distributed.sharding import AXES
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.layers.decoding import Rows
 from transformer_jax.models.model import SequenceToSequence
@@ -82,7 +85,8 @@ class Use(SequenceToSequenceUse):
         self.tokenizer = types.SimpleNamespace(source=tokenizer, target=tokenizer)
         self.model = Summed(vocab_size=tokenizer.vocab_size)
         self.config = types.SimpleNamespace(
-            decode=types.SimpleNamespace(batch=places, beam=beam, alpha=0.6, max_extra=6)
+            decode=types.SimpleNamespace(batch=places, beam=beam, alpha=0.6, max_extra=6),
+            mesh=types.SimpleNamespace(rules=()),
         )
 
 
@@ -110,10 +114,22 @@ def test_lines_of_a_batch_have_the_translations_that_they_have_alone(params, bea
     assert use.attentions == ()
 
 
+def test_a_mesh_gives_the_translations_of_one_device(params):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4, 1, 1), AXES)
+    split = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P())), params)
+    split["embed"] = jax.device_put(split["embed"], NamedSharding(mesh, P(None, "fsdp")))
+    use = Use(2, 3)
+    expected, actual = (list(use.translate(tree, LINES, 3)) for tree in (params, split))
+    for one, other in zip(expected, actual):
+        assert [text for text, _ in one] == [text for text, _ in other]
+        scores = [score for _, score in other]
+        np.testing.assert_allclose(scores, [score for _, score in one], rtol=1e-5)
+
+
 def test_a_score_is_the_log_probability_of_the_whole_output(params):
     use = Use(2, 3)
     source = use.tokenizer.source.encode(LINES[1])
-    (_, beams), *_ = use.stream(3)(params, [source], [8])
+    (_, beams), *_ = use.stream(params, 3)(params, [source], [8])
     for ids, score in zip(beams.ids, beams.scores):
         output = [*ids[ids > 0].tolist()]
         if len(output) < 8:

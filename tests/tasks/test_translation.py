@@ -144,7 +144,7 @@ def test_a_long_line_may_be_cut_skipped_or_refused(translation, capsys):
     assert "line 1 is longer" in capsys.readouterr().err
     cut = [*source.encode(LONG)[:119], source.eos_id]
     limits = [len(cut) + task.config.decode.max_extra]
-    ((_, beams),) = task.stream(1)(task.model.for_decoding(params), [cut], limits)
+    ((_, beams),) = task.stream(params, 1)(task.model.for_decoding(params), [cut], limits)
     ids = beams.ids[0]
     assert truncated.text == target.decode(ids[ids > 0].tolist())
     skipped = list(task.translate(params, lines, long="skip"))

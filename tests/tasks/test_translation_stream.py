@@ -43,9 +43,12 @@ def test_a_place_that_is_used_again_and_a_cache_that_grows_change_nothing(
     padded_lengths = {-(-len(ids) // stream._SOURCE_MULTIPLE) for ids in inputs}
     assert len(padded_lengths) > 1
     monkeypatch.setattr(stream, "_EXTRA_SLOTS", 40)
-    alone = [next(task.stream(1)(params, [ids], [limit]))[1] for ids, limit in zip(inputs, limits)]
+    alone = [
+        next(task.stream(params, 1)(params, [ids], [limit]))[1]
+        for ids, limit in zip(inputs, limits)
+    ]
     monkeypatch.setattr(stream, "_EXTRA_SLOTS", -14)
-    together = dict(task.stream(1)(params, inputs, limits))
+    together = dict(task.stream(params, 1)(params, inputs, limits))
     assert sorted(together) == list(range(7))
     for number, (expected, limit) in enumerate(zip(alone, limits)):
         assert tokens(together[number]) == tokens(expected)
@@ -60,7 +63,7 @@ def test_sources_of_one_row_do_not_see_each_other(endless, monkeypatch):
     """
     task, params = endless(2, 3)
     inputs = sources(9, 9, 9, 6, 6)
-    alone = [next(task.stream(1)(params, [ids], [6]))[1] for ids in inputs]
+    alone = [next(task.stream(params, 1)(params, [ids], [6]))[1] for ids in inputs]
     monkeypatch.setattr(stream, "_ROW_LENGTH", 16)
     begin, starts = stream.Stream.begin, []
 
@@ -71,7 +74,7 @@ def test_sources_of_one_row_do_not_see_each_other(endless, monkeypatch):
 
     monkeypatch.setattr(stream.Stream, "begin", recorded)
     # With two hypotheses, nothing compiled for other rows is used.
-    for number, beams in task.stream(2)(params, inputs, [6] * 5):
+    for number, beams in task.stream(params, 2)(params, inputs, [6] * 5):
         np.testing.assert_array_equal(beams.ids[0], alone[number].ids[0])
         np.testing.assert_allclose(beams.scores[0], alone[number].scores[0], rtol=1e-5)
     # Place 32 is padding.
@@ -83,7 +86,7 @@ def test_an_input_may_remain_alone_after_it_was_read_with_a_longer_one(endless, 
     """The second and third inputs end together. The fourth was padded to the third's length."""
     task, params = endless(2, 2)
     limits = [3, 6, 4, 5]
-    outputs = dict(task.stream(1)(params, sources(*lengths), limits))
+    outputs = dict(task.stream(params, 1)(params, sources(*lengths), limits))
     assert [np.count_nonzero(outputs[number].ids) for number in range(4)] == limits
 
 
@@ -96,7 +99,7 @@ def test_a_cache_that_grew_for_one_long_output_shrinks_again(endless, monkeypatc
         return resize(self, search, length, count)
 
     monkeypatch.setattr(stream.Stream, "resize", recorded)
-    assert len(list(task.stream(1)(params, [[4, 5, 6]] * 2, [30, 5]))) == 2
+    assert len(list(task.stream(params, 1)(params, [[4, 5, 6]] * 2, [30, 5]))) == 2
     normal = stream._SOURCE_MULTIPLE + stream._EXTRA_SLOTS
     assert slots == [2 * normal, normal]
 
@@ -115,9 +118,9 @@ def test_values_that_are_not_finite_stay_with_their_input(endless, monkeypatch):
 
         return search._replace(state=jax.tree.map(spoil, search.state))
 
-    expected = dict(task.stream(1)(params, [[4, 5, 6]], [5]))[0]
+    expected = dict(task.stream(params, 1)(params, [[4, 5, 6]], [5]))[0]
     monkeypatch.setattr(stream.Stream, "begin", with_nan)
-    spoilt = dict(task.stream(1)(params, [[4, 7, 5, 6], [4, 5, 6]], [5, 5]))
+    spoilt = dict(task.stream(params, 1)(params, [[4, 7, 5, 6], [4, 5, 6]], [5, 5]))
     assert np.isnan(spoilt[0].scores).all()
     np.testing.assert_array_equal(spoilt[1].ids, expected.ids)
     np.testing.assert_allclose(spoilt[1].scores, expected.scores, rtol=1e-5)

@@ -202,22 +202,35 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical_axes, table)))
 
 
-def on_each_device(f, arguments: tuple, axes: tuple, result: tuple) -> jax.Array:
+def on_each_device(f, arguments: tuple, axes: tuple, result):
     """Returns f(*arguments), which each device computes on its own part.
 
-    It is for kernels that XLA can't partition. `axes` are the logical axes of each argument, and
-    `result` those of the value of `f`.
+    It is for functions that XLA can't partition, or not well. `axes` are trees with the logical
+    axes of each array, and `result` is that of the value of `f`.
     """
     if _current.get() is None or _current.get()[0].size == 1:
         return f(*arguments)
     mesh, table = _current.get()
-    specs = tuple(
-        PartitionSpec() if argument is None else spec(names, table)
-        for argument, names in zip(arguments, axes)
-    )
+
+    def specs(tree):
+        return jax.tree.map(lambda names: spec(names, table), tree, is_leaf=_is_axes)
+
     return jax.shard_map(
-        f, mesh=mesh, in_specs=specs, out_specs=spec(result, table), check_vma=False
+        f, mesh=mesh, in_specs=specs(axes), out_specs=specs(result), check_vma=False
     )(*arguments)
+
+
+def _is_axes(node) -> bool:
+    return isinstance(node, tuple) and all(isinstance(name, str | None) for name in node)
+
+
+def gather_after(params, x):
+    """Returns (params, x), where the devices gather `params` only after they have computed `x`.
+
+    XLA would gather all parameters at once: before a loop whose iterations use them, or before the
+    first of several layers.
+    """
+    return jax.lax.optimization_barrier((params, x)) if parts("embed") > 1 else (params, x)
 
 
 def device() -> jax.Device:

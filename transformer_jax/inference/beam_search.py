@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from transformer_jax.layers.decoding import State
+from transformer_jax.layers.decoding import State, on_rows
 
 _BLOCK_SIZE = 128  # numbers of a block in the search for the largest
 NEVER = -1e9  # log-probability of the impossible: finite, so that differences are numbers
@@ -79,11 +79,12 @@ class BeamSearch:
         each input: what the model has read before.
         """
         beams = (len(limits), self.beam)
-        search = self.empty(len(limits), 1, state.reorder(jnp.zeros(beams, jnp.int32)))
+        state = on_rows(type(state).reorder, state, jnp.zeros(beams, jnp.int32))
+        search = self.empty(len(limits), 1, state)
         # All beams are equal at first, so only the first beam may branch.
         first = search.open.scores.at[:, 0].set(0)
         search = search._replace(limits=limits, open=search.open._replace(scores=first))
-        return self._choose(search, jnp.repeat(logits[:, None], self.beam, axis=1))
+        return on_rows(self._choose, search, jnp.repeat(logits[:, None], self.beam, axis=1))
 
     def admit(
         self,
@@ -125,7 +126,7 @@ class BeamSearch:
             last = (search.lengths - 1)[:, None, None]
             tokens = jnp.take_along_axis(search.open.ids, last, axis=2)[..., 0]
             logits, state = step(search.state, tokens)
-            return self._choose(search._replace(state=state), logits)
+            return on_rows(self._choose, search._replace(state=state), logits)
 
         return jax.lax.while_loop(is_unfinished, write, search)
 

@@ -61,13 +61,16 @@ class SequenceToSequenceUse:
         tracked = track(inputs, "translating", len(inputs))
         return [best[0].text for best in self.translate(params, tracked)], references
 
-    def stream(self, n_best: int) -> Stream:
-        """Returns the beam search of `config.decode`; its inputs are source ids with their end."""
-        return self.translator.stream(n_best)
+    def stream(self, params, n_best: int) -> Stream:
+        """Returns the beam search of `config.decode`; its inputs are source ids with their end.
+
+        It runs on the devices of `params`.
+        """
+        return self.translator.stream(params, n_best)
 
     @property
     def translator(self) -> Translator:
-        return Translator(self.model, self.tokenizer, self.config.decode)
+        return Translator(self.model, self.tokenizer, self.config.decode, self.config.mesh)
 
     def attention(
         self,

@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from transformer_jax.distributed import hosts, sharding
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import Beams, BeamSearch, Search
+from transformer_jax.layers.decoding import split
 
 # The search stops to admit inputs when one in so many places is free.
 _PLACES_PER_FREE = 32
@@ -31,13 +34,14 @@ _EXTRA_SLOTS = 8
 class Stream:
     """Searches with a SequenceToSequence model, `places` inputs at a time.
 
-    The parameters are those of the model's `for_decoding`.
+    The parameters are those of the model's `for_decoding`. The places are split over the devices.
     """
 
     model: Any  # the Linen module
     search: BeamSearch
     places: int
     bos_id: int
+    placement: Placement  # of a decoder
 
     def __call__(
         self, params, inputs: Sequence[Sequence[int]], limits: Sequence[int]
@@ -65,7 +69,7 @@ class Stream:
         """
         room = self.places * length * 7 // 8
         width = max(length, min(_ROW_LENGTH, room))
-        return max(1, room // width), width
+        return self.placement.rows(max(1, room // width)), width
 
     @partial(jax.jit, static_argnums=0)
     def begin(
@@ -80,15 +84,20 @@ class Stream:
         `source` (3, R, W) holds ids, positions and segment ids of packed rows. `where` (N, S) holds
         the places of each input's tokens in the rows, laid end to end; R W is padding.
         """
-        ids, positions, segments = source
-        memory = self.model.apply(
-            {"params": params}, ids, positions=positions, segment_ids=segments, method="encode"
-        )
-        memory = memory.reshape(ids.size, -1).at[where].get(mode="fill", fill_value=0)
-        segments = (where < ids.size).astype(jnp.int32)
-        first = jnp.full((len(where), 1), self.bos_id)
-        logits, state = self.model.begin(params, first, memory, segments, beams=self.search.beam)
-        return self.search.begin(limits, logits, state)
+        with self.placement.use():
+            ids, positions, segments = split_rows(tuple(source))
+            memory = self.model.apply(
+                {"params": params}, ids, positions=positions, segment_ids=segments, method="encode"
+            )
+            # Sources leave the devices that read them for those of their places.
+            memory = gathered(memory.reshape(ids.size, -1))
+            where = split_rows(where)
+            memory = split_rows(memory.at[where].get(mode="fill", fill_value=0))
+            segments = (where < ids.size).astype(jnp.int32)
+            first = jnp.full((len(where), 1), self.bos_id)
+            beams = self.search.beam
+            logits, state = self.model.begin(params, first, memory, segments, beams=beams)
+            return split(self.search.begin(limits, logits, state))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
@@ -104,14 +113,16 @@ class Stream:
         where, limits = spec(self.places, length), spec(self.places)
         shapes = jax.eval_shape(full, params, source, where, limits).state
         state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return self.search.empty(self.places, slots, state)
+        with self.placement.use():
+            return split(self.search.empty(self.places, slots, state))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(
         self, search: Search, places: Int[Array, " N"], new_inputs: Search, rows: Int[Array, " N"]
     ) -> Search:
         """Returns `search` with the inputs in `rows` of `new_inputs` at `places`."""
-        return self.search.admit(search, new_inputs, places=places, rows=rows)
+        with self.placement.use():
+            return split(self.search.admit(search, new_inputs, places=places, rows=rows))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def advance(self, params, search: Search, free: Int[Array, ""]) -> tuple[Search, tuple]:
@@ -120,13 +131,20 @@ class Stream:
         Returns the search, and (the places that are running (places,), the lengths there, the best
         hypotheses of all places).
         """
-        search = self.search.advance(search, partial(self.model.step, params), free)
-        return search, (self.search.running(search), search.lengths, self.search.best(search))
+
+        def step(state, tokens):
+            return self.model.step(*sharding.gather_after(params, state), tokens)
+
+        with self.placement.use():
+            search = self.search.advance(search, step, free)
+            report = self.search.running(search), search.lengths, self.search.best(search)
+            return split(search), gathered(report)
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def resize(self, search: Search, length: int, slots: int) -> Search:
         """Returns `search` with room for sources of `length`, and with so many slots."""
-        return self.search.resized(search, slots, length)
+        with self.placement.use():
+            return split(self.search.resized(search, slots, length))
 
 
 class _Queue:
@@ -157,7 +175,8 @@ class _Queue:
             rows, numbers, places = np.array(chosen, np.int32).T
             self.places[places] = numbers
             self._fit()
-            self.search = self.stream.admit(self.search, places, self.new_inputs, rows)
+            arguments = (self.search, places, self.new_inputs, rows)
+            self.search = hosts.run(Stream.admit, self.stream, *arguments)
         return bool((self.places >= 0).any())
 
     def advance(self) -> None:
@@ -165,7 +184,8 @@ class _Queue:
         self._fit()
         has_more = self.waiting or self.queue
         free = self.stream.num_admitted if has_more else self.stream.places
-        self.search, report = self.stream.advance(self.params, self.search, np.int32(free))
+        arguments = (self.params, self.search, np.int32(free))
+        self.search, report = hosts.run(Stream.advance, self.stream, *arguments)
         self.running, lengths, self.best = jax.device_get(report)
         self.longest = lengths[self.running].max(initial=0)
 
@@ -196,9 +216,8 @@ class _Queue:
             source[:, end + positions] = ids, positions, np.full_like(positions, row + 1)
             end += len(ids)
             self.waiting.append((row, self.queue.popleft()))
-        self.new_inputs = self.stream.begin(
-            self.params, source.reshape(3, rows, width), where, limits
-        )
+        arguments = (self.params, source.reshape(3, rows, width), where, limits)
+        self.new_inputs = hosts.run(Stream.begin, self.stream, *arguments)
 
     def _fit(self) -> None:
         """Makes room for the sources in all places, and for the next token of the longest output.
@@ -208,14 +227,14 @@ class _Queue:
         length = self._length(self.places[self.places >= 0].tolist())
         slots = length + _EXTRA_SLOTS
         if self.search is None:
-            self.search = self.stream.empty(self.params, length, slots)
+            self.search = hosts.run(Stream.empty, self.stream, self.params, length, slots)
             self.length = length
         if length == self.length and self.longest > self.search.slots // 4:
             slots = self.search.slots
         while slots <= self.longest:
             slots *= 2
         if (length, slots) != (self.length, self.search.slots):
-            self.search = self.stream.resize(self.search, length, slots)
+            self.search = hosts.run(Stream.resize, self.stream, self.search, length, slots)
             self.length = length
 
     def _length(self, numbers: Iterable[int]) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from transformer_jax.config import UserError
 from transformer_jax.data import long_lines
 from transformer_jax.data.long_lines import LongLines
+from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.stream import Stream
@@ -31,6 +32,7 @@ class Translator:
     model: Any  # the Linen module
     tokenizers: Any  # source and target
     decode: Any  # config.decode
+    mesh: Any  # config.mesh
 
     @property
     def max_source(self) -> int:
@@ -51,14 +53,19 @@ class Translator:
         )
         return self._translations(params, lines, n_best, LongLines(long, WAYS, limit))
 
-    def stream(self, n_best: int) -> Stream:
-        """Returns the beam search of `config.decode`; its inputs are source ids with their end."""
+    def stream(self, params, n_best: int) -> Stream:
+        """Returns the beam search of `config.decode`; its inputs are source ids with their end.
+
+        It runs on the devices of `params`.
+        """
         decode, target = self.decode, self.tokenizers.target
         search = BeamSearch(decode.beam, decode.alpha, target.eos_id, n_best)
-        return Stream(self.model, search, decode.batch, target.bos_id)
+        placement = Placement.of(params, self.mesh).decoding()
+        places = placement.rows(decode.batch)
+        return Stream(self.model, search, places, target.bos_id, placement)
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
-        stream = self.stream(n_best)
+        stream = self.stream(params, n_best)
         params = self.model.for_decoding(params)
         with treatment:
             for chunk in chunks(enumerate(lines, 1), _SORTED_BATCHES * self.decode.batch):

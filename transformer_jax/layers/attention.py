@@ -212,10 +212,20 @@ def _map_slots(function: Callable, *collections: dict) -> dict:
     """Maps function(array, axis of its slots, ...) over the arrays of the collections."""
 
     def map_array(path, x, *others):
-        name = next(key.key for key in path if getattr(key, "key", None) in _CACHE_AXES)
+        name = _cached_name(path)
         return function(x, _CACHE_AXES[name].index(1), *others)
 
     return jax.tree_util.tree_map_with_path(map_array, *collections)
+
+
+def is_cached(path: tuple) -> bool:
+    """Whether an array at this path of a tree holds the keys or values of a collection."""
+    return _cached_name(path) is not None
+
+
+def _cached_name(path: tuple) -> str | None:
+    names = (getattr(key, "key", None) for key in path)
+    return next((name for name in names if name in _CACHE_AXES), None)
 
 
 def weights_in(

@@ -201,6 +201,7 @@ class Stack(nn.Module):
                 tree = tree if len(self.blocks) == 1 else tree.get(f"block_{place}", {})
                 is_one = name == "params" and self.shared
                 variables[name] = tree if is_one else _part_of(tree, repeat)
+            variables["params"], x = sharding.gather_after(variables["params"], x)
             block = self.blocks[place](parent=None)
             x, update = block.apply(variables, x, *args, mask=mask, **kwargs, mutable=_DECODED)
             updates[place].append(update)

@@ -4,6 +4,7 @@ A state holds B inputs with K hypotheses each. Sampling has one hypothesis for e
 classes have the same methods, and sampling and beam search know no others.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Int
 
-from transformer_jax.layers.attention import resize_slots, roll_slots, write_slots
+from transformer_jax.distributed import sharding
+from transformer_jax.layers.attention import is_cached, resize_slots, roll_slots, write_slots
 
 
 @runtime_checkable
@@ -125,10 +127,13 @@ class Ring:
         slot = (self.turn - 1) % slots
         ancestors = jnp.roll(_lengthened(new.ancestors, slots), slot, axis=2)
 
+        taken = jax.tree.map(lambda x: x[rows], (new.cache, new.memory, new.segments))
+
         # Inputs are written one after the other, in place. A scatter takes several times as long on
         # a CPU.
         def put(n, stored):
-            return self._with_input(stored, new, (rows[n], places[n]), slot)
+            one = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, n, 1), taken)
+            return self._with_input(stored, one, places[n], slot)
 
         stored = (self.cache, self.memory, self.segments)
         cache, memory, segments = jax.lax.fori_loop(0, len(rows), put, stored)
@@ -140,18 +145,12 @@ class Ring:
             segments=segments,
         )
 
-    def _with_input(self, stored: tuple, new: "Ring", move: tuple, slot: Int[Array, ""]) -> tuple:
-        """Returns the (cache, memory, segments) `stored` with one input of `new` written to it.
-
-        `move` is its (row, place).
-        """
+    def _with_input(
+        self, stored: tuple, new: tuple, place: Int[Array, ""], slot: Int[Array, ""]
+    ) -> tuple:
+        """Returns the (cache, memory, segments) `stored` with those of a `new` input at `place`."""
         cache, memory, segments = stored
-        row, place = move
-        taken = jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1),
-            (new.cache, new.memory, new.segments),
-        )
-        new_cache, new_memory, new_segments = taken
+        new_cache, new_memory, new_segments = new
         # No source that is admitted is longer, whatever it was read with.
         length = segments.shape[1]
         new_memory = resize_slots(new_memory, min(length, new_segments.shape[1]))
@@ -190,3 +189,28 @@ def _cut(segments: Int[Array, "N S"], length: int) -> Int[Array, "N length"]:
     """Returns the segment ids, cut or padded at the end."""
     segments = segments[:, :length]
     return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))
+
+
+def split(tree):
+    """Returns the arrays (rows, ...), split over the devices by rows.
+
+    Keys and values are split by heads, too. Scalars are complete on each device.
+    """
+    return jax.tree.map(lambda x, axes: sharding.constrain(x, *axes), tree, _axes(tree))
+
+
+def on_rows(f: Callable, *trees):
+    """Returns f(*trees), where each device computes its own rows of the arrays (rows, ...)."""
+    if sharding.parts("batch") == 1:
+        return f(*trees)
+    return sharding.on_each_device(f, trees, _axes(trees), _axes(jax.eval_shape(f, *trees)))
+
+
+def _axes(tree):
+    """Returns the logical axes of the arrays of a tree, see `split`."""
+
+    def axes(path, x):
+        names = ("batch", "heads") if is_cached(path) else ("batch",)
+        return (*names, *[None] * x.ndim)[: x.ndim]
+
+    return jax.tree_util.tree_map_with_path(axes, tree)

@@ -86,32 +86,10 @@ class Evaluation:
         yield jax.device_get(following)
 
     def _measured(self, params) -> dict[str, float]:
-        """The task's own evaluations. Each process computes them on its first device."""
-        evaluations = self._session.task.evaluations()
-        if not evaluations:
-            return {}
-        params = jax.block_until_ready(_local(params))
+        """The task's own evaluations. They run on the mesh of the run, on all processes."""
         values = {}
-        for name, evaluation in evaluations.items():
+        for name, evaluation in self._session.task.evaluations().items():
             with self._session.watchdog.patient(), self._session.stop.evaluating():
                 measured = evaluation(params)
             values |= {f"{name}/{key}": value for key, value in measured.items()}
         return values
-
-
-def _local(params):
-    """The global arrays of a tree, each complete on this process's first device."""
-    mesh = jax.tree.leaves(params)[0].sharding.mesh
-    if mesh.size == 1:
-        return params
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    gather = hosts.compiled(jax.jit(_identity, out_shardings=replicated), params)
-    return jax.tree.map(_first_shard, gather(params))
-
-
-def _identity(tree):
-    return tree
-
-
-def _first_shard(array):
-    return array.addressable_data(0)
