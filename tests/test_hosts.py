@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV
 from transformer_jax.runs.train import train
+from transformer_jax.training import digests
 
 SHORT = dict(
     train__num_steps=6,
@@ -183,7 +184,7 @@ def test_ctrl_c_to_one_saves_and_ends_all(tmp_path):
     """The parent of a process forwards the signal, and all processes stop at the same update."""
     build, trainer, more = FAMILIES["gpt"]
     long = {"train__num_steps": 100_000, "train__eval_every": 100_000, "checkpoint__every": 100_000}
-    config = build(tmp_path, **{**SHORT, **long}, **more)
+    config = build(tmp_path, **{**SHORT, **long}, **more, mesh__fsdp=2)
     flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/run")
     processes = start(2, [f"transformer_jax.{trainer}"], *flags, devices=1)
     wait_for_losses(tmp_path / "run", processes[0])
@@ -194,6 +195,31 @@ def test_ctrl_c_to_one_saves_and_ends_all(tmp_path):
     ]
     assert steps[0] == steps[1]
     assert (tmp_path / "run/checkpoints" / steps[0].replace(",", "")).is_dir()
+    _check_digests(tmp_path / "run/checkpoints" / steps[0].replace(",", ""))
+
+
+def _check_digests(checkpoint):
+    """Asserts that each process has digested its files, and that damage to each file is noticed."""
+    listed = {
+        name: json.loads((checkpoint / name).read_text())
+        for name in ("digests.json", "digests-0.json", "digests-1.json")
+    }
+    assert digests.damage(checkpoint) is None
+    for process in 0, 1:
+        own = listed[f"digests-{process}.json"]
+        assert own and all(f"/ocdbt.process_{process}/" in name for name in own)
+    names = [name for digests_of in listed.values() for name in digests_of]
+    files = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()}
+    unread = {"digests.json", "_CHECKPOINT_METADATA", "commit_success.txt"}
+    assert sorted(names) == sorted(files - unread)
+    for name in names:
+        file = checkpoint / name
+        content = file.read_bytes()
+        file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        assert digests.damage(checkpoint) == f"{name}: checksum mismatch"
+        file.unlink()
+        assert digests.damage(checkpoint) == f"{name}: missing"
+        file.write_bytes(content)
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])

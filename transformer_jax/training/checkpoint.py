@@ -6,6 +6,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
@@ -18,8 +19,6 @@ from transformer_jax.training import digests, frozen, orbax_use
 from transformer_jax.training import state as states
 
 FORMAT = 1
-# Orbax writes the time of the commit into this file, and nothing is restored from it.
-_STAMP = "_CHECKPOINT_METADATA"
 
 
 class Checkpoints:
@@ -64,11 +63,15 @@ class Checkpoints:
         if read_only:
             options = orbax_use.reading(self._score)
         else:
-            options = orbax_use.writing(config, self._score, self._write_digests)
+            options = orbax_use.writing(
+                config,
+                self._score,
+                part_written=partial(self._write_digests, digests.write_part),
+                written=partial(self._write_digests, digests.write),
+            )
         with self._writing():
-            handlers = orbax_use.handlers()
             self._manager = orbax_use.Manager(
-                self.folder, options=options, handler_registry=handlers
+                self.folder, options=options, handler_registry=orbax_use.handlers()
             )
 
     def __enter__(self):
@@ -149,10 +152,9 @@ class Checkpoints:
         meta |= {"sealed": self._has_digests}
         return ocp.args.JsonSave(meta | ({"frozen": self._frozen} if self._frozen else {}))
 
-    def _write_digests(self) -> None:
+    def _write_digests(self, write: Callable[[pathlib.Path], None]) -> None:
         if self._has_digests:
-            folder = next(self.folder.glob(f"{self._saving}.*"))
-            digests.write(folder, without=_STAMP)
+            write(next(self.folder.glob(f"{self._saving}.*")))
 
     @contextlib.contextmanager
     def _writing(self):

@@ -28,12 +28,25 @@ def reading(score: Callable[[dict], float]) -> ocp.CheckpointManagerOptions:
 
 
 def writing(
-    config, score: Callable[[dict], float], written: Callable[[], None]
+    config,
+    score: Callable[[dict], float],
+    *,
+    part_written: Callable[[], None],
+    written: Callable[[], None],
 ) -> ocp.CheckpointManagerOptions:
     """Options of a manager that keeps the newest `config.keep` checkpoints and the best one.
 
-    It calls `written` when all files of a checkpoint are written, before the folder gets its name.
+    Process 0 calls `written` when all files of a checkpoint are written, before the folder gets its
+    name. Before that, each of several processes calls `part_written` when it has written its files.
     """
+    sync = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(*, key: str, timeout_ms: int) -> None:
+        # Where a process has written its files, it waits for the others at this barrier.
+        if "async_write_complete" in key:
+            part_written()
+        sync(key=key, timeout_ms=timeout_ms)
+
     policies = [preservation_policy.LatestN(config.keep)]
     if config.best_metric:
         best = preservation_policy.BestN(
@@ -45,7 +58,7 @@ def writing(
         preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
         create=True,
         cleanup_tmp_directories=True,
-        async_options=ocp.AsyncOptions(post_finalization_callback=written),
+        async_options=ocp.AsyncOptions(barrier_sync_fn=barrier, post_finalization_callback=written),
     )
 
 
