@@ -19,15 +19,17 @@ TOKENS = np.arange(150) * 7 % 97
 OFFSETS = np.array([0, 5, 30, 100, 150])
 
 
-def fill(writer):
+def fill(writer, part):
     for start, stop in zip(OFFSETS, OFFSETS[1:]):
         writer.append(TOKENS[start:stop])
     writer.array("offsets", OFFSETS)
     return {"note": "größer"}
 
 
-def build(cache, key="k", vocab_size=97, fill=fill, rebuild=False):
-    return store.build(str(cache), "pairs", {"key": key}, vocab_size, fill, rebuild=rebuild)
+def build(cache, key="k", vocab_size=97, fill=fill, rebuild=False, parts=(0,)):
+    """Returns a store. Part p is what fill(writer, p) writes; its metadata is that of part 0."""
+    content = store.Content(lambda: parts, fill, lambda metadata: metadata[0], "pairs")
+    return store.build(str(cache), "pairs", {"key": key}, vocab_size, content, rebuild=rebuild)
 
 
 def refuse(*_):
@@ -69,17 +71,14 @@ def start(cache, code):
     )
 
 
-def marking(blocks, done):
-    """Returns a `fill` of blocks of 10 tokens, with a mark after each; `done` lists its blocks."""
+def counting(done):
+    """Returns a `fill` of part p with 70 tokens, from p on; `done` lists its parts."""
 
-    def fill(writer):
-        for block in range(writer.restart["next"] if writer.restart else 0, blocks):
-            done.append(block)
-            writer.append(TOKENS[:10] + block)
-            writer.array("ends", [writer.size])
-            writer.mark({"next": block + 1})
-        writer.array("blocks", range(blocks))
-        return {"blocks": blocks}
+    def fill(writer, part):
+        done.append(part)
+        writer.append(TOKENS[:70] + part)
+        writer.array("ends", np.array([part, 70], np.uint32))
+        return {"part": part}
 
     return fill
 

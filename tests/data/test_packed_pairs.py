@@ -30,15 +30,25 @@ class Listed(list):
     def fingerprint(self):
         return [*self]
 
+    def parts(self):
+        return [[*self]]
 
-def packed(folder, pairs, source_length=16, target_length=12, **keys):
+
+class Cut(Listed):
+    """Pairs in parts of 70."""
+
+    def parts(self):
+        return [self[start : start + 70] for start in range(0, len(self), 70)]
+
+
+def packed(folder, pairs, source_length=16, target_length=12, text=Listed, **keys):
     config = experiment(
         model={"name": "encoder_decoder"},
         task={"name": "translation"},
         data={"cache": str(folder / "cache"), **keys},
     )
     return packed_pairs.build(
-        Listed(pairs),
+        text(pairs),
         config.data,
         Both(),
         source_length=source_length,
@@ -69,11 +79,11 @@ def segments(row, name):
     return [row[name][ids == number].tolist() for number in range(1, ids.max() + 1)]
 
 
-@pytest.fixture(scope="module")
-def packed_rows(tmp_path_factory):
-    """200 pairs and their packed rows."""
+@pytest.fixture(scope="module", params=[Listed, Cut])
+def packed_rows(tmp_path_factory, request):
+    """200 pairs and their packed rows, of one part and of several."""
     pairs = made_up(200)
-    stored = packed(tmp_path_factory.mktemp("packed"), pairs)
+    stored = packed(tmp_path_factory.mktemp("packed"), pairs, text=request.param)
     return pairs, stored, stored.rows([(number, 0) for number in range(len(stored))])
 
 
@@ -157,7 +167,7 @@ def test_over_long_and_empty_pairs_are_dropped_counted_and_said(tmp_path, capsys
 def test_nothing_left_is_refused_and_leaves_no_store(tmp_path):
     with pytest.raises(UserError, match="no pair is left after dropping 1 empty and 1 over-long"):
         packed(tmp_path, [("", "5"), ("5 " * 16, "5")])
-    assert not list((tmp_path / "cache").glob("pairs-*"))
+    assert not list((tmp_path / "cache").glob("pairs-*/store.json"))
 
 
 def test_blocks_tokenise_as_one(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.data.stores import change, flip, refuse
+from tests.data.stores import change, contents, flip, refuse
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import classes
@@ -43,7 +43,12 @@ def test_records_are_read_at_random_and_built_once(cache):
 
 
 @pytest.mark.parametrize(
-    "damage", [("bytes/c/0", flip(20)), ("number.label/c/0", flip(1)), ("offsets/c/0", None)]
+    "damage",
+    [
+        ("00000/bytes/c/0", flip(20)),
+        ("00000/number.label/c/0", flip(1)),
+        ("00000/offsets/c/0", None),
+    ],
 )
 def test_damage_is_named_and_mended(tmp_path, damage):
     build(tmp_path)
@@ -55,8 +60,13 @@ def test_damage_is_named_and_mended(tmp_path, damage):
     assert_all(build(tmp_path, rebuild=True))
 
 
-def test_an_interrupted_build_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "_BLOCK_RECORDS", 2)
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(records, "_BLOCK_RECORDS", 1)
+    monkeypatch.setattr(records, "_PART_BYTES", 100)
+
+
+def test_an_interrupted_build_continues(tmp_path, monkeypatch, small_parts):
     asked = []
 
     def stopping():
@@ -78,8 +88,13 @@ def test_an_interrupted_build_continues(tmp_path, monkeypatch):
         lambda self, values, append=records.Writer.append: written.append(append(self, values)),
     )
     assert_all(build(tmp_path, read=watched))
-    # The marks of the first process stand behind a full shard: here, behind record 2.
-    assert len(written) < 3 and len(asked) == len(CONTENTS)
+    # The first process completed the part of the first three records.
+    assert len(written) == 3 and len(asked) == len(CONTENTS)
+    assert_all(build(tmp_path / "straight"))
+    straight, continued = (
+        next(folder.glob("records-*")) for folder in (tmp_path / "straight", tmp_path)
+    )
+    assert contents(straight) == contents(continued)
 
 
 @pytest.mark.parametrize(

@@ -33,18 +33,35 @@ def test_round_trip_over_several_shards(tmp_path, gcs, where):
     stored = build(where.format(tmp_path))
     if isinstance(stored.path, pathlib.Path):
         # 150 tokens in shards of 64
-        assert len(list((stored.path / "tokens" / "c").iterdir())) == 3
+        assert len(list((stored.path / "00000" / "tokens" / "c").iterdir())) == 3
     for opened in (stored, store.Store(stored.path)):
-        assert opened.meta == {"note": "größer"}
+        assert opened.meta["note"] == "größer"
         np.testing.assert_array_equal(opened.array("offsets"), OFFSETS)
         spans = [(0, 150), (0, 0), (63, 65), (149, 150), (10, 140), (64, 128)]
         for (begin, end), read in zip(spans, opened.read(spans), strict=True):
             np.testing.assert_array_equal(read, TOKENS[begin:end])
 
 
+def test_spans_cross_parts_and_empty_parts(tmp_path):
+    sizes = [70, 0, 1, 0, 130, 0]
+
+    def fill(writer, part):
+        first = sum(sizes[:part])
+        writer.append(np.arange(first, first + sizes[part]))
+        writer.array("part", np.full(sizes[part], part, np.uint8))
+        return {}
+
+    stored = build(tmp_path, fill=fill, parts=range(6))
+    spans = [(0, 201), (69, 71), (70, 71), (71, 71), (70, 201), (201, 201), (0, 0), (200, 201)]
+    for (begin, end), read in zip(spans, stored.read(spans), strict=True):
+        np.testing.assert_array_equal(read, np.arange(begin, end))
+    np.testing.assert_array_equal(stored.array("part"), np.repeat(range(6), sizes))
+    assert stored.array("part").dtype == np.uint8
+
+
 @pytest.mark.parametrize("size", [0, 63, 64, 65, 128, 129])
 def test_sizes_about_the_edges_of_a_shard(tmp_path, size):
-    stored = build(tmp_path, fill=lambda writer: writer.append(TOKENS[:size]) or {})
+    stored = build(tmp_path, fill=lambda writer, part: writer.append(TOKENS[:size]) or {})
     np.testing.assert_array_equal(stored.read([(0, size)])[0], TOKENS[:size])
 
 
@@ -52,7 +69,7 @@ def test_sizes_about_the_edges_of_a_shard(tmp_path, size):
 def test_tokens_are_as_narrow_as_the_vocabulary_allows(tmp_path, vocab_size, dtype):
     last = np.array([0, vocab_size - 1])
     (read,) = build(
-        tmp_path, vocab_size=vocab_size, fill=lambda writer: writer.append(last) or {}
+        tmp_path, vocab_size=vocab_size, fill=lambda writer, part: writer.append(last) or {}
     ).read([(0, 2)])
     assert read.dtype == dtype
     np.testing.assert_array_equal(read, last)
@@ -65,8 +82,8 @@ def test_the_key_decides_the_folder_and_a_store_is_built_once(cache):
 
 
 def test_a_failed_build_leaves_no_store_and_is_cleared_by_the_next(tmp_path):
-    def fail(writer):
-        fill(writer)
+    def fail(writer, part):
+        fill(writer, part)
         writer.array("more", OFFSETS)
         raise UserError("no text")
 
@@ -82,7 +99,7 @@ def test_a_failed_build_leaves_no_store_and_is_cleared_by_the_next(tmp_path):
 
 def test_two_processes_that_want_the_same_store_build_it_once(tmp_path):
     code = """
-        def fill(writer):
+        def fill(writer, part):
             with open(cache + "/builds", "a") as log:
                 log.write("built\\n")
             time.sleep(0.5)  # the other one comes meanwhile
@@ -91,7 +108,8 @@ def test_two_processes_that_want_the_same_store_build_it_once(tmp_path):
         print("ready", flush=True)
         while not os.path.exists(cache + "/go"):
             time.sleep(0.01)
-        print(store.build(cache, "pairs", {"key": "k"}, 97, fill).read([(0, 150)])[0].tolist())
+        content = store.Content(lambda: [0], fill, lambda parts: {}, "pairs")
+        print(store.build(cache, "pairs", {"key": "k"}, 97, content).read([(0, 150)])[0].tolist())
         """
     both = [start(tmp_path, code) for _ in range(2)]
     assert [process.stdout.readline() for process in both] == ["ready\n"] * 2

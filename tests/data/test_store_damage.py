@@ -11,21 +11,23 @@ pytestmark = pytest.mark.usefixtures("small_shards")
 
 
 DAMAGES = {
-    "flipped token": ("tokens/c/1", flip(20)),
-    "flipped shard index": ("tokens/c/1", flip(-10)),
-    "flipped offset": ("offsets/c/0", flip(9)),
+    "flipped token": ("00000/tokens/c/1", flip(20)),
+    "flipped shard index": ("00000/tokens/c/1", flip(-10)),
+    "flipped offset": ("00000/offsets/c/0", flip(9)),
     "flipped store.json": ("store.json", flip(100)),
     "flipped checksum of store.json": ("store.json", flip(5)),
     "other shape": (
-        "offsets/zarr.json",
+        "00000/offsets/zarr.json",
         lambda content: content.replace(b'"shape":[5]', b'"shape":[4]'),
     ),
-    "truncated shard": ("tokens/c/0", lambda content: content[:30]),
-    "shard truncated behind a chunk": ("tokens/c/0", lambda content: content[:-72]),
-    "empty shard": ("tokens/c/2", lambda content: b""),
+    "truncated shard": ("00000/tokens/c/0", lambda content: content[:30]),
+    "shard truncated behind a chunk": ("00000/tokens/c/0", lambda content: content[:-72]),
+    "empty shard": ("00000/tokens/c/2", lambda content: b""),
+    "flipped store.json of the part": ("00000/store.json", flip(90)),
+    "missing store.json of the part": ("00000/store.json", lambda content: None),
     "empty store.json": ("store.json", lambda content: b""),
-    "missing shard": ("tokens/c/2", lambda content: None),
-    "missing zarr.json": ("tokens/zarr.json", lambda content: None),
+    "missing shard": ("00000/tokens/c/2", lambda content: None),
+    "missing zarr.json": ("00000/tokens/zarr.json", lambda content: None),
 }
 
 
@@ -39,7 +41,7 @@ def test_damage_is_noticed_and_named_and_rebuild_mends_it(cache, gcs, damage):
     with pytest.raises(store.DamagedStore) as caught:
         read_all(build(cache))
     assert (
-        str(caught.value).startswith(f"{path} is damaged")
+        str(caught.value).startswith((f"{path} is damaged", f"{path}/00000 is damaged"))
         and "--config.data.rebuild=true" in str(caught.value)
         and "\n" not in str(caught.value)
     )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data.sources import pairs
+from transformer_jax.data.sources import pairs, parts
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPLITS = {
@@ -87,12 +87,16 @@ def pairs_of(folder, name, split, **keys):
 @pytest.mark.parametrize(
     "index, name, keys", [(0, "plain", {}), (1, "configured/de-en", {"config": "de-en"})]
 )
-def test_splits_of_a_prepared_set(prepare, tmp_path, index, name, keys):
+def test_splits_of_a_prepared_set(prepare, tmp_path, monkeypatch, index, name, keys):
+    monkeypatch.setattr(parts, "PART_BYTES", 1)
     prepare(index, **keys)
     for split, prepared in (("train", "train"), ("valid", "validation")):
         read = pairs_of(tmp_path, name, split)
         assert sorted(read) == sorted(READ[prepared])  # TFDS shuffles when it prepares
         assert list(read) == list(read)
+        # Each example is a part.
+        cut = [list(part) for part in read.parts()]
+        assert sum(cut, []) == list(read) and len(cut) == len(READ[prepared])
     assert pairs_of(tmp_path, name, "test") is None
     turned = pairs_of(tmp_path, name, "train", source_language="de", target_language="en")
     assert sorted(turned) == sorted((de, en) for en, de in READ["train"])

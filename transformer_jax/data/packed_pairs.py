@@ -1,14 +1,15 @@
 """Packed translation rows: each holds several sentence pairs."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from transformer_jax.config import UserError
-from transformer_jax.data import packing, store, tokenizers
+from transformer_jax.data import packing, store, tokenizers, windows
 from transformer_jax.data.rows import Row, padded
-from transformer_jax.pictures.progress import say, track
+from transformer_jax.pictures.progress import say
 
 _PAIRS_PER_BLOCK = 10_000  # tokenised together
 
@@ -26,25 +27,29 @@ class PackedPairs:
         self.meta = stored.meta
         self.source_length = source_length
         self.target_length = target_length
-        # The ends of sources and targets in turn, beginning with 0.
-        self._offsets = stored.array("offsets")
-        # The first pair of each row, then the number of pairs.
-        self._first_pairs = stored.array("rows")
+        self._numbering = store.Numbering(part["rows"] for part in stored.parts)
+        # The first token of each row of a part, then the number of tokens: 4 bytes a row, of the
+        # parts that were read.
+        self._first_tokens: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return len(self._first_pairs) - 1
+        return len(self._numbering)
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
-        bounds = [
-            (2 * self._first_pairs[number], 2 * self._first_pairs[number + 1])
-            for number, _ in numbers
-        ]
-        spans = [(self._offsets[start], self._offsets[stop]) for start, stop in bounds]
-        lengths = [np.diff(self._offsets[start : stop + 1]) for start, stop in bounds]
-        return [self._row(*both) for both in zip(self.store.read(spans), lengths)]
+        return [*map(self._row, self.store.read([self._span(number) for number, _ in numbers]))]
 
-    def _row(self, tokens: np.ndarray, lengths: np.ndarray) -> Row:
-        """`lengths` are those of the row's sources and targets in turn."""
+    def _span(self, number: int) -> tuple[int, int]:
+        """Returns the tokens of a row, counted from the first token of the store."""
+        part, index = self._numbering.locate(number)
+        if part not in self._first_tokens:
+            self._first_tokens[part] = self.store.part_array(part, "rows")
+        start, stop = self._first_tokens[part][index : index + 2].tolist()
+        first = self.store.values.starts[part]
+        return first + start, first + stop
+
+    def _row(self, tokens: np.ndarray) -> Row:
+        """Returns a row of sources and targets in turn, each with its end token."""
+        lengths = np.diff(np.flatnonzero(tokens == self.meta["eos_id"]), prepend=-1)
         is_source = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
         source = _side("source", tokens[is_source], lengths[::2], self.source_length)
         target = _side("target", tokens[~is_source], lengths[1::2], self.target_length)
@@ -72,7 +77,7 @@ def _side(name: str, tokens: np.ndarray, lengths: np.ndarray, size: int) -> Row:
 
 
 class _EncodedSide:
-    """The tokens of all sources, or of all targets, as one flat array."""
+    """The tokens of all sources of a part, or of all targets, as one flat array."""
 
     def __init__(self):
         self._tokens = []
@@ -94,6 +99,31 @@ class _EncodedSide:
         return self.tokens[start : start + self.lengths[number]]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Packing:
+    """Packs one part of a split. `limits` are the lengths of a row's two sides."""
+
+    tokenizer: tokenizers.Pair
+    limits: tuple[int, int]
+    seed: int
+
+    def __call__(self, writer: store.Writer, numbered: tuple[int, Iterable]) -> dict:
+        """Writes the rows of the pairs, source and target in turn, and returns their counts."""
+        number, pairs = numbered
+        source, target, skipped = _encoded(pairs, self.tokenizer, self.limits)
+        key = (self.seed, number)
+        rows = packing.plan(source.lengths, target.lengths, *self.limits, key)
+        first_tokens = [0]
+        for row in rows:
+            writer.append(
+                np.concatenate([side.sentence(pair) for pair in row for side in (source, target)])
+            )
+            first_tokens.append(writer.size)
+        writer.array("rows", np.array(first_tokens, np.uint32))
+        counts = {"pairs": len(target.lengths), "rows": len(rows), **skipped}
+        return counts | {"target_tokens": int(target.lengths.sum())}
+
+
 def build(
     pairs,
     data,
@@ -103,37 +133,45 @@ def build(
     target_length: int,
     split: str,
 ) -> PackedPairs:
-    """Returns the packed rows of a split; tokenises, packs and stores its pairs the first time.
+    """Returns the packed rows of a split; tokenises and packs its parts that do not exist.
 
-    Raises UserError where all pairs are empty or too long.
+    Each part is packed by itself. Raises UserError where all pairs are empty or too long.
     """
+    limits = source_length, target_length
     key = {
         "text": pairs.fingerprint(),
         "tokenizer": tokenizer.fingerprint(),
-        "lengths": [source_length, target_length],
+        "lengths": limits,
         "seed": data.seed,
     }
-    vocab_size = max(tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    limits = source_length, target_length
 
-    def fill(writer: store.Writer) -> dict:
-        source, target, skipped = _encoded(pairs, tokenizer, limits, split)
-        if not len(source.lengths):
+    def whole(parts: list[dict]) -> dict:
+        names = ("pairs", "rows", "empty", "long", "target_tokens")
+        num_pairs, num_rows, empty, too_long, num_tokens = windows.sums(parts, names).values()
+        if not num_pairs:
             raise UserError(
-                f"config.data.{split}_*: no pair is left after dropping {skipped['empty']} empty "
-                f"and {skipped['long']} over-long ones (config.task.source_length={source_length}, "
+                f"config.data.{split}_*: no pair is left after dropping {empty} empty "
+                f"and {too_long} over-long ones (config.task.source_length={source_length}, "
                 f"config.task.target_length={target_length})"
             )
-        rows = packing.plan(source.lengths, target.lengths, *limits, data.seed)
-        _write(writer, rows, source, target, f"writing {split} rows")
         return {
-            "pairs": len(target.lengths),
-            "skipped": skipped,
+            "pairs": num_pairs,
+            "skipped": {"long": too_long, "empty": empty},
             "bos_id": tokenizer.target.bos_id,
-            "padding": 1 - float(target.lengths.sum()) / (len(rows) * target_length),
+            "eos_id": tokenizer.target.eos_id,
+            "padding": 1 - num_tokens / (num_rows * target_length),
         }
 
-    stored = store.build(data.cache, f"pairs-{split}", key, vocab_size, fill, rebuild=data.rebuild)
+    content = store.Content(
+        parts=lambda: [*enumerate(pairs.parts())],
+        fill=_Packing(tokenizer, limits, data.seed),
+        whole=whole,
+        title=f"packing {split}",
+    )
+    vocab_size = max(tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    stored = store.build(
+        data.cache, f"pairs-{split}", key, vocab_size, content, rebuild=data.rebuild
+    )
     packed = PackedPairs(stored, source_length, target_length)
     say(f"{split}: {_summary(packed)}")
     return packed
@@ -151,30 +189,8 @@ def _summary(packed: PackedPairs) -> str:
     return summary
 
 
-def _write(
-    writer: store.Writer,
-    rows: list[list[int]],
-    source: _EncodedSide,
-    target: _EncodedSide,
-    title: str,
-) -> None:
-    """Writes the pairs of each row, source and target in turn."""
-    offsets = [0]
-    for row in track(rows, title, len(rows)):
-        for number in row:
-            for side in (source, target):
-                tokens = side.sentence(number)
-                writer.append(tokens)
-                offsets.append(offsets[-1] + len(tokens))
-    writer.array("offsets", np.array(offsets))
-    writer.array("rows", np.cumsum([0, *map(len, rows)]))
-
-
 def _encoded(
-    pairs: Iterable[tuple[str, str]],
-    tokenizer: tokenizers.Pair,
-    limits: tuple[int, int],
-    split: str,
+    pairs: Iterable[tuple[str, str]], tokenizer: tokenizers.Pair, limits: tuple[int, int]
 ) -> tuple[_EncodedSide, _EncodedSide, dict[str, int]]:
     """Returns the encoded sources and targets, and the number of pairs that were skipped.
 
@@ -183,7 +199,7 @@ def _encoded(
     source_limit, target_limit = limits
     source, target = _EncodedSide(), _EncodedSide()
     skipped = {"long": 0, "empty": 0}
-    remaining = iter(track(pairs, f"tokenising {split}"))
+    remaining = iter(pairs)
     while block := list(itertools.islice(remaining, _PAIRS_PER_BLOCK)):
         sources, targets = map(list, zip(*block))
         encoded = list(zip(tokenizer.source.encode(sources), tokenizer.target.encode(targets)))

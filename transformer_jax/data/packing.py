@@ -1,11 +1,10 @@
-"""Packing of several short pairs into a row, planned once for the whole training set."""
+"""Packing of several short pairs into a row, planned once."""
 
 import numpy as np
 
-from transformer_jax.pictures.progress import track
-
 # Rows that may still take a pair. Beyond them, the fullest row is closed.
 _NUM_OPEN = 500
+_NO_ROOM = np.int32(2**31 - 1)
 
 
 def plan(
@@ -13,29 +12,34 @@ def plan(
     target_lengths: np.ndarray,
     source_length: int,
     target_length: int,
-    seed: int,
+    key: tuple[int, ...],
 ) -> list[list[int]]:
     """Returns the pair numbers of each row, so that both sides of a row fit their lengths.
 
-    The pairs are taken in random order, and each goes to the open row in which it leaves the least
-    room (best fit). Rows therefore mix lengths as the data does. Each pair must fit a row alone.
+    The pairs are taken in an order drawn from `key`, and each goes to the open row in which it
+    leaves the least room (best fit). Rows therefore mix lengths as the data does. Each pair must
+    fit a row alone.
     """
-    order = np.random.Generator(np.random.Philox(seed)).permutation(len(source_lengths))
+    order = np.random.Generator(np.random.Philox(key)).permutation(len(source_lengths))
     rows: list[list[int]] = []
-    room = np.zeros((_NUM_OPEN, 2), np.int64)  # free positions of the open rows, source and target
-    row_of = np.full(_NUM_OPEN, -1)
-    for pair in track(order, "packing", len(order)):
-        size = np.array((source_lengths[pair], target_lengths[pair]))
-        room_left = room - size
-        fits = (room_left >= 0).all(axis=1)
-        waste = np.where(fits, room_left.sum(axis=1), np.iinfo(np.int64).max)
-        slot = int(waste.argmin())
+    open_rows: list[list[int]] = [[]] * _NUM_OPEN
+    # Free positions of the open rows: sources, targets, and both together.
+    source_room, target_room, room = np.zeros((3, _NUM_OPEN), np.int32)
+    for pair, source, target in zip(
+        order.tolist(), source_lengths[order].tolist(), target_lengths[order].tolist()
+    ):
+        fits = (source_room >= source) & (target_room >= target)
+        slot = int(np.where(fits, room, _NO_ROOM).argmin())
         if not fits[slot]:
             # The pair fits no open row: a new one replaces the fullest.
-            slot = int(room.sum(axis=1).argmin())
-            room[slot] = source_length, target_length
-            row_of[slot] = len(rows)
-            rows.append([])
-        rows[row_of[slot]].append(int(pair))
-        room[slot] -= size
+            slot = int(room.argmin())
+            source_room[slot] = source_length
+            target_room[slot] = target_length
+            room[slot] = source_length + target_length
+            open_rows[slot] = []
+            rows.append(open_rows[slot])
+        open_rows[slot].append(pair)
+        source_room[slot] -= source
+        target_room[slot] -= target
+        room[slot] -= source + target
     return rows

@@ -1,18 +1,21 @@
 """Rows of masked language models: BERT's pairs of text segments, and RoBERTa's full sentences."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data import masking, sentences, store, windows
 from transformer_jax.data.rows import Row, padded
-from transformer_jax.pictures.progress import say, track
+from transformer_jax.pictures.progress import say
 
 # The share of shorter rows: short_seq_prob of the published create_pretraining_data.py.
 _SHORT_ROWS = 0.1
+# Sums from here on do not fit 4 bytes, with some more for the length of a row.
+_FOUR_BYTES = 2**32 - 2**20
 
 
 def _philox_key(key: tuple[int, int, int]) -> np.ndarray:
@@ -161,64 +164,58 @@ class MaskedWindows:
 
 
 def _cumulative(lengths: np.ndarray) -> np.ndarray:
-    """Returns 0 and the cumulative sums of the lengths."""
-    return np.concatenate([[0], np.cumsum(lengths)])
+    """Returns 0 and the cumulative sums of the lengths, of 4 bytes each up to four billion."""
+    is_large = np.sum(lengths, dtype=np.int64) >= _FOUR_BYTES
+    sums = np.zeros(len(lengths) + 1, np.int64 if is_large else np.uint32)
+    np.cumsum(lengths, out=sums[1:])
+    return sums
 
 
 def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Returns (first sentence, sentence after the last, document) of each span, int64 (N, 3).
+    """Returns (first sentence, sentence after the last, document) of each span, uint32 (N, 3).
 
     A span has at least two sentences and ends with the sentence that reaches `max_tokens` tokens. A
     single sentence that remains at the end of its document joins the span before it. A document of
     one sentence has no span.
     """
-    spans = []
-    for document, (begin, end) in enumerate(itertools.pairwise(documents.tolist())):
-        bounds = []
-        first = begin
-        while end - first >= 2:
-            last = max(int(np.searchsorted(starts, starts[first] + max_tokens)), first + 2)
-            first = min(last, end)
-            bounds.append(first)
-        if bounds:
-            bounds[-1] = end
-            spans += zip([begin, *bounds], bounds, itertools.repeat(document))
-    return np.array(spans, np.int64).reshape(-1, 3)
+
+    def numbers() -> Iterator[int]:
+        for document, (begin, end) in enumerate(itertools.pairwise(documents.tolist())):
+            bounds = []
+            first = begin
+            while end - first >= 2:
+                last = max(int(np.searchsorted(starts, starts[first] + max_tokens)), first + 2)
+                first = min(last, end)
+                bounds.append(first)
+            if bounds:
+                bounds[-1] = end
+            for span in zip([begin, *bounds], bounds):
+                yield from (*span, document)
+
+    return np.fromiter(numbers(), np.uint32).reshape(-1, 3)
 
 
-def tokenised(text: Iterable[str], data, tokenizer, name: str) -> store.Store:
-    """Returns the token store of a text's sentences; builds it, or continues an interrupted build.
+def tokenised(text, data, tokenizer, name: str) -> store.Store:
+    """Returns the token store of a text's sentences; builds the parts of it that do not exist.
 
-    Its arrays hold the number of tokens of each sentence and of sentences of each document.
+    `text` has parts, iterables of documents, and a fingerprint. The store's arrays hold the number
+    of tokens of each sentence and of sentences of each document.
     """
     key = {
         "text": text.fingerprint(),
         "tokenizer": tokenizer.fingerprint(),
         "sentences": data.sentences,
     }
-
-    def fill(writer: store.Writer) -> dict:
-        counts = writer.restart or {"read": 0, "documents": 0, "sentences": 0, "tokens": 0}
-        remaining = itertools.islice(text, counts["read"], None)
-        for block in windows.blocks(track(remaining, f"tokenising {name} (documents)")):
-            documents = _encoded_documents(block, tokenizer, data.sentences)
-            encoded = list(itertools.chain.from_iterable(documents))
-            writer.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint32))
-            writer.array("sentences", np.array([len(ids) for ids in encoded], np.int64))
-            writer.array("documents", np.array([len(document) for document in documents], np.int64))
-            counts = {
-                "read": counts["read"] + len(block),
-                "documents": counts["documents"] + len(documents),
-                "sentences": counts["sentences"] + len(encoded),
-                "tokens": counts["tokens"] + sum(map(len, encoded)),
-            }
-            writer.mark(counts)
-        if not counts["documents"]:
-            raise UserError(f"config.data: the {name} text has no document that is not empty")
-        return {**counts, "cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id}
-
+    content = store.Content(
+        parts=text.parts,
+        fill=functools.partial(_fill, tokenizer=tokenizer, manner=data.sentences),
+        whole=functools.partial(
+            _whole, name=name, ids={"cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id}
+        ),
+        title=f"tokenising {name}",
+    )
     stored = store.build(
-        data.cache, f"sentences-{name}", key, tokenizer.vocab_size, fill, rebuild=data.rebuild
+        data.cache, f"sentences-{name}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
     )
     meta = stored.meta
     say(
@@ -226,6 +223,30 @@ def tokenised(text: Iterable[str], data, tokenizer, name: str) -> store.Store:
         f"{meta['tokens']:,} tokens"
     )
     return stored
+
+
+def _fill(writer: store.Writer, texts: Iterable[str], tokenizer, manner: str) -> dict[str, int]:
+    """Writes the sentences of a part, and returns its counts."""
+    counts = {"documents": 0, "sentences": 0}
+    for name in counts:
+        writer.array(name, np.zeros(0, np.uint32))
+    for block in windows.blocks(texts):
+        documents = _encoded_documents(block, tokenizer, manner)
+        encoded = list(itertools.chain.from_iterable(documents))
+        writer.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint32))
+        writer.array("sentences", [len(ids) for ids in encoded])
+        writer.array("documents", [len(document) for document in documents])
+        counts["documents"] += len(documents)
+        counts["sentences"] += len(encoded)
+    return counts
+
+
+def _whole(parts: list[dict], name: str, ids: dict[str, int]) -> dict[str, int]:
+    """Returns the metadata of a store. Raises UserError for a text without documents."""
+    counts = windows.sums(parts, ("documents", "sentences", "tokens"))
+    if not counts["documents"]:
+        raise UserError(f"config.data: the {name} text has no document that is not empty")
+    return counts | ids
 
 
 def _encoded_documents(texts: list[str], tokenizer, manner: str) -> list[list[list[int]]]:

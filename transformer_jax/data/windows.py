@@ -3,7 +3,7 @@
 Each document of the stream ends with `eos_id`.
 """
 
-import itertools
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.data import store
 from transformer_jax.data.rows import Row
-from transformer_jax.pictures.progress import say, track
+from transformer_jax.pictures.progress import say
 
 _CHARACTERS_PER_BLOCK = 2**21  # tokenised together
 
@@ -128,35 +128,21 @@ def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts:
     return {name: values.astype(np.int32) for name, values in row.items()}
 
 
-def tokenised(text: Iterable[str], data, tokenizer, name: str) -> store.Store:
-    """Returns the token store of a text; builds it, or continues an interrupted build.
+def tokenised(text, data, tokenizer, name: str) -> store.Store:
+    """Returns the token store of a text; builds the parts of it that do not exist.
 
-    `text` is an iterable of documents with a fingerprint. The store's metadata count tokens (ends
-    included), documents, bytes and characters.
+    `text` has parts, iterables of documents, and a fingerprint. The store's metadata count tokens
+    (ends included), documents, bytes and characters.
     """
     key = {"text": text.fingerprint(), "tokenizer": tokenizer.fingerprint()}
-
-    def fill(writer: store.Writer) -> dict:
-        counts = writer.restart or {"tokens": 0, "documents": 0, "bytes": 0, "characters": 0}
-        remaining = itertools.islice(text, counts["documents"], None)
-        for block in blocks(track(remaining, f"tokenising {name} (documents)")):
-            encoded = [
-                np.array([*ids, tokenizer.eos_id], np.uint32) for ids in tokenizer.encode(block)
-            ]
-            writer.append(np.concatenate(encoded))
-            counts = {
-                "tokens": counts["tokens"] + sum(map(len, encoded)),
-                "documents": counts["documents"] + len(block),
-                "bytes": counts["bytes"] + sum(len(document.encode()) for document in block),
-                "characters": counts["characters"] + sum(map(len, block)),
-            }
-            writer.mark(counts)
-        if not counts["documents"]:
-            raise UserError(f"config.data: the {name} text has no document that is not empty")
-        return {**counts, "eos_id": tokenizer.eos_id}
-
+    content = store.Content(
+        parts=text.parts,
+        fill=functools.partial(_fill, tokenizer=tokenizer),
+        whole=functools.partial(_whole, name=name, eos_id=tokenizer.eos_id),
+        title=f"tokenising {name}",
+    )
     stored = store.build(
-        data.cache, f"text-{name}", key, tokenizer.vocab_size, fill, rebuild=data.rebuild
+        data.cache, f"text-{name}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
     )
     meta = stored.meta
     say(
@@ -164,6 +150,31 @@ def tokenised(text: Iterable[str], data, tokenizer, name: str) -> store.Store:
         f"{meta['bytes'] / meta['tokens']:.2f} bytes a token"
     )
     return stored
+
+
+def _fill(writer: store.Writer, documents: Iterable[str], tokenizer) -> dict[str, int]:
+    """Writes the tokens of a part, and returns its counts."""
+    counts = {"documents": 0, "bytes": 0, "characters": 0}
+    for block in blocks(documents):
+        encoded = [np.array([*ids, tokenizer.eos_id], np.uint32) for ids in tokenizer.encode(block)]
+        writer.append(np.concatenate(encoded))
+        counts["documents"] += len(block)
+        counts["bytes"] += sum(len(document.encode()) for document in block)
+        counts["characters"] += sum(map(len, block))
+    return counts
+
+
+def _whole(parts: list[dict], name: str, eos_id: int) -> dict[str, int]:
+    """Returns the metadata of a store. Raises UserError for a text without documents."""
+    counts = sums(parts, ("tokens", "documents", "bytes", "characters"))
+    if not counts["documents"]:
+        raise UserError(f"config.data: the {name} text has no document that is not empty")
+    return {**counts, "eos_id": eos_id}
+
+
+def sums(parts: list[dict], names: Iterable[str]) -> dict[str, int]:
+    """Returns the sums of these counts over all parts."""
+    return {name: sum(part[name] for part in parts) for name in names}
 
 
 def blocks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -87,6 +87,23 @@ def is_empty(name) -> bool:
     return stream.is_empty(file) if isinstance(file, Path) else file.stat().st_size == 0
 
 
+def open_at(name, start: int, block_size: int | None = None) -> io.BufferedReader:
+    """Opens a file for reading bytes from `start` on; a bucket sends `block_size` bytes at once."""
+    file = path(name)
+    if isinstance(file, Path):
+        raw = stream.Stream(file, start, block_size)
+        return io.BufferedReader(raw, block_size or stream.READ_SIZE)
+    opened = file.open("rb")
+    opened.seek(start)
+    return opened
+
+
+def size(name) -> int:
+    """The number of bytes of a file."""
+    file = path(name)
+    return stream.size(file) if isinstance(file, Path) else file.stat().st_size
+
+
 class Path(epath.gpath.PosixGPath):
     """A name in a bucket, with the methods of pathlib that Orbax and this package use.
 

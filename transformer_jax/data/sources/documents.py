@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from typing import Literal
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import pairs, recipes, tfds
+from transformer_jax.data.sources import pairs, parts, recipes, tfds
 from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.python_library import PythonDocstrings, PythonSources
-from transformer_jax.data.sources.text_files import from_json, matching_files, text_lines
+from transformer_jax.data.sources.text_files import (
+    Place,
+    Span,
+    from_json,
+    matching_files,
+    text_lines,
+)
 
 # `Phase.slots` is a table with one entry per unit of weight.
 _MAX_TOTAL_WEIGHT = 100_000
@@ -37,13 +43,37 @@ class TextFiles:
             "field": self.field,
         }
 
-    def __iter__(self) -> Iterator[str]:
-        for file in self.files:
-            read = self._json_lines if file.endswith(".jsonl") else self._documents
-            yield from read(file)
+    def parts(self) -> list["TextSpans"]:
+        spans = []
+        for file_spans in parts.of_documents(self.files, self._boundary):
+            spans.append(TextSpans(file_spans, self.split_on, self.field))
+        return spans
 
-    def _documents(self, file: str) -> Iterator[str]:
-        lines = text_lines(file, keep_ends=self.split_on == "file")
+    def _boundary(self, file: str):
+        """Returns the search for the end of a document of a file; None: the file is one."""
+        if file.endswith(".jsonl") or self.split_on == "line":
+            return parts.next_line
+        return parts.next_blank_line if self.split_on == "blank_line" else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TextSpans(tuple(map(Span, self.files)), self.split_on, self.field))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSpans:
+    """The documents of spans of files."""
+
+    spans: tuple[Span, ...]
+    split_on: Literal["blank_line", "line", "file"]
+    field: str
+
+    def __iter__(self) -> Iterator[str]:
+        for span in self.spans:
+            read = self._json_lines if span.file.endswith(".jsonl") else self._documents
+            yield from read(span)
+
+    def _documents(self, span: Span) -> Iterator[str]:
+        lines = text_lines(span, keep_ends=self.split_on == "file")
         if self.split_on == "file":
             yield "".join(lines)
         elif self.split_on == "line":
@@ -53,15 +83,16 @@ class TextFiles:
                 if has_text:
                     yield "\n".join(group)
 
-    def _json_lines(self, file: str) -> Iterator[str]:
-        for number, line in enumerate(text_lines(file), 1):
+    def _json_lines(self, span: Span) -> Iterator[str]:
+        for index, line in enumerate(text_lines(span)):
             if not _has_text(line):
                 continue
-            value = from_json(line, f"{file}:{number}")
+            place = Place(span, index)
+            value = from_json(line, place)
             text = value.get(self.field) if isinstance(value, dict) else None
             if not isinstance(text, str):
                 raise UserError(
-                    f"{file}:{number}: not a JSON object with a text under {self.field!r} "
+                    f"{place}: not a JSON object with a text under {self.field!r} "
                     "(config.data.text_field)"
                 )
             if text:
@@ -83,6 +114,10 @@ class TfdsText:
     def fingerprint(self) -> dict:
         return {"tfds": tfds.digest(self.folder), "split": self.split, "field": self.field}
 
+    def parts(self) -> list["TfdsText"]:
+        splits = tfds.parts(self.folder, self.split)
+        return [dataclasses.replace(self, split=split) for split in splits]
+
     def __iter__(self) -> Iterator[str]:
         remedy = "; set config.data.text_field"
         for example in tfds.examples(self.folder, self.split):
@@ -94,13 +129,16 @@ class TfdsText:
 class Concatenation:
     """Several texts, one after the other."""
 
-    parts: tuple
+    texts: tuple
 
     def fingerprint(self) -> list:
-        return [part.fingerprint() for part in self.parts]
+        return [text.fingerprint() for text in self.texts]
+
+    def parts(self) -> list:
+        return [part for text in self.texts for part in text.parts()]
 
     def __iter__(self) -> Iterator[str]:
-        return itertools.chain.from_iterable(self.parts)
+        return itertools.chain.from_iterable(self.texts)
 
 
 Documents = TextFiles | TfdsText | PythonSources | recipes.Marked

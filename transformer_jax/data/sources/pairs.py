@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import tfds
+from transformer_jax.data.sources import parts, tfds
 from transformer_jax.data.sources.file_digests import sha256
-from transformer_jax.data.sources.text_files import check_not_empty, text_lines
+from transformer_jax.data.sources.text_files import Span, check_not_empty, text_lines
 from transformer_jax.storage import buckets
 
 Pair = tuple[str, str]
 _GRAMMAR_HELD_OUT = 1000  # pairs of the grammar's validation and test splits
+_GRAMMAR_PAIR_BYTES = 100  # about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +35,28 @@ class TextPairs:
     def fingerprint(self) -> dict:
         return {"files": sha256([self.source, self.target])}
 
+    def parts(self) -> list["TextPairsPart"]:
+        return [TextPairsPart(*spans) for spans in parts.of_aligned(self.source, self.target)]
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(TextPairsPart(Span(self.source), Span(self.target)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPairsPart:
+    """The lines of two spans, which belong to each other."""
+
+    source: Span
+    target: Span
+
     def __iter__(self) -> Iterator[Pair]:
         lines = itertools.zip_longest(text_lines(self.source), text_lines(self.target))
         for count, (source, target) in enumerate(lines):
-            if source is None:
-                raise _unequal_lengths(self.source, count, self.target)
-            if target is None:
-                raise _unequal_lengths(self.target, count, self.source)
+            if source is None or target is None:
+                files = (self.source.file, self.target.file)
+                counts = (count + (source is not None), count + (target is not None))
+                raise parts.unequal_lengths(files[0], counts[0], files[1], counts[1])
             yield source, target
-
-
-def _unequal_lengths(shorter: str, count: int, longer: str) -> UserError:
-    return UserError(
-        f"{shorter} has {count} lines, {longer} has more: "
-        "line n of one must belong to line n of the other"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +64,8 @@ class GrammarPairs:
     """The built-in English-German grammar."""
 
     split: str
-    size: int
+    size: int  # the number of the last pair, and one
+    start: int = 0  # the first pair
     target_language: ClassVar[str] = "de"
 
     def fingerprint(self) -> dict:
@@ -65,10 +74,14 @@ class GrammarPairs:
 
         return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
 
+    def parts(self) -> list["GrammarPairs"]:
+        ranges = parts.ranges(self.size, self.size * _GRAMMAR_PAIR_BYTES)
+        return [dataclasses.replace(self, start=start, size=stop) for start, stop in ranges]
+
     def __iter__(self) -> Iterator[Pair]:
         from transformer_jax.data import grammar
 
-        return grammar.pairs(0, self.split, self.size)
+        return (grammar.sentence_pair(0, self.split, i) for i in range(self.start, self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +102,10 @@ class TfdsPairs:
             "split": self.split,
             "languages": list(self.languages),
         }
+
+    def parts(self) -> list["TfdsPairs"]:
+        splits = tfds.parts(self.folder, self.split)
+        return [dataclasses.replace(self, split=split) for split in splits]
 
     def __iter__(self) -> Iterator[Pair]:
         source, target = self.languages

@@ -33,6 +33,9 @@ class PythonSources:
             digest.update(text.encode())
         return {"python": digest.hexdigest(), "split": self.split}
 
+    def parts(self) -> list["PythonSources"]:
+        return [self]
+
     def __iter__(self) -> Iterator[str]:
         for name, text in _standard_library(self.split):
             if text and not name.startswith("pydoc_data/"):

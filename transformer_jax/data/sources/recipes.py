@@ -23,5 +23,8 @@ class Marked:
     def fingerprint(self) -> dict:
         return {"pairs": self.pairs.fingerprint(), "marker": self.marker}
 
+    def parts(self) -> list["Marked"]:
+        return [Marked(part, self.marker) for part in self.pairs.parts()]
+
     def __iter__(self) -> Iterator[str]:
         return (f"{source} {self.marker} {target}" for source, target in self.pairs)

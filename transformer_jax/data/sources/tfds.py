@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from transformer_jax.config import UserError
+from transformer_jax.data.sources import parts as cutting
 from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.text_files import from_json
 from transformer_jax.storage import buckets
@@ -92,6 +93,15 @@ def examples(folder: str, split: str) -> Iterator[dict]:
 
     builder = tensorflow_datasets.builder_from_directory(folder)
     yield from builder.as_data_source(split=split)
+
+
+def parts(folder: str, split: str) -> list[str]:
+    """Returns the names of the parts of a prepared split: "train[0:1000]" and so on."""
+    import tensorflow_datasets
+
+    info = tensorflow_datasets.builder_from_directory(folder).info.splits[split]
+    ranges = cutting.ranges(info.num_examples, info.num_bytes)
+    return [f"{split}[{start}:{stop}]" for start, stop in ranges]
 
 
 def check_features(folder: str, example: dict, features: tuple[str, ...], remedy: str = "") -> None:

@@ -1,37 +1,119 @@
 """Stores and small files that are built once, under a key, and read from the cache later."""
 
+import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from transformer_jax.config import UserError
+from transformer_jax.data.store import workers
 from transformer_jax.data.store.files import FORMAT, Folder, sha256
 from transformer_jax.data.store.records import Record, Records, fill_records
 from transformer_jax.data.store.tokens import Store, Writer
 from transformer_jax.pictures.progress import say
 
 
-def build(
-    cache: str,
-    name: str,
-    key: dict,
-    vocab_size: int,
-    fill: Callable[[Writer], dict],
-    *,
-    rebuild: bool = False,
-) -> Store:
-    """Returns the token store of `key` below `cache`; builds it with `fill` if it does not exist.
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """The content of a token store.
 
-    `cache` is a folder or the URL of a bucket that TensorStore opens (gs://bucket/prefix, s3://).
-    `key` is JSON-able and holds everything that decides the content. `fill` writes the tokens and
-    arrays and returns the metadata; it continues from `writer.restart`. The processes of one
-    machine that need the same store wait for the first of them.
+    Attributes:
+      parts: returns the parts of a text, picklable values; called where the store is not complete.
+      fill: writes the tokens and arrays of a part, and returns its metadata; picklable. Equal parts
+        give equal tokens.
+      whole: returns the metadata of the store, of those of its parts. Raises UserError where the
+        store would be of no use.
+      title: names the work in progress lines.
     """
 
+    parts: Callable[[], Sequence]
+    fill: Callable[[Writer, Any], dict]
+    whole: Callable[[list[dict]], dict]
+    title: str
+
+
+def build(
+    cache: str, name: str, key: dict, vocab_size: int, content: Content, *, rebuild: bool = False
+) -> Store:
+    """Returns the token store of `key` below `cache`; builds the parts that do not exist.
+
+    `cache` is a folder or the URL of a bucket that TensorStore opens (gs://bucket/prefix, s3://).
+    `key` is JSON-able and holds everything that decides the content. The processes of one machine
+    that need the same store wait for the first of them.
+    """
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-    make = partial(_filled, values="tokens", dtype=dtype, fill=fill)
-    return Store(_built_folder(cache, name, key, make, rebuild).path)
+    folder = _folder(cache, name, key)
+    team = workers.current()
+    team.agree({f"the folder of {content.title}": folder.name})
+    if team.share(_is_complete(folder, rebuild)):
+        return Store(folder.path)
+    with _leading(folder, rebuild):
+        if not team.share(folder.has("store.json")):
+            _build_parts(folder, content, np.dtype(dtype).name)
+    return Store(folder.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """Builds one part of the token store at `path`."""
+
+    path: str
+    dtype: str
+    fill: Callable[[Writer, Any], dict]
+
+    def __call__(self, numbered: tuple[int, Any]) -> None:
+        number, part = numbered
+        folder = Folder(self.path).part(number)
+        # A worker may be given a part that another one has built.
+        if not folder.has("store.json"):
+            writer = Writer(folder, "tokens", self.dtype)
+            writer.finish(self.fill(writer, part))
+
+
+def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
+    """Builds the missing parts of a token store, and completes it."""
+    team = workers.current()
+    numbered = list(enumerate(content.parts()))
+    missing = team.share(_missing(folder, len(numbered)) if team.leads else None)
+    if not folder.has("building"):
+        raise _not_shared(folder)
+    if len(missing) < len(numbered):
+        there = len(numbered) - len(missing)
+        say(f"continuing with token store {folder.path}: {there} of {len(numbered)} parts exist")
+    job = _Job(str(folder.path), dtype, content.fill)
+    team.run(job, [numbered[number] for number in missing], content.title)
+    if team.leads:
+        _complete(folder, len(numbered), content.whole)
+    team.share("complete")
+
+
+def _missing(folder: Folder, count: int) -> list[int]:
+    """Returns the numbers of the parts that do not exist, after clearing what is left of them."""
+    names = folder.names()
+    complete = {name.partition("/")[0] for name in names if name.endswith("/store.json")}
+    for part in {name.partition("/")[0] for name in names if "/" in name} - complete:
+        Folder(f"{folder.path}/{part}").clear()
+    # A bucket that refuses writes is reported before the work begins.
+    folder.write("building", b"")
+    return [number for number in range(count) if f"{number:05}" not in complete]
+
+
+def _complete(folder: Folder, count: int, whole: Callable[[list[dict]], dict]) -> None:
+    """Writes the list of all parts. Raises UserError where a part is not there."""
+    parts = []
+    for number in range(count):
+        part = folder.part(number)
+        if not part.has("store.json"):
+            raise _not_shared(part)
+        parts.append(part.open_complete()[0])
+    metadata = {"whole": whole(parts), "parts": parts}
+    folder.delete("building")
+    folder.complete(metadata, ())
+    size = sum(part["tokens"] for part in parts)
+    say(f"built token store {folder.path} ({size:,} tokens)")
 
 
 def build_records(
@@ -42,23 +124,14 @@ def build_records(
     *,
     rebuild: bool = False,
 ) -> Records:
-    """Returns the byte records of `key` below `cache`; builds them where they do not exist.
+    """Returns the byte records of `key` below `cache`; builds the parts that do not exist.
 
     `read` returns all records from the first, in the same order each time. The rest is as for
     `build`. Raises UserError where there are no records, or where their numbers differ by name.
     """
-    make = partial(_filled, values="bytes", dtype=np.uint8, fill=partial(fill_records, read=read))
-    return Records(_built_folder(cache, name, key, make, rebuild).path)
-
-
-def _filled(folder: Folder, values: str, dtype, fill: Callable[[Writer], dict]) -> None:
-    """Builds the store of `values` in `folder`, or continues an interrupted build."""
-    kind = values.removesuffix("s")
-    writer = Writer(folder, values, dtype)
-    if writer.restart is not None:
-        say(f"continuing with {kind} store {folder.path} after {writer.size:,} {values}")
-    writer.finish(fill(writer))
-    say(f"built {kind} store {folder.path} ({writer.size:,} {values})")
+    folder = _folder(cache, name, key)
+    _make(folder, lambda: fill_records(folder, read), rebuild)
+    return Records(folder.path)
 
 
 def cached_files(
@@ -73,29 +146,58 @@ def cached_files(
 
     `cache` and `key` are those of `build`.
     """
+    folder = _folder(cache, name, key)
 
-    def write(folder: Folder) -> None:
+    def write() -> None:
+        folder.clear()
+        # A bucket that refuses writes is reported before the work begins.
+        folder.write("building", b"")
         files = make()
         for file, content in files.items():
             folder.write(file, content)
+        folder.delete("building")
         folder.complete({}, files)
 
-    _, files = _built_folder(cache, name, key, write, rebuild).open_complete()
-    return files
+    _make(folder, write, rebuild)
+    return folder.open_complete()[1]
 
 
-def _built_folder(
-    cache: str, name: str, key: dict, make: Callable[[Folder], None], rebuild: bool
-) -> Folder:
-    """Returns the folder of `key`, after calling `make` where it is not complete."""
+def _folder(cache: str, name: str, key: dict) -> Folder:
     digest = sha256(json.dumps({"format": FORMAT, **key}, sort_keys=True).encode())[:16]
-    folder = Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
-    if not rebuild and folder.has("store.json") and not folder.has("restart"):
-        return folder
+    return Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
+
+
+def _is_complete(folder: Folder, rebuild: bool) -> bool:
+    return not rebuild and folder.has("store.json")
+
+
+def _make(folder: Folder, write: Callable[[], None], rebuild: bool) -> None:
+    """Calls `write` where the folder is not complete: in the leading process, while others wait."""
+    team = workers.current()
+    with team.first():
+        if _is_complete(folder, rebuild and team.leads):
+            return
+        if not team.leads:
+            raise _not_shared(folder)
+        with _leading(folder, rebuild):
+            if not folder.has("store.json"):
+                write()
+
+
+def _not_shared(folder: Folder) -> UserError:
+    return UserError(
+        f"config.data.cache: {folder.path} is not there, which another worker has built; "
+        "the cache must be on storage that all workers share"
+    )
+
+
+@contextlib.contextmanager
+def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
+    """The leading process holds the folder's lock, and clears the folder to build it again."""
+    if not workers.current().leads:
+        yield
+        return
     with folder.exclusive():
-        if rebuild or not (folder.has("store.json") or folder.read("restart")):
+        if rebuild:
             folder.clear()
-        if not folder.has("store.json"):
-            make(folder)
-        folder.delete("restart")
-    return folder
+        yield

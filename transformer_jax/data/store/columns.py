@@ -1,7 +1,5 @@
 """The flat arrays of a store."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import tensorstore as ts
 
@@ -13,7 +11,7 @@ _CACHED = ts.Context({"cache_pool": {"total_bytes_limit": 2**28}}, CONTEXT)
 
 
 def open_column(folder: Folder, name: str) -> ts.TensorStore:
-    """Returns an array of a complete store, opened for reading."""
+    """Returns an array of a complete part, opened for reading."""
     spec = {
         "driver": "zarr3",
         "kvstore": folder.url(name),
@@ -26,22 +24,20 @@ def open_column(folder: Folder, name: str) -> ts.TensorStore:
 
 
 class ColumnWriter:
-    """An array in a store that is being built.
+    """An array in a part that is being built.
 
     Writes whole shards, so that no shard is written twice. The values that do not fill a shard yet
-    stay in memory; `remainder` are those that an earlier process has saved.
+    stay in memory.
     """
 
-    def __init__(
-        self, folder: Folder, name: str, dtype, num_written: int = 0, remainder: Sequence = ()
-    ):
+    def __init__(self, folder: Folder, name: str, dtype):
         self.folder = folder
         self.name = name
         self.dtype = np.dtype(dtype)
-        self.num_written = num_written
-        self.size = num_written + len(remainder)
+        self.num_written = 0
+        self.size = 0
         self.shard = _SHARD_BYTES // self.dtype.itemsize  # values
-        self._unwritten = [np.asarray(remainder, dtype)]
+        self._unwritten = []
 
     def append(self, values: np.ndarray) -> None:
         self._unwritten.append(np.asarray(values, self.dtype))
@@ -55,11 +51,6 @@ class ColumnWriter:
         count = self.size - self.num_written
         self._write(count, {"shape": [self.size]}, open=True, create=True)
 
-    def unwritten(self) -> np.ndarray:
-        """Returns the values that stay in memory."""
-        self._unwritten = [np.concatenate(self._unwritten)]
-        return self._unwritten[0]
-
     def _write(self, count: int, shape: dict, **mode) -> None:
         """Writes the first `count` values that are not written yet."""
         spec = {
@@ -68,7 +59,7 @@ class ColumnWriter:
             "metadata": self._metadata() | shape,
             "store_data_equal_to_fill_value": True,
         }
-        values = self.unwritten()
+        values = np.concatenate([np.zeros(0, self.dtype), *self._unwritten])
         with storage_errors(self.folder.path):
             array = ts.open(spec, context=CONTEXT, **mode).result()
             if count:

@@ -12,7 +12,7 @@ import tensorstore as ts
 from transformer_jax.config import UserError
 from transformer_jax.storage import buckets
 
-FORMAT = 4  # Part of every key: a new layout leads to new folders.
+FORMAT = 5  # Part of every key: a new layout leads to new folders.
 CONTEXT = ts.Context()
 # Seconds for a small file. TensorStore itself would retry for a quarter of an hour.
 _TIMEOUT = 60
@@ -70,9 +70,22 @@ class Folder:
         with storage_errors(self.path):
             self._files = ts.KvStore.open(f"{base}/", context=CONTEXT).result()
 
+    @property
+    def name(self) -> str:
+        return str(self.path).rpartition("/")[2]
+
     def url(self, name: str) -> str:
         """Returns the URL of a subfolder."""
         return (self._files / f"{name}/").url
+
+    def part(self, number: int) -> "Folder":
+        """Returns the subfolder of a part."""
+        return Folder(f"{self.path}/{number:05}")
+
+    def names(self) -> list[str]:
+        """Returns the names of all files, at any depth."""
+        with storage_errors(self.path):
+            return [name.decode() for name in self._files.list().result()]
 
     def has(self, name: str) -> bool:
         return self.read(name) is not None
@@ -121,13 +134,11 @@ class Folder:
     def clear(self) -> None:
         """Deletes all files."""
         # First the files that would make a partly deleted folder look like more.
-        for name in filter(self.has, ("restart", "store.json")):
-            self.delete(name)
+        for name in self.names():
+            if name.endswith("store.json"):
+                self.delete(name)
         with storage_errors(self.path):
             self._files.delete_range(ts.KvStore.KeyRange()).result()
-        if not self.is_local:
-            # A bucket that refuses writes is reported before the work begins.
-            self.write("restart", b"")
 
     def complete(self, metadata: dict, files: Iterable[str]) -> None:
         """Writes store.json. It holds the digests of `files`, those that no CRC covers."""

@@ -1,45 +1,30 @@
-"""Writing and reading a store of tokens, or of bytes."""
+"""Writing a part of a store, and reading a store: its tokens, or its bytes."""
 
-import io
-import json
+import bisect
+import concurrent.futures
+import itertools
 import pathlib
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorstore as ts
 
 from transformer_jax.data.store.columns import ColumnWriter, open_column
-from transformer_jax.data.store.files import Folder, storage_errors
+from transformer_jax.data.store.files import DamagedStore, Folder, storage_errors
 
-_MARK_SECONDS = 30  # between two marks
+_OPENED_TOGETHER = 16  # parts, where an index array of all of them is read
 
 
 class Writer:
-    """Fills a store that is being built: its values and index arrays, each in order.
+    """Fills a part of a store: its values and index arrays, each in order.
 
     The values are tokens uint16 or uint32, or bytes uint8. `name` is their folder.
-
-    `restart` is the progress of an interrupted build's last mark, or None. The store already holds
-    everything that was written before that mark.
     """
 
     def __init__(self, folder: Folder, name: str, dtype):
-        self.restart = None
         self._folder = folder
         self._name = name
         self._columns = {name: ColumnWriter(folder, name, dtype)}
-        mark = folder.read("restart", sealed=True)
-        if mark:
-            header, *remainders = np.load(io.BytesIO(mark)).values()
-            self.restart, num_written = json.loads(header.item())
-            self._columns = {
-                name: ColumnWriter(folder, name, remainder.dtype, size, remainder)
-                for (name, size), remainder in zip(num_written.items(), remainders)
-            }
-        self._marked_size = self.size
-        self._marked_at = time.monotonic()
 
     @property
     def size(self) -> int:
@@ -50,61 +35,99 @@ class Writer:
         self._columns[self._name].append(values)
 
     def array(self, name: str, values: np.ndarray) -> None:
-        """Appends to the index array `name`."""
+        """Appends to the index array `name`, which has the type of its first values."""
         if name not in self._columns:
-            self._columns[name] = ColumnWriter(self._folder, name, np.int64)
+            self._columns[name] = ColumnWriter(self._folder, name, np.asarray(values).dtype)
         self._columns[name].append(values)
 
-    def mark(self, progress: Any) -> None:
-        """Makes all values so far durable, together with `progress` (JSON-able).
-
-        Calls are cheap: a mark is written once a shard, or after 30 seconds.
-        """
-        is_new_shard = self.size - self._marked_size >= self._columns[self._name].shard
-        if not is_new_shard and time.monotonic() - self._marked_at < _MARK_SECONDS:
-            return
-        num_written = {name: column.num_written for name, column in self._columns.items()}
-        content = io.BytesIO()
-        np.savez(
-            content,
-            json.dumps([progress, num_written]),
-            *(column.unwritten() for column in self._columns.values()),
-        )
-        self._folder.write("restart", content.getvalue(), sealed=True)
-        self._marked_size = self.size
-        self._marked_at = time.monotonic()
-
-    def finish(self, metadata: dict) -> None:
-        """Writes the values that remain and declares the store complete."""
+    def finish(self, metadata: dict) -> dict:
+        """Declares the part complete, and returns its metadata: `metadata`, number of values."""
         for column in self._columns.values():
             column.close()
+        metadata = {self._name: self.size, **metadata}
         self._folder.complete(metadata, [f"{name}/zarr.json" for name in self._columns])
+        return metadata
+
+
+class Numbering:
+    """Numbers that run on from part to part; `counts` are the numbers of each part."""
+
+    def __init__(self, counts: Iterable[int]):
+        self.starts = [0, *itertools.accumulate(counts)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Returns the part that holds `number`, and the number within the part."""
+        part = bisect.bisect_right(self.starts, number, hi=len(self.starts) - 1) - 1
+        return part, number - self.starts[part]
 
 
 class Store:
-    """A complete store, opened for reading.
+    """A complete store, opened for reading. Its parts are opened when they are read.
 
-    `meta` is its metadata. Raises DamagedStore where the content differs from what was written.
+    `meta` is its metadata and `parts` that of each part. Raises DamagedStore where the content
+    differs from what was written.
     """
 
     def __init__(self, path: str | pathlib.Path, name: str = "tokens"):
         self._folder = Folder(path)
         self.path = self._folder.path
-        self.meta, _ = self._folder.open_complete()
+        content, _ = self._folder.open_complete()
+        self.meta = content["whole"]
+        self.parts = content["parts"]
+        self.values = Numbering(part[name] for part in self.parts)
         self._name = name
-        self._values: ts.TensorStore = open_column(self._folder, name)
+        self._opened: list[ts.TensorStore | None] = [None] * len(self.parts)
 
     def __reduce__(self):
         # Another process opens the store again.
         return Store, (self.path, self._name)
 
     def array(self, name: str) -> np.ndarray:
-        """Returns a whole index array, int64 (N,)."""
+        """Returns the index array `name` of all parts, one after the other."""
+        with concurrent.futures.ThreadPoolExecutor(_OPENED_TOGETHER) as pool:
+            numbers = range(len(self.parts))
+            return np.concatenate([*pool.map(lambda part: self.part_array(part, name), numbers)])
+
+    def part_array(self, part: int, name: str) -> np.ndarray:
+        """Returns the index array `name` of a part."""
         with storage_errors(self.path):
-            return open_column(self._folder, name)[:].read().result()
+            return open_column(self._part(part), name)[:].read().result()
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Returns the values [start, stop) of each span, read in parallel."""
         with storage_errors(self.path):
-            futures = [self._values[int(start) : int(stop)].read() for start, stop in spans]
-            return [future.result() for future in futures]
+            pieces = [self._pieces(int(start), int(stop)) for start, stop in spans]
+            return [_joined(futures) for futures in pieces]
+
+    def _pieces(self, start: int, stop: int) -> list[ts.Future]:
+        """Starts to read a span. Returns the values of each part that it crosses."""
+        part, first = self.values.locate(start)
+        futures = []
+        while True:
+            last = stop - self.values.starts[part]
+            is_last = stop <= self.values.starts[part + 1]
+            futures.append(self._values(part)[first : last if is_last else None].read())
+            if is_last:
+                return futures
+            part, first = part + 1, 0
+
+    def _values(self, part: int) -> ts.TensorStore:
+        if self._opened[part] is None:
+            self._opened[part] = open_column(self._part(part), self._name)
+        return self._opened[part]
+
+    def _part(self, part: int) -> Folder:
+        """Returns the folder of a part, after verifying it."""
+        folder = self._folder.part(part)
+        metadata, _ = folder.open_complete()
+        if metadata != self.parts[part]:
+            raise DamagedStore(self.path, f"part {part} is not the one that store.json describes")
+        return folder
+
+
+def _joined(futures: list[ts.Future]) -> np.ndarray:
+    pieces = [future.result() for future in futures]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
