@@ -19,6 +19,7 @@ MODULES = (
     "losses",
     "models",
     "inference.beam_search",
+    "inference.best_continuations",
     "inference.filling",
     "inference.generation",
     "inference.sampling",

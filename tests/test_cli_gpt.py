@@ -91,6 +91,18 @@ def test_a_stop_string_is_not_printed(trained):
     assert stopped_text == text[: text.index(stop, 3)] + "\n"
 
 
+def test_beam_search(trained):
+    command = ["generate", f"--workdir={trained}", "--beam=3", "--max_tokens=9"]
+    written = call(*command, "--prompt=the dog")
+    assert written.returncode == 0, written.stderr
+    listed = call(*command, "--n_best=2", "--prompts=-", text="the dog\na\n")
+    best, second, other, _ = map(json.loads, listed.stdout.splitlines())
+    assert written.stdout == best["prompt"] + best["text"] + "\n" == f"the dog{best['text']}\n"
+    assert list(best) == ["prompt", "text", "finished", "tokens", "score"]
+    assert 0 > best["score"] >= second["score"] and second["prompt"] == "the dog"
+    assert second["text"] != best["text"] and other["prompt"] == "a"
+
+
 def test_evaluate_prints_one_object(trained):
     done = call("evaluate", f"--workdir={trained}", "--config.decode.stride=8")
     scores = json.loads(done.stdout)
@@ -106,6 +118,14 @@ def test_evaluate_prints_one_object(trained):
         ("generate", ["--prompts=nowhere"], "--prompts=nowhere: no such file"),
         ("generate", ["--top_p=2"], "top_p=2.0: must be"),
         ("generate", ["--max_tokens=100", "--window=refuse"], "config.model.max_length=64"),
+        ("generate", ["--beam=2", "--temperature=1"], "--temperature and --beam: a beam search"),
+        (
+            "generate",
+            ["--beam=2", "--n_best=3"],
+            "n_best=3: must be at most beam=2",
+        ),
+        ("generate", ["--n_best=2"], "--n_best=2: only with --beam"),
+        ("generate", ["--beam=2", "--max_tokens=70"], "70 more exceed config.model.max_length=64"),
         ("translate", [], "not one that translates"),
         ("evaluate", ["--set=test"], "config.data.test_files"),
     ],

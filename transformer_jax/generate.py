@@ -1,7 +1,8 @@
 """Continues text with a trained language model: python -m transformer_jax.generate --workdir=DIR
 --prompt="def " --max_tokens=100
 
-Prompts from a file, or several samples, give one JSON object a line, in order.
+--beam=4 searches for the likeliest continuation in place of drawing one. Prompts from a file, or
+several continuations of a prompt, give one JSON object a line, in order.
 """
 
 import itertools
@@ -13,6 +14,18 @@ from absl import flags
 from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
 from transformer_jax.config import UserError
+
+# The flags that a beam search has no use for.
+_DRAWING = (
+    "num_samples",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "stop",
+    "seed",
+    "window",
+)
 
 
 def define_flags() -> None:
@@ -55,6 +68,16 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "seed", 0, "Equal seeds give equal text.", lower_bound=0, upper_bound=2**31 - 1
     )
+    flags.DEFINE_integer(
+        "beam",
+        None,
+        "Beam search with so many open texts, in place of drawing; --config.decode.alpha sets the "
+        "length penalty.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "n_best", 1, "Continuations of each prompt by --beam, the best first.", lower_bound=1
+    )
 
 
 def main() -> None:
@@ -63,6 +86,11 @@ def main() -> None:
     options = cli.FLAGS
     if options.prompt is not None and options.prompts:
         raise UserError("--prompt and --prompts: give one of them")
+    if options.beam:
+        _search()
+        return
+    if options["n_best"].present:
+        raise UserError(f"--n_best={options.n_best}: only with --beam; --num_samples draws texts")
     how = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p)
     task, params = cli.open_run("generate", "continues text")
     settings = dict(
@@ -72,25 +100,37 @@ def main() -> None:
         seed=options.seed,
         window=options.window,
     )
-    prompts = _lines(options.prompts) if options.prompts else [options.prompt or ""]
+    prompts = _prompts()
     if options.prompts or options.num_samples > 1:
-        _print_objects(task, params, prompts, settings)
+        repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
+        to_print, to_continue = itertools.tee(repeated)
+        _print_objects(to_print, task.generate(params, to_continue, **settings))
     else:
         _print_as_written(task, params, prompts[0], settings)
 
 
-def _print_objects(task, params, prompts, settings: dict) -> None:
-    """Prints a JSON object for each sample of each prompt."""
-    repeated = (prompt for prompt in prompts for _ in range(cli.FLAGS.num_samples))
-    to_print, to_continue = itertools.tee(repeated)
-    for prompt, continuation in zip(to_print, task.generate(params, to_continue, **settings)):
-        fields = {
-            "prompt": prompt,
-            "text": continuation.text,
-            "finished": continuation.finished,
-            "tokens": continuation.tokens,
-        }
-        print(json.dumps(fields, ensure_ascii=False), flush=True)
+def _search() -> None:
+    """Prints the best continuations by beam search."""
+    options = cli.FLAGS
+    for name in _DRAWING:
+        if options[name].present and options[name].value != "refuse":
+            raise UserError(f"--{name} and --beam: a beam search has no --{name}; give one of them")
+    task, params = cli.open_run("generate_beam", "continues text")
+    settings = dict(beam=options.beam, n_best=options.n_best, max_tokens=options.max_tokens)
+    to_print, to_continue = itertools.tee(_prompts())
+    best = task.generate_beam(params, to_continue, **settings)
+    if options.prompts or options.n_best > 1:
+        for prompt, continuations in zip(to_print, best):
+            _print_objects([prompt] * len(continuations), continuations)
+    else:
+        print(next(to_print) + next(best)[0].text)
+
+
+def _print_objects(prompts, continuations) -> None:
+    """Prints a JSON object for each continuation: the prompt, and the fields of a continuation."""
+    for prompt, continuation in zip(prompts, continuations):
+        fields = {"prompt": prompt, "text": continuation.text, "finished": continuation.finished}
+        print(json.dumps(fields | continuation._asdict(), ensure_ascii=False), flush=True)
 
 
 def _print_as_written(task, params, prompt: str, settings: dict) -> None:
@@ -118,6 +158,10 @@ def _held_back(text: str) -> int:
         if text.endswith(stop[:length])
     ]
     return max(lengths, default=0)
+
+
+def _prompts():
+    return _lines(cli.FLAGS.prompts) if cli.FLAGS.prompts else [cli.FLAGS.prompt or ""]
 
 
 def _lines(path: str):

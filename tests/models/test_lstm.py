@@ -1,4 +1,7 @@
-"""The LSTM: its equations in NumPy, its state over rows and documents, and its decoding."""
+"""The LSTM: its equations in NumPy, its state over rows and documents, and its decoding.
+
+tests/decoding/test_best_continuations.py has its beam search.
+"""
 
 import flax.linen as nn
 import jax
@@ -7,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.training import recurrent
-from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.models.lstm import LSTM
 from transformer_jax.runs.resolve import make_task
@@ -100,31 +102,6 @@ def test_decoding_equals_the_whole_prefix():
         logits, state = model.step(params, state, TOKENS[rows, lengths][:, None])
         np.testing.assert_allclose(logits[:, 0], expected[rows, lengths], **CLOSE)
         lengths = lengths + 1
-
-
-def test_beam_search_finds_the_likeliest_outputs():
-    """With as many beams as prefixes, it finds the best of all outputs of three tokens."""
-    model, params = build(vocab_size=5, num_layers=1)
-    prompt = jnp.array([[1, 3], [4, 2]])
-    params = model.for_decoding(params)
-    search = BeamSearch(beam=25, alpha=0.0, eos_id=-1, n_best=3)
-
-    @jax.jit
-    def best():
-        logits, state = model.begin(params, prompt, jnp.array([2, 2]), slots=0)
-        begun = search.resized(search.begin(jnp.array([3, 3]), logits, state), 3)
-        done = search.advance(begun, lambda *arguments: model.step(params, *arguments), 2)
-        return search.best(done)
-
-    outputs = jnp.stack(jnp.meshgrid(*[jnp.arange(5)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    beams = best()
-    for row in range(2):
-        texts = jnp.concatenate([jnp.tile(prompt[row], (125, 1)), outputs], axis=1)
-        log_probs = jax.nn.log_softmax(model.apply({"params": params}, texts[:, :-1])[:, 1:])
-        scores = jnp.take_along_axis(log_probs, outputs[..., None], axis=2).sum(axis=(1, 2))
-        expected, order = jax.lax.top_k(scores, 3)
-        np.testing.assert_array_equal(beams.ids[row], outputs[order])
-        np.testing.assert_allclose(beams.scores[row], expected, **CLOSE)
 
 
 @pytest.fixture(scope="module")

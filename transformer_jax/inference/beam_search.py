@@ -53,6 +53,7 @@ class BeamSearch:
 
     A hypothesis' score is its log-probability over `length_penalty`. It ends with `eos_id`. A
     hypothesis that reaches its input's limit without an end counts only if no other one ends.
+    Where `continues`, it counts as one that ends, and ids keep the end token: 0 is a token then.
 
     An input is done when none of its open hypotheses can come among its `n_best` any more. The
     log-probability only falls, so an upper bound of a score is the present log-probability over
@@ -63,6 +64,7 @@ class BeamSearch:
     alpha: float
     eos_id: int
     n_best: int = 1
+    continues: bool = False
 
     def empty(self, places: int, slots: int, state: State) -> Search:
         """Returns a search with nothing in any place. `state` may have any finite content."""
@@ -138,8 +140,9 @@ class BeamSearch:
     def best(self, search: Search) -> Beams:
         """Returns the best hypotheses of each place, (B, n_best)."""
         unended = search.open.scores / length_penalty(search.limits, self.alpha)[:, None]
-        # Hypotheses without an end rank behind all that have ended.
-        ranking = jnp.concatenate([search.ended.scores, unended + NEVER / 10], axis=1)
+        # Hypotheses without an end rank behind all that have ended, unless texts are continued.
+        behind = 0 if self.continues else NEVER / 10
+        ranking = jnp.concatenate([search.ended.scores, unended + behind], axis=1)
         _, order = jax.lax.top_k(ranking, self.n_best)
         return Beams(
             _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order),
@@ -191,8 +194,8 @@ class BeamSearch:
         best, order = jax.lax.top_k(
             jnp.concatenate([search.ended.scores, ended_scores], axis=1), beam
         )
-        without_eos = jnp.where(ids == self.eos_id, 0, ids)
-        ended = Beams(_pick(jnp.concatenate([search.ended.ids, without_eos], axis=1), order), best)
+        ended_ids = ids if self.continues else jnp.where(ids == self.eos_id, 0, ids)
+        ended = Beams(_pick(jnp.concatenate([search.ended.ids, ended_ids], axis=1), order), best)
 
         open_scores, order = jax.lax.top_k(jnp.where(token == self.eos_id, NEVER, scores), beam)
         open_ = jax.tree.map(

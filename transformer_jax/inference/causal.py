@@ -8,6 +8,11 @@ from ml_collections import ConfigDict
 from transformer_jax.data import arguments
 from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference import attention
+from transformer_jax.inference.best_continuations import (
+    BestContinuations,
+    ScoredContinuation,
+    checked_search,
+)
 from transformer_jax.inference.generation import Continuation, Generator, Request
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.sampling import of_options as sampling_of
@@ -66,6 +71,37 @@ class CausalUse:
         batch = placement.rows(self.config.decode.batch)
         generator = Generator(self.model, self.tokenizer, self.with_start, batch, placement)
         return generator(params, arguments.as_texts(prompts), request)
+
+    def generate_beam(
+        self,
+        params,
+        prompts: Iterable[str],
+        *,
+        beam: int | None = None,
+        n_best: int = 1,
+        max_tokens: int | None = None,
+    ) -> Iterator[list[ScoredContinuation]]:
+        """Yields the `n_best` continuations of each prompt, in order, by beam search.
+
+        `beam` hypotheses are open at a time (default: `config.decode.beam`); one beam always takes
+        the likeliest token. A score is the log-probability over the length penalty of
+        `config.decode.alpha`. A continuation ends where the document ends, or after `max_tokens`
+        tokens (default: 100, at most the room that the window has left).
+
+        Raises UserError for a prompt that exceeds the window together with `max_tokens`.
+        """
+        decode, model = self.config.decode, self.config.model
+        search = checked_search(
+            decode.beam if beam is None else beam,
+            n_best,
+            alpha=decode.alpha,
+            eos_id=self.tokenizer.eos_id,
+            vocab_size=model.vocab_size,
+        )
+        placement = Placement.of(params, self.config.mesh).decoding()
+        batch = placement.rows(decode.batch)
+        find = BestContinuations(self.model, self.tokenizer, self.with_start, batch, placement)
+        return find(params, arguments.as_texts(prompts), search, max_tokens)
 
     def with_start(self, ids: list[int]) -> list[int]:
         """Returns the ids of a text's beginning, as the model reads them in training.

@@ -84,7 +84,10 @@ class Generator:
     def _limits(self, prompts: list[list[int]], first: int, request: Request) -> list[int]:
         """Returns the most tokens to generate for each prompt; `first` is the first number."""
         if request.window == "refuse":
-            return [self._limit_in_window(ids, first + i, request) for i, ids in enumerate(prompts)]
+            return [
+                limit_in_window(self.model, ids, first + i, request.max_tokens)
+                for i, ids in enumerate(prompts)
+            ]
         max_length = self.model.window
         if long := [first + i + 1 for i, ids in enumerate(prompts) if len(ids) >= max_length]:
             numbers = f"prompt{'s' * (len(long) > 1)} {', '.join(map(str, long))}"
@@ -94,17 +97,21 @@ class Generator:
             )
         return [MAX_TOKENS if request.max_tokens is None else request.max_tokens] * len(prompts)
 
-    def _limit_in_window(self, ids: list[int], number: int, request: Request) -> int:
-        max_length = self.model.window
-        limit = request.max_tokens
-        if limit is None:
-            limit = max(min(MAX_TOKENS, max_length - len(ids)), 1)
-        if len(ids) + limit > max_length:
-            raise UserError(
-                f"prompt {number + 1}: its {len(ids)} tokens and {limit} more exceed "
-                f"config.model.max_length={max_length}"
-            )
-        return limit
+
+def limit_in_window(model: Any, prompt: list[int], number: int, max_tokens: int | None) -> int:
+    """Returns the most tokens to generate for prompt `number`, counted from 0, of these ids.
+
+    Raises UserError where the prompt and these tokens exceed the model's window.
+    """
+    limit = max_tokens
+    if limit is None:
+        limit = max(min(MAX_TOKENS, model.window - len(prompt)), 1)
+    if len(prompt) + limit > model.window:
+        raise UserError(
+            f"prompt {number + 1}: its {len(prompt)} tokens and {limit} more exceed "
+            f"config.model.max_length={model.window}"
+        )
+    return limit
 
 
 class _Batch:

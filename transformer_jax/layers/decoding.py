@@ -47,9 +47,16 @@ class Rows:
 
     def reorder(self, parents: Int[Array, "B K"]) -> "Rows":
         batch, beams = self.lengths.shape
-        rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
+
+        def chosen(x):
+            # Each input's own hypotheses, so that inputs may stand on different devices.
+            x = x.reshape(batch, beams, *x.shape[1:])
+            return jax.vmap(lambda rows, numbers: rows[numbers])(x, parents).reshape(
+                -1, *x.shape[2:]
+            )
+
         return self.replace(
-            memory=jax.tree.map(lambda x: x[rows], self.memory),
+            memory=jax.tree.map(chosen, self.memory),
             lengths=jnp.take_along_axis(self.lengths, parents, axis=1),
         )
 
