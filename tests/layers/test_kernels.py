@@ -227,12 +227,21 @@ def test_fused_kernels_have_requirements(pick):
         assert pick(platform, dropout=True) is kernels.causal_blocks
 
 
-def test_a_split_length_takes_a_plain_kernel(pick, monkeypatch):
-    monkeypatch.setattr(sharding, "parts", lambda axis: 2 if axis == "length" else 1)
+def test_a_split_length_takes_ring_attention(pick, monkeypatch):
+    parts = dict(length=4, batch=2, heads=2)
+    monkeypatch.setattr(sharding, "parts", parts.get)
+    for platform in ("tpu", "gpu", "cpu"):
+        for name in ("all", "causal", "padded", "packed", "local", "two_sided"):
+            assert pick(platform, make_mask(name)) is kernels.ring
+        assert pick(platform, make_mask("prefix")) is kernels.dot_product
+        assert pick(platform, bias=jnp.zeros((1, 2, 256, 256))) is kernels.dot_product
+        assert pick(platform, Mask(), dropout=True) is kernels.dot_product
+        assert pick(platform, dropout=True) is kernels.causal_blocks
+    # The mesh does not divide the length, the heads of the keys or the rows.
+    assert pick("tpu", length=258) is kernels.dot_product
+    assert pick("tpu", kv_heads=1) is kernels.dot_product
+    parts["batch"] = 4
     assert pick("tpu") is kernels.dot_product
-    assert pick("gpu") is kernels.dot_product
-    assert pick("cpu", Mask(), dropout=True) is kernels.dot_product
-    assert pick("tpu", dropout=True) is kernels.causal_blocks
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])

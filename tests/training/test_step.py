@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import build_bert, build_gpt
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import ring_attention
 from transformer_jax.planning import hlo
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import batches
@@ -68,16 +69,31 @@ def test_equal_losses_on_every_mesh(reference, mesh, devices):
     "build", [pytest.param(build_gpt, marks=pytest.mark.slow), build_bert], ids=["gpt", "bert"]
 )
 def test_meshes_of_the_other_families(build, tmp_path):
-    """Also with fsdp and tensor at once, and with context parallelism.
-
-    There, each device has some queries of every row, and gathers all keys and values.
-    """
+    """Also with fsdp and tensor at once, and with split positions, gathered in such short rows."""
     exact = dict(model__dropout=0.0, model__attention_dropout=0.0, train__batch=16)
     one = losses(build(tmp_path, **exact))[0]
     for mesh in (dict(data=2, fsdp=2, tensor=2), dict(data=2, tensor=2, sequence=2)):
         axes = {f"mesh__{axis}": size for axis, size in mesh.items()}
         many = losses(build(tmp_path, **exact, **axes), devices=8)[0]
         np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
+
+
+def test_equal_losses_with_ring_attention(tmp_path, monkeypatch):
+    """In groups of rows and in recomputed layers, of which every second has a window."""
+    monkeypatch.setattr(ring_attention, "_TILE", 16)
+    config = dict(
+        model__dropout=0.0,
+        model__attention_dropout=0.0,
+        model__max_length=128,
+        model__local_window=40,
+        model__remat="full",
+        task__length=128,
+        train__accumulation=2,
+    )
+    one = losses(build_gpt(tmp_path, **config))[0]
+    mesh = dict(mesh__data=2, mesh__tensor=2, mesh__sequence=2)
+    many = losses(build_gpt(tmp_path, **config, **mesh), devices=8)[0]
+    np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
 def test_dropout_does_not_depend_on_the_mesh(reference):

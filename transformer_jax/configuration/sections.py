@@ -153,7 +153,8 @@ class Mesh:
     data: int = -1  # devices that the batch is split over; -1: all that the other axes leave
     fsdp: int = 1  # devices that parameters and optimizer state are split over
     tensor: int = 1  # devices that heads, MLP width and vocabulary are split over
-    sequence: int = 1  # devices that the positions of a row are split over
+    # devices that the positions of a row are split over, with ring attention (Liu et al. 2023)
+    sequence: int = 1
     rules: tuple = ()  # overrides of sharding.RULES, e.g. (("vocab", ("tensor", "fsdp")),)
 
 

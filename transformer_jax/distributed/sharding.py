@@ -96,14 +96,18 @@ def spec(logical_axes, table) -> PartitionSpec:
 
     A dimension with None is not split. A mesh axis splits only the first dimension that names it.
     """
+    return PartitionSpec(*(axes or None for axes in _mesh_axes(logical_axes, table)))
+
+
+def _mesh_axes(logical_axes, table) -> list[tuple[str, ...]]:
     used = set()
     dimensions = []
     for logical in logical_axes:
         named = table[logical] if logical else ()
         axes = tuple(axis for axis in named if axis not in used)
         used.update(axes)
-        dimensions.append(axes or None)
-    return PartitionSpec(*dimensions)
+        dimensions.append(axes)
+    return dimensions
 
 
 def batch_sharding(mesh: Mesh, table) -> NamedSharding:
@@ -249,3 +253,13 @@ def parts(logical_axis: str) -> int:
         return 1
     mesh, table = _current.get()
     return math.prod(mesh.shape[axis] for axis in table[logical_axis])
+
+
+def mesh_axes(logical_axes: tuple[str | None, ...]) -> list[tuple[str, ...]]:
+    """The axes of the mesh in use that split each dimension with these logical axes.
+
+    There are none where `on_each_device` has one device.
+    """
+    if _current.get() is None or _current.get()[0].size == 1:
+        return [()] * len(logical_axes)
+    return _mesh_axes(logical_axes, _current.get()[1])

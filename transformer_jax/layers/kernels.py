@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.ring_attention import ring
 
 # The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks.
 # Each block is compiled separately.
@@ -38,17 +39,19 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
     """Returns the kernel for these arrays on the mesh in use.
 
     The fused kernels never write out the scores: splash on a TPU, cuDNN's flash attention (Dao et
-    al. 2022) on a GPU. They cannot apply `dropout` to the attention weights. Decoding, short rows
-    and a length split over devices take `dot_product`, and so does all that no other kernel TAKES.
-    With dropout, causal attention takes `causal_blocks` even for a split length: on every mesh it
-    draws the same dropout mask for each block.
+    al. 2022) on a GPU. Neither does `ring`, for a length that is split over devices. They cannot
+    apply `dropout` to the attention weights. Decoding and short rows take `dot_product`, and so
+    does all that no other kernel TAKES. With dropout, causal attention takes `causal_blocks` even
+    for a split length: on every mesh it draws the same dropout mask for each block.
     """
     asked = mask.conditions()
     asked |= {"bias"} if bias is not None else set()
     asked |= {"groups"} if q.shape[2] != k.shape[2] else set()
-    split_length = sharding.parts("length") > 1
-    if q.shape[1] <= _MIN_QUERY_BLOCK or (split_length and not (dropout and mask.causal)):
+    if q.shape[1] <= _MIN_QUERY_BLOCK:
         return dot_product
+    if sharding.parts("length") > 1 and not (dropout and mask.causal):
+        takes_ring = not dropout and asked <= TAKES[ring] and _ring_supports(q, k)
+        return ring if takes_ring else dot_product
     platform = sharding.platform()
     if platform == "tpu" and not dropout and asked <= TAKES[splash] and _splash_supports(q, k):
         return splash
@@ -62,6 +65,12 @@ def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
     rows_divide = q.shape[0] % sharding.parts("batch") == 0
     heads_divide = k.shape[2] % sharding.parts("heads") == 0
     return _tpu_tile(q, k) is not None and rows_divide and heads_divide
+
+
+def _ring_supports(q: jax.Array, k: jax.Array) -> bool:
+    """Whether the mesh divides the rows, the heads and both lengths."""
+    sizes = {"batch": (len(q),), "heads": (k.shape[2],), "length": (q.shape[1], k.shape[1])}
+    return all(size % sharding.parts(axis) == 0 for axis, sizes in sizes.items() for size in sizes)
 
 
 def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
@@ -267,6 +276,7 @@ _BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", 
 # The fields of a mask and the options that each kernel takes. `dot_product` takes all.
 TAKES = {
     splash: _WITHIN_SEGMENTS,
+    ring: _WITHIN_SEGMENTS,
     cudnn: _BY_PAIRS | {"prefix"},
     causal_blocks: _BY_PAIRS | {"bias"},
 }
