@@ -121,7 +121,8 @@ def to_hf(run, target, step="best", overrides=()) -> None:
 
     if "://" in str(target):
         raise UserError(f"--to_hf={target}: must be a folder on a disk")
-    task, params = open_run(run, step, overrides)
+    # The whole parameters are copied to the host: more devices would hold more copies of them.
+    task, params = open_run(run, step, overrides, devices=jax.local_devices()[:1])
     config = task.config
     family = families.of_run(config)
     if family is None:

@@ -232,7 +232,7 @@ def _opened(options, *allowed: str):
     if len(options.workdir) > 1:
         raise UserError("--workdir=... is given more than once: this picture is of one run")
     folder = options.workdir[0]
-    overrides = cli.overrides(("decode.", *allowed))
+    overrides = cli.overrides(("decode.", "mesh.", *allowed))
     return *open_run(folder, options.step, overrides), folder
 
 

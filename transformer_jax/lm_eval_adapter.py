@@ -2,9 +2,9 @@
 
 python -m transformer_jax.lm_eval_adapter --workdir=DIR --tasks=lambada_openai,piqa
 
-Needs the extra `lm_eval`. Prints one JSON object. Keys such as --config.decode.batch=16 apply to
-this call only. After an import of this module, the harness knows the model "transformer_jax" with
-the arguments workdir and step.
+Needs the extra `lm_eval`. Prints one JSON object. Keys such as --config.decode.batch=16 and
+--config.mesh.fsdp=8 apply to this call only. After an import of this module, the harness knows the
+model "transformer_jax" with the arguments workdir and step.
 """
 
 import json
@@ -186,7 +186,7 @@ def main() -> None:
 
     manager = TaskManager(include_path=options.include_path)
     _check_tasks(options.tasks, manager, options.include_path)
-    model = WorkdirLM(options.workdir, options.step, cli.overrides(allowed=("decode.",)))
+    model = WorkdirLM(options.workdir, options.step, cli.overrides(allowed=("decode.", "mesh.")))
     evaluation = lm_eval.simple_evaluate(
         model,
         tasks=options.tasks,

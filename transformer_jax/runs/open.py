@@ -1,7 +1,8 @@
 """Opening a run for use: its task and its parameters."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ def open_run(
     step: str | int = "best",
     overrides: Overrides = (),
     *,
+    devices: Sequence[jax.Device] | None = None,
     model_file: str | os.PathLike | None = None,
     task_file: str | os.PathLike | None = None,
     source_file: str | os.PathLike | None = None,
@@ -33,10 +35,10 @@ def open_run(
     `step` is "best", "latest" or a number. `overrides` change the recorded config for this use, as
     in `config.load`: {"decode.beam": 1}. The parameters are a tree of float32 arrays, `params` of
     the task's methods and of `task.model.apply({"params": params}, ...)`. They stand on a mesh of
-    the local devices, with the sizes of `config.mesh` if they fit. A fine-tuned run has the
-    parameters of its head under "head". With `config.decode.average` = N they are the mean of the N
-    newest checkpoints up to that step. `model_file`, `task_file` and `source_file` name the files
-    of classes that are not in the package: what a run has recorded is not executed.
+    `devices`, by default all local ones, with the sizes of `config.mesh` if they fit. A fine-tuned
+    run has the parameters of its head under "head". With `config.decode.average` = N they are the
+    mean of the N newest checkpoints up to that step. `model_file`, `task_file` and `source_file`
+    name the files of classes that are not in the package: what a run has recorded is not executed.
 
     Raises UserError where there is no run, no such checkpoint, or another tokenizer, and where such
     a file is not named or has changed.
@@ -66,25 +68,25 @@ def open_run(
             f"config.decode.average={count}: {workdir} has {len(steps)} checkpoints up to step "
             f"{last}; config.checkpoint.keep decides how many stay"
         )
-    mesh = _mesh(config, is_given=any(key.startswith("mesh.") for key, _ in overrides))
-    shapes = state.abstract_params(task, mesh, sharding.rules(config.mesh))
+    is_given = any(key.startswith("mesh.") for key, _ in overrides)
+    shapes = _shapes(task, local_devices() if devices is None else devices, is_given)
     return task, mean(checkpoints.restore_params(shapes, s) for s in steps)
 
 
-def _mesh(config, is_given: bool) -> jax.sharding.Mesh:
-    """Returns the mesh of `config` over the local devices.
+def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:
+    """Returns the shapes, dtypes and shardings of a task's parameters over the devices.
 
     The mesh that a run has recorded may not fit this machine. The devices then split rows alone,
     unless this use gives its own mesh. Raises UserError where that one does not fit.
     """
-    devices = local_devices()
+    mesh = task.config.mesh
     try:
-        return sharding.make_mesh(config.mesh, devices)
+        return state.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
     except UserError:
         if is_given:
             raise
-        config.mesh.update(dict.fromkeys(sharding.AXES, 1), data=-1)
-        return sharding.make_mesh(config.mesh, devices)
+        mesh.update(dict.fromkeys(sharding.AXES, 1), data=-1)
+        return state.abstract_params(task, sharding.make_mesh(mesh, devices), sharding.rules(mesh))
 
 
 def mean(trees: Iterable):
