@@ -4,7 +4,8 @@
 The target is the devices of this machine, --devices=N virtual CPU devices, or a --topology of TPUs,
 for which libtpu compiles on any machine. Nothing is allocated and no data is opened, except the
 examples of a fine-tuning whose config does not name its labels. Shardings, memory and roofline go
-to stderr, one JSON object to stdout. A model that does not fit is a result, with exit code 0.
+to stderr, one JSON object to stdout. The evaluations during training are compiled, too: a run fits
+if they do. A model that does not fit is a result, with exit code 0.
 """
 
 import json
@@ -60,21 +61,24 @@ def main() -> None:
 
 
 def _compile(run, devices) -> dict:
-    """Compiles the update of a run and returns its sizes."""
+    """Compiles the update and the evaluations of a run, and returns their sizes."""
     from transformer_jax.pictures.progress import say
-    from transformer_jax.planning import counts, estimate, shardings, verdict
+    from transformer_jax.planning import counts, estimate, evaluations, shardings, verdict
     from transformer_jax.training.program import Program
 
     config, task = run.config, run.task()
     program = Program.of(config, task, devices)
     say("\n".join(shardings.table(program)))
     estimated = estimate.estimate(config, task, program)
-    say("\n".join(verdict.lines(config, task, program, estimated)))
+    evaluated = evaluations.evaluations(config, task, program)
+    say("\n".join(verdict.lines(config, task, program, estimated, evaluated)))
     return {
         **counts.parameters(task),
         "tokens_per_step": task.positions(0) * config.train.batch,
         "flops_per_step": estimated.flops,
         **_record(estimated),
+        "fits": verdict.fits(estimated, evaluated),
+        "evaluations": {each.name: _evaluation_record(each) for each in evaluated},
         "mesh": dict(program.mesh.shape),
     }
 
@@ -103,6 +107,16 @@ def _record(estimated) -> dict:
         "compile_seconds": round(estimated.compile_seconds, 2),
         "roofline": roofline and {name: getattr(roofline, name) for name in times},
         "predicted_mfu_upper_bound": estimated.mfu,
+    }
+
+
+def _evaluation_record(evaluated) -> dict:
+    """Returns the fields of a program of an evaluation; null as above."""
+    sizes = ("arguments", "temporaries", "peak")
+    return {
+        "bytes_per_device": {name: getattr(evaluated, name) for name in sizes},
+        "fits": evaluated.fits,
+        "compile_seconds": round(evaluated.compile_seconds, 2),
     }
 
 

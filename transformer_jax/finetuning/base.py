@@ -217,6 +217,9 @@ class FineTuning(Definition, Task):
     def evaluations(self):
         return {} if self._examples("valid") is None else {"valid": self._validation_scores}
 
+    def evaluation_programs(self, params):
+        return {"scores": self._outputs.program(params)}
+
     def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes; a frozen encoder has none.
         passes = 1 if self.frozen else 3

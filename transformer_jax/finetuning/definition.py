@@ -13,6 +13,7 @@ class Definition(abc.ABC):
     """The methods that a subclass of FineTuning defines."""
 
     fine_tunes = True
+    evaluates_rows = False  # the loss is measured with the scores
     summarises = True  # whether the head reads one vector a row, not one a token
     two_texts = False  # whether a row holds two texts
     rows_of_example = 1

@@ -12,7 +12,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import in_order
 from transformer_jax.pictures.progress import track
-from transformer_jax.tasks.task import Context
+from transformer_jax.tasks.task import Context, EvaluationProgram
 
 # Batches whose examples are sorted by length together.
 _SORTED_BATCHES = 64
@@ -49,6 +49,18 @@ class Outputs:
             if sums is not None:
                 sums += loss_and_count
             yield from zip(numbers.tolist(), outputs)
+
+    def program(self, params) -> EvaluationProgram:
+        """Returns the program of a batch of the longest examples, lowered for shapes `params`."""
+        placement = Placement.of(params, self.task.config.mesh)
+        batch_size = self.task.config.decode.batch
+        rows = placement.rows(batch_size)
+        batch = {
+            name: jax.ShapeDtypeStruct((rows, *spec.shape[1:]), spec.dtype)
+            for name, spec in self.task.batch_spec(0).items()
+        }
+        remedy = f"--config.decode.batch={max(batch_size // 2, 1)}: fewer examples at a time"
+        return EvaluationProgram(self._compiled.lower(placement, params, batch), (), remedy)
 
     @cached_property
     def _compiled(self):

@@ -11,17 +11,18 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.distributed import hosts
+from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 from transformer_jax.inference.sampling import Fixed, Sampling, Texts, sample
+from transformer_jax.layers.decoding import split
 from transformer_jax.pictures.progress import say
 
 WINDOWS = ("slide", "refuse")
 MAX_TOKENS = 100  # of a continuation, by default
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
-_LENGTH_MULTIPLE = 64
+LENGTH_MULTIPLE = 64
 # Tokens between two calls of `watch`, and between two searches for stop strings.
 _WATCH_EVERY = 8
 
@@ -199,8 +200,8 @@ class _Batch:
         # All windows but the first have the same shape.
         slots = max_length
         if not num_before.any():
-            slots = min(rounded_up(limits.max(), _LENGTH_MULTIPLE), max_length)
-        length = min(rounded_up(lengths.max(), _LENGTH_MULTIPLE), slots)
+            slots = min(rounded_up(limits.max(), LENGTH_MULTIPLE), max_length)
+        length = min(rounded_up(lengths.max(), LENGTH_MULTIPLE), slots)
         rows = [[]] * size
         for row in live:
             rows[row] = self.ids[row][self.begins[row] :]
@@ -280,17 +281,14 @@ class Programs:
     ) -> Texts:
         """Generates up to `steps` more tokens a text."""
         with self.placement.use():
-            texts = _with_report(texts, split_rows)
-            return self._more(params, texts, split_rows(fixed), steps, how)
+            return self._more(params, split(texts), split_rows(fixed), steps, how)
 
     def _more(self, params, texts, fixed, steps, how):
-        step = partial(self.model.step, params)
+        def step(state, tokens):
+            return self.model.step(*sharding.gather_after(params, state), tokens)
+
         fixed = fixed._replace(keys=jax.random.wrap_key_data(fixed.keys))
-        texts = sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id)
-        return _with_report(texts, gathered)
-
-
-def _with_report(texts: Texts, place: Callable) -> Texts:
-    """Returns the texts with `place` applied to the arrays that the host reads."""
-    ids, lengths, ended = place((texts.ids, texts.lengths, texts.ended))
-    return texts._replace(ids=ids, lengths=lengths, ended=ended)
+        texts = split(sample(step, texts, fixed, steps, how=how, eos_id=self.eos_id))
+        # The host reads these.
+        ids, lengths, ended = gathered((texts.ids, texts.lengths, texts.ended))
+        return texts._replace(ids=ids, lengths=lengths, ended=ended)

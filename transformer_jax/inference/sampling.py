@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.config import UserError
-from transformer_jax.layers.decoding import State
+from transformer_jax.layers.decoding import State, on_rows
 
 # Tokens of a block: about the square root of a large vocabulary's size.
 _BLOCK_TOKENS = 256
@@ -165,14 +165,13 @@ def sample(
     The randomness of a token comes from its row's key and its place in the whole text. So a text
     depends neither on the other rows nor on the number of steps of a call.
     """
-    rows = jnp.arange(len(texts.lengths))
 
     def running(loop):
         number, texts = loop
         return (number < steps) & ~texts.ended.all()
 
-    def advance(loop):
-        number, texts = loop
+    def write(texts, fixed):
+        rows = jnp.arange(len(texts.lengths))
         keys = jax.vmap(jax.random.fold_in)(fixed.keys, fixed.num_before + texts.lengths)
         token = how.draw(texts.logits, texts.seen, keys)
         live = ~texts.ended & (token != eos_id)
@@ -180,9 +179,14 @@ def sample(
             jnp.where(live, token, texts.ids[rows, texts.lengths])
         )
         seen = None if texts.seen is None else texts.seen.at[rows, token].max(live)
-        logits, state = step(texts.state, token[:, None])
         lengths = texts.lengths + live
         ended = ~live | (lengths >= fixed.limits)
-        return number + 1, Texts(ids, lengths, ended, seen, logits[:, 0], state)
+        return Texts(ids, lengths, ended, seen, None, None), token
+
+    def advance(loop):
+        number, texts = loop
+        written, token = on_rows(write, texts._replace(state=None), fixed)
+        logits, state = step(texts.state, token[:, None])
+        return number + 1, written._replace(logits=logits[:, 0], state=state)
 
     return jax.lax.while_loop(running, advance, (jnp.int32(0), texts))[1]

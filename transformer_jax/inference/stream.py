@@ -71,6 +71,10 @@ class Stream:
         width = max(length, min(_ROW_LENGTH, room))
         return self.placement.rows(max(1, room // width)), width
 
+    def slots(self, length: int, limit: int) -> int:
+        """Returns the slots of a search over sources of `length`, for outputs of `limit` tokens."""
+        return _with_room(length + _EXTRA_SLOTS, limit)
+
     @partial(jax.jit, static_argnums=0)
     def begin(
         self,
@@ -187,7 +191,7 @@ class _Queue:
         arguments = (self.params, self.search, np.int32(free))
         self.search, report = hosts.run(Stream.advance, self.stream, *arguments)
         self.running, lengths, self.best = jax.device_get(report)
-        self.longest = lengths[self.running].max(initial=0)
+        self.longest = int(lengths[self.running].max(initial=0))
 
     def done(self) -> Iterator[tuple[int, Beams]]:
         """Yields the inputs that are done, and frees their places."""
@@ -231,8 +235,7 @@ class _Queue:
             self.length = length
         if length == self.length and self.longest > self.search.slots // 4:
             slots = self.search.slots
-        while slots <= self.longest:
-            slots *= 2
+        slots = _with_room(slots, self.longest)
         if (length, slots) != (self.length, self.search.slots):
             self.search = hosts.run(Stream.resize, self.stream, self.search, length, slots)
             self.length = length
@@ -241,3 +244,10 @@ class _Queue:
         """Returns the length to which the sources of these inputs are padded."""
         longest = max(len(self.inputs[number]) for number in numbers)
         return min(rounded_up(longest, _SOURCE_MULTIPLE), self.stream.model.window)
+
+
+def _with_room(slots: int, tokens: int) -> int:
+    """Returns the slots, doubled until an output of so many tokens has room for the next one."""
+    while slots <= tokens:
+        slots *= 2
+    return slots

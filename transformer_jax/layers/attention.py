@@ -1,6 +1,7 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with a cache for decoding."""
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -153,15 +154,35 @@ class Attention(nn.Module):
                 cache.value, new.transpose(order), slots, order.index(1)
             )
         else:
-            # XLA turns a scatter to one index into a slice update: it computes the slice twice and
-            # copies the cache. A scatter to two equal indices stays a scatter, in place.
-            if slots.size == 1:
-                slots = jnp.repeat(slots, 2, axis=1)
-                new = jnp.repeat(new, 2, axis=1)
-            rows = jnp.arange(batch)[:, None]
-            index = (rows, *(slots if axis == 1 else slice(None) for axis in order[1:]))
-            cache.value = cache.value.at[index].set(new)
+            axes = ("batch", None, "heads", None)
+            cache_axes = tuple(axes[axis] for axis in order)
+            cache.value = sharding.on_each_device(
+                partial(_scattered, order),
+                (cache.value, new, slots),
+                (cache_axes, axes, ("batch", None)),
+                cache_axes,
+            )
         return cache.value.transpose(np.argsort(order))
+
+
+def _scattered(
+    order: tuple[int, ...],
+    cached: Float[Array, "B H _ _"],
+    new: Float[Array, "B L H D"],
+    slots: Int[Array, "B L"],
+) -> Float[Array, "B H _ _"]:
+    """Returns `cached`, with its axes in this order, with `new` written to the slots of each row.
+
+    XLA would gather `new` from all devices.
+    """
+    # XLA turns a scatter to one index into a slice update: it computes the slice twice and copies
+    # the cache. A scatter to two equal indices stays a scatter, in place.
+    if slots.size == 1:
+        slots = jnp.repeat(slots, 2, axis=1)
+        new = jnp.repeat(new, 2, axis=1)
+    rows = jnp.arange(len(new))[:, None]
+    index = (rows, *(slots if axis == 1 else slice(None) for axis in order[1:]))
+    return cached.at[index].set(new)
 
 
 def check_heads(d_model: int, num_heads: int, head_dim: int | None) -> None:

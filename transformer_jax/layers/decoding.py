@@ -203,17 +203,18 @@ def split(tree):
 
     Keys and values are split by heads, too. Scalars are complete on each device.
     """
-    return jax.tree.map(lambda x, axes: sharding.constrain(x, *axes), tree, _axes(tree))
+    return jax.tree.map(lambda x, axes: sharding.constrain(x, *axes), tree, logical_axes(tree))
 
 
 def on_rows(f: Callable, *trees):
     """Returns f(*trees), where each device computes its own rows of the arrays (rows, ...)."""
     if sharding.parts("batch") == 1:
         return f(*trees)
-    return sharding.on_each_device(f, trees, _axes(trees), _axes(jax.eval_shape(f, *trees)))
+    result = jax.eval_shape(f, *trees)
+    return sharding.on_each_device(f, trees, logical_axes(trees), logical_axes(result))
 
 
-def _axes(tree):
+def logical_axes(tree):
     """Returns the logical axes of the arrays of a tree, see `split`."""
 
     def axes(path, x):

@@ -73,7 +73,7 @@ def estimate(config, task, program) -> Estimate:
     """
     device = program.mesh.devices.flat[0]
     known = dict(
-        chip=_chip(device),
+        chip=chip_of(device),
         devices=program.mesh.size,
         flops=task.flops(0) * config.train.batch,
         consumers=arguments(program),
@@ -81,10 +81,9 @@ def estimate(config, task, program) -> Estimate:
     began = time.monotonic()
     try:
         lowered = program.train_step.lower(program.state, program.batch)
-        compiled = _compiled(lowered, device.platform)
+        compiled = compile_lowered(lowered, device.platform)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+        check_refusal(error)
         return _refused(known, str(error), time.monotonic() - began)
     seconds = time.monotonic() - began
     memory = compiled.memory_analysis()
@@ -94,7 +93,7 @@ def estimate(config, task, program) -> Estimate:
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
-        peak=_peak(memory, device.platform),
+        peak=live_bytes(memory, device.platform),
         collectives=hlo.summary(collectives),
         compile_seconds=seconds,
         roofline=None,
@@ -105,7 +104,8 @@ def estimate(config, task, program) -> Estimate:
     return dataclasses.replace(measured, roofline=roofline)
 
 
-def _chip(device) -> hardware.Chip | None:
+def chip_of(device) -> hardware.Chip | None:
+    """Returns the chip of a device, with the memory that JAX takes; None if it is unknown."""
     chip = hardware.of(device.device_kind)
     if chip is None or device.platform != "gpu":
         return chip
@@ -114,7 +114,7 @@ def _chip(device) -> hardware.Chip | None:
     return dataclasses.replace(chip, memory=memory)
 
 
-def _peak(memory, platform: str) -> int:
+def live_bytes(memory, platform: str) -> int:
     """Returns the bytes that are live at once."""
     if platform == "tpu":
         # smaller than the sum below: temp_size adds up temporaries that follow each other
@@ -168,7 +168,8 @@ def _text(compiled) -> str:
         ) from None
 
 
-def _compiled(lowered, platform: str):
+def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
+    """Compiles a program, for a TPU with the least effort."""
     if platform == "tpu":
         try:
             return lowered.compile(_LEAST_EFFORT)
@@ -176,6 +177,12 @@ def _compiled(lowered, platform: str):
             if "No such compile option" not in str(error):  # jax 0.12 no longer has it
                 raise
     return lowered.compile()
+
+
+def check_refusal(error: jax.errors.JaxRuntimeError) -> None:
+    """Raises the error of a compilation, unless it says that the program does not fit."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        raise error
 
 
 def refused_temporaries(message: str, taken: int) -> int | None:

@@ -1,21 +1,38 @@
-"""An estimate in words: memory, speed, whether the program fits, and what would make it fit."""
+"""An estimate in words: memory, speed, whether the run fits, and what would make it fit.
+
+A run fits if its update and the programs of its evaluations do.
+"""
 
 import copy
+import math
+from collections.abc import Sequence
 
 from transformer_jax.config import UserError, set_key
 from transformer_jax.planning.estimate import Estimate, arguments
+from transformer_jax.planning.evaluations import Evaluated
 from transformer_jax.training.program import Program
 
 _GB = 1e9
 
 
-def lines(config, task, program, estimate: Estimate) -> list[str]:
-    """Returns the lines about an estimate. They end with advice if the program does not fit."""
+def fits(estimate: Estimate, evaluated: Sequence[Evaluated]) -> bool | None:
+    """Whether update and evaluations fit; None if the memory of the device is unknown."""
+    return None if estimate.fits is None else all(each.fits for each in (estimate, *evaluated))
+
+
+def lines(
+    config, task, program, estimate: Estimate, evaluated: Sequence[Evaluated] = ()
+) -> list[str]:
+    """Returns the lines about an estimate. They end with advice if the run does not fit."""
+    helps = []
+    if fits(estimate, evaluated) is False:
+        helps = advice(config, task, program, estimate, evaluated)
     return [
         *_memory(estimate),
+        *_memory_of_evaluations(evaluated),
         *_speed(estimate),
-        _verdict(estimate),
-        *([] if estimate.fits is not False else advice(config, task, program, estimate)),
+        _verdict(estimate, evaluated),
+        *helps,
     ]
 
 
@@ -25,11 +42,19 @@ def _memory(estimate: Estimate) -> list[str]:
         "temporaries": estimate.temporaries,
         "live at once": estimate.peak,
     }
+    return ["memory of a device", *(f"  {name:<16} {_size(sizes[name])}" for name in sizes)]
+
+
+def _memory_of_evaluations(evaluated: Sequence[Evaluated]) -> list[str]:
     rows = (
-        f"  {name:<16} {'unknown' if size is None else f'{size / _GB:.3f} GB'}"
-        for name, size in sizes.items()
+        f"  {each.name:<24} {_size(each.peak)}, temporaries {_size(each.temporaries)}"
+        for each in evaluated
     )
-    return ["memory of a device", *rows]
+    return ["live at once in an evaluation, with the training state", *rows] if evaluated else []
+
+
+def _size(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / _GB:.3f} GB"
 
 
 def _speed(estimate: Estimate) -> list[str]:
@@ -46,33 +71,53 @@ def _speed(estimate: Estimate) -> list[str]:
     ]
 
 
-def _verdict(estimate: Estimate) -> str:
+def _verdict(estimate: Estimate, evaluated: Sequence[Evaluated]) -> str:
     if estimate.fits is None:
         return (
             "whether it fits, and how fast it could be, is not known: these devices are in no "
             "table of chips. --topology=v5e:4x4 and the like compile for TPUs"
         )
     chip = f"{estimate.chip.memory / _GB:.1f} GB"
-    if estimate.fits:
-        return f"it fits: {estimate.peak / _GB:.1f} of the {chip} of a {estimate.chip.name}"
+    larger = max(evaluated, key=_need, default=None)
+    in_evaluation = larger is not None and _need(larger) > _need(estimate)
+    if fits(estimate, evaluated):
+        peak, place = estimate.peak, ""
+        if in_evaluation:
+            peak, place = larger.peak, f", in an evaluation ({larger.name})"
+        return f"it fits: {peak / _GB:.1f} of the {chip} of a {estimate.chip.name}{place}"
+    if in_evaluation:
+        return (
+            f"it does not fit: an evaluation ({larger.name}) needs {_needed(larger)}, an update "
+            f"{_needed(estimate)}; a {estimate.chip.name} has {chip}"
+        )
     sizes = {**estimate.consumers, "temporaries": estimate.temporaries or 0}
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:2]
     consumers = " and ".join(f"{name} ({size / _GB:.1f} GB)" for name, size in largest)
-    needs = f"{estimate.peak / _GB:.1f} GB" if estimate.peak else "more than there is"
     return (
-        f"it does not fit: it needs {needs}, a {estimate.chip.name} has {chip}. "
+        f"it does not fit: it needs {_needed(estimate)}, a {estimate.chip.name} has {chip}. "
         f"Most of it: {consumers}"
     )
 
 
-def advice(config, task, program, estimate: Estimate) -> list[str]:
+def _need(program: Estimate | Evaluated) -> float:
+    """Returns the bytes that are live at once, infinite where a refusal does not tell them."""
+    return program.peak or math.inf
+
+
+def _needed(program: Estimate | Evaluated) -> str:
+    return f"{program.peak / _GB:.1f} GB" if program.peak else "more than there is"
+
+
+def advice(
+    config, task, program, estimate: Estimate, evaluated: Sequence[Evaluated] = ()
+) -> list[str]:
     """Returns changes of the config that reduce the largest consumers, the surest first."""
     sizes = program.mesh.shape
     state = estimate.consumers["parameters"] + estimate.consumers["optimizer state"]
-    advised = [
-        *_sharded_state(config, task, program, estimate),
-        *_smaller_activations(config, sizes["data"] * sizes["fsdp"]),
-    ]
+    advised = _sharded_state(config, task, program, estimate)
+    if estimate.fits is False:
+        advised += _smaller_activations(config, sizes["data"] * sizes["fsdp"])
+    advised += dict.fromkeys(each.remedy for each in evaluated if not each.fits)
     # in float32, over all devices with different parts of the state
     total = state * estimate.devices // (sizes["data"] * sizes["sequence"])
     min_devices = -(-total // int(estimate.chip.memory))

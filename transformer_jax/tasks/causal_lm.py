@@ -8,11 +8,15 @@ import jax.numpy as jnp
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments
 from transformer_jax.data.text_windows import TextWindows
+from transformer_jax.inference import lowering
 from transformer_jax.inference.causal import CausalUse
+from transformer_jax.inference.sampling import Sampling
 from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks.base import TextTask, check_row_length, perplexities
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.task import Context, EvaluationProgram, Loss
+
+_SAMPLING = Sampling(temperature=0.8)  # of the texts that an evaluation prints
 
 
 @dataclasses.dataclass
@@ -108,9 +112,16 @@ class CausalLM(CausalUse, TextTask):
         return {"sample": self._print_sample} if self.sample_tokens else {}
 
     def _print_sample(self, params) -> dict:
-        (sample,) = self.generate(params, [""], max_tokens=self.sample_tokens, temperature=0.8)
+        (sample,) = self.generate(params, [""], max_tokens=self.sample_tokens, how=_SAMPLING)
         say(f"a sample:\n{sample.text}")
         return {}
+
+    def evaluation_programs(self, params):
+        if not self.sample_tokens:
+            return {}
+        remedy = "--config.task.sample_tokens=0: no sample is printed"
+        sample = lowering.generation(self.model, params, self.config, self.sample_tokens, _SAMPLING)
+        return {"a sample": EvaluationProgram(*sample, remedy)}
 
     def flops(self, row_shape: int = 0) -> float:
         return 3 * self.model.flops(self.length)  # a backward pass costs two forward passes

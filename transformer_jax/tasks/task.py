@@ -19,6 +19,21 @@ Batch = dict[str, jax.Array]
 Evaluation = Callable[[Params], dict[str, float]]  # scores by name, such as bleu or f1
 
 
+class EvaluationProgram(NamedTuple):
+    """A program of an evaluation during training, for an estimate of its memory.
+
+    Attributes:
+      lowered: the program, lowered for shapes.
+      held: the arrays on the devices beside the training state, shapes with shardings: those that
+        the program reads, and others that wait for it. Small ones may be left out.
+      remedy: a change of the config with which it needs less memory.
+    """
+
+    lowered: jax.stages.Lowered
+    held: Any
+    remedy: str
+
+
 class Context(NamedTuple):
     """All that a loss depends on beside parameters and rows. By default that of an evaluation.
 
@@ -98,6 +113,7 @@ class Task(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
+    evaluates_rows: bool = True  # the mean loss of `Rows.eval` is measured, where there are such
     fine_tunes: bool = False  # puts a head of its own on the model of another run
 
     @abc.abstractmethod
@@ -148,6 +164,13 @@ class Task(abc.ABC):
 
     def evaluations(self) -> Mapping[str, Evaluation]:
         """Returns further evaluations during training, by the name of the evaluation set."""
+        return {}
+
+    def evaluation_programs(self, params: Params) -> Mapping[str, EvaluationProgram]:
+        """Returns the programs of `evaluations` that need the most memory, by name.
+
+        `params` has the shapes, dtypes and shardings of the training state's. Opens no file.
+        """
         return {}
 
     @abc.abstractmethod

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.pair_rows import PairRows
+from transformer_jax.inference import lowering
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.losses import cross_entropy
 from transformer_jax.scores import bleu
 from transformer_jax.tasks.base import TextTask, check_row_length
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.task import Context, EvaluationProgram, Loss
 
 
 @dataclasses.dataclass
@@ -106,6 +107,18 @@ class Translation(SequenceToSequenceUse, TextTask):
         if valid is None or not self.bleu_lines:
             return {}
         return {"valid": partial(self._score, valid, self.bleu_lines)}
+
+    def evaluation_programs(self, params):
+        """Returns those of a beam search over sentences as long as a row."""
+        if not self.bleu_lines:
+            return {}
+        batch = self.config.decode.batch
+        remedy = f"--config.decode.batch={max(batch // 2, 1)}: fewer sentences at a time"
+        programs = lowering.beam_search(self.model, params, self.config, self.source_length)
+        return {
+            f"beam search, {name}": EvaluationProgram(*program, remedy)
+            for name, program in programs.items()
+        }
 
     def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes.

@@ -1,0 +1,90 @@
+"""The programs of beam search and of generation, lowered for shapes: nothing is computed."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from transformer_jax.distributed import sharding
+from transformer_jax.distributed.placement import Placement
+from transformer_jax.inference.batching import rounded_up
+from transformer_jax.inference.beam_search import BeamSearch
+from transformer_jax.inference.generation import LENGTH_MULTIPLE, Programs, Window
+from transformer_jax.inference.sampling import Fixed, Sampling
+from transformer_jax.inference.stream import Stream
+from transformer_jax.layers.decoding import logical_axes
+
+_TOKEN = 1  # stands for the special tokens: no tokenizer is read
+
+
+class Decoding(NamedTuple):
+    """A program of decoding, and the arrays on the devices while it runs, but for small ones."""
+
+    lowered: jax.stages.Lowered
+    held: Any
+
+
+def beam_search(model, params, config, length: int) -> dict[str, Decoding]:
+    """Returns the programs of the beam search of `config`, for sources of `length` tokens.
+
+    There is room for outputs that have config.decode.max_extra tokens more. `params` are shapes
+    with shardings, before `for_decoding`.
+    """
+    placement = Placement.of(params, config.mesh).decoding()
+    search = BeamSearch(config.decode.beam, config.decode.alpha, _TOKEN)
+    places = placement.rows(config.decode.batch)
+    stream = Stream(model, search, places, _TOKEN, placement)
+    prepared = _for_decoding(model, params)
+    source = _int32(3, *stream.packed_shape(length))
+    inputs = (prepared, source, _int32(places, length), _int32(places))
+    read = _split(jax.eval_shape(lambda *x: Stream.begin(stream, *x), *inputs), placement)
+    slots = stream.slots(length, length + config.decode.max_extra)
+    empty = jax.eval_shape(lambda p: Stream.empty(stream, p, length, slots), prepared)
+    running = _split(empty, placement)
+    held = (prepared, running)
+    return {
+        "reading": Decoding(Stream.begin.lower(stream, *inputs), held),
+        "searching": Decoding(
+            Stream.advance.lower(stream, prepared, running, np.int32(1)), (*held, read)
+        ),
+    }
+
+
+def generation(model, params, config, max_tokens: int, how: Sampling) -> Decoding:
+    """Returns the program that writes one text of `max_tokens` tokens. `params` as above."""
+    placement = Placement.of(params, config.mesh).decoding()
+    rows = placement.rows(1)
+    slots = min(rounded_up(1 + max_tokens, LENGTH_MULTIPLE), model.window)
+    keys = jax.ShapeDtypeStruct((rows, 2), jnp.uint32)
+    fixed = Fixed(keys, num_before=_int32(rows), limits=_int32(rows))
+    window = Window(_int32(rows, min(LENGTH_MULTIPLE, slots)), _int32(rows), None, fixed)
+    prepared = _for_decoding(model, params)
+    programs = Programs(model, _TOKEN, placement)
+    return Decoding(Programs.begin.lower(programs, prepared, window, slots, slots, how), prepared)
+
+
+def _int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _for_decoding(model, params):
+    """Returns the shapes and shardings of the parameters in the form for decoding."""
+    program = jax.jit(model.for_decoding).lower(params)
+    shardings = program.compile().output_shardings
+    return jax.tree.map(_placed, program.out_info, shardings)
+
+
+def _split(shapes, placement: Placement):
+    """Returns the shapes with the shardings of `layers.decoding.split`."""
+
+    def place(shape, axes):
+        spec = sharding.spec(axes, dict(placement.rules))
+        return _placed(shape, NamedSharding(placement.mesh, spec))
+
+    return jax.tree.map(place, shapes, logical_axes(shapes))
+
+
+def _placed(shape, placed) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=placed)
