@@ -1,0 +1,62 @@
+"""Decoder and ALBERT in training: equal losses on a mesh, and a resumed run is bit-equal."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import build_bert, build_gpt
+from tests.training.test_loop import final_state, lines
+from tests.training.test_step import losses
+from transformer_jax import config as configs
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training.loop import Program, run
+
+SHARED = dict(d_model=16, num_layers=2, num_heads=4, max_length=32)
+MODELS = {
+    "decoder": dict(name="decoder", vocab_size=300, d_ff=24, num_kv_heads=2, **SHARED),
+    "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
+    | SHARED,
+}
+TASKS = {
+    "decoder": (build_gpt, dict(name="causal_lm", length=16)),
+    "albert": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
+}
+STEPS = 3
+
+
+def config_of(family, folder, **mesh):
+    build, task = TASKS[family]
+    other = build(folder)
+    config = configs.experiment(model=MODELS[family], task=task, mesh=mesh)
+    for section in ("data", "optimizer", "decode"):
+        config[section] = other[section]
+    train = dict(num_steps=STEPS, log_every=1, batch=8)
+    for key, value in train.items():
+        configs.set_key(config, f"train.{key}", value)
+    configs.set_key(config, "checkpoint.every", 1)
+    configs.set_key(config, "data.valid_files", None)  # an evaluation would take longer to compile
+    configs.validate(config)
+    return config
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(family, tmp_path):
+    config = config_of(family, tmp_path)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:1])
+    run(config, task, tmp_path / "straight", program)
+    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(STEPS))
+    run(config, task, tmp_path / "resumed", program)
+    straight, resumed = (
+        final_state(tmp_path / workdir, config, program, STEPS)
+        for workdir in ("straight", "resumed")
+    )
+    jax.tree.map(np.testing.assert_array_equal, resumed, straight)
+    assert lines(tmp_path / "resumed") == lines(tmp_path / "straight")
+
+    one = [line["train/loss"] for line in lines(tmp_path / "straight") if "train/loss" in line]
+    many, _ = losses(config_of(family, tmp_path, data=2, fsdp=2, tensor=2), STEPS, devices=8)
+    np.testing.assert_allclose(many, one, atol=1e-5, rtol=0)
