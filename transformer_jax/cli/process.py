@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from absl import logging as absl_logging
 
-from transformer_jax.cli import flags
+from transformer_jax.cli import compilation_cache, flags
 from transformer_jax.cli import help as cli_help
 from transformer_jax.config import Interrupted, Preempted, RunError, UserError
 from transformer_jax.distributed import cluster, hosts, supervisor
@@ -62,7 +62,7 @@ def _run(main: Callable[[], None], before_jax: Callable[[], None]) -> None:
         flags.parse(sys.argv, main.__module__)
         before_jax()
         _join_other_hosts()
-        _set_compilation_cache()
+        compilation_cache.use()
         _mute_libraries()
         main()
         hosts.leave()
@@ -132,16 +132,6 @@ def _join_other_hosts() -> None:
     if arguments is not None:
         supervisor.supervise()
         hosts.connect(arguments, FLAGS.patience)
-
-
-def _set_compilation_cache() -> None:
-    """Keeps compiled programs, so that each is compiled once per machine."""
-    import jax
-
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        folder = os.path.expanduser("~/.cache/transformer_jax/compiled")
-        jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _mute_libraries() -> None:

@@ -8,7 +8,8 @@ Updates = int | float  # whole updates, or a fraction of config.train.num_steps 
 
 @dataclasses.dataclass
 class Data:
-    cache: str = "~/.cache/transformer_jax/data"  # folder of token stores and trained tokenizers
+    # folder of token stores and trained tokenizers; TRANSFORMER_JAX_STORES_GB limits its size
+    cache: str = "~/.cache/transformer_jax/data"
     rebuild: bool = False  # delete this run's token stores and build them again (damaged data)
     seed: int = 0  # of the order of the rows, and of the random choices inside a row
     # processes that read the rows of training on each host; 0: the training process reads them.

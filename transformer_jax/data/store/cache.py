@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.config import UserError
-from transformer_jax.data.store import workers
+from transformer_jax.data.store import limit, workers
 from transformer_jax.data.store.files import FORMAT, Folder, sha256
 from transformer_jax.data.store.records import Record, Records, fill_records
 from transformer_jax.data.store.tokens import Store, Writer
@@ -163,8 +163,11 @@ def cached_files(
 
 
 def _folder(cache: str, name: str, key: dict) -> Folder:
+    """Returns the folder of `key`. It is not removed from the cache while the result lives."""
     digest = sha256(json.dumps({"format": FORMAT, **key}, sort_keys=True).encode())[:16]
-    return Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
+    folder = Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
+    folder.hold()
+    return folder
 
 
 def _is_complete(folder: Folder, rebuild: bool) -> bool:
@@ -193,7 +196,10 @@ def _not_shared(folder: Folder) -> UserError:
 
 @contextlib.contextmanager
 def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
-    """The leading process holds the folder's lock, and clears the folder to build it again."""
+    """The leading process holds the folder's lock, and clears the folder to build it again.
+
+    Afterwards it removes what others have built, where the cache has become too large.
+    """
     if not workers.current().leads:
         yield
         return
@@ -201,3 +207,5 @@ def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
         if rebuild:
             folder.clear()
         yield
+    if folder.is_local:
+        limit.keep_small(folder.path.parent)

@@ -4,7 +4,10 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import pathlib
+import shutil
+import weakref
 from collections.abc import Iterable
 
 import tensorstore as ts
@@ -50,6 +53,20 @@ def locked(path: pathlib.Path):
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class _SharedLock:
+    """An advisory lock that several processes hold; its file has the time of the latest."""
+
+    def __init__(self, path: pathlib.Path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            descriptor = os.open(path, os.O_RDONLY)  # of another user
+        weakref.finalize(self, os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
 
 
 def sha256(content: bytes) -> str:
@@ -125,11 +142,45 @@ class Folder:
         if not self.is_local:
             yield
             return
-        with locked(self.path.with_name(f".{self.path.name}.lock")):
+        with locked(self._beside("lock")):
             # A killed write leaves these files, and TensorStore would not truncate them.
             for partial in self.path.rglob("*.__lock"):
                 partial.unlink()
             yield
+
+    def hold(self) -> None:
+        """Protects the folder from `remove` as long as this object lives.
+
+        The processes that hold it share a lock, which the system releases when they end.
+        """
+        # Whoever can't write beside the folder reads it without a lock.
+        with contextlib.suppress(OSError):
+            if self.is_local:
+                self._held = _SharedLock(self._beside("used"))
+
+    def last_used(self) -> float | None:
+        """Returns when a folder on a disk was last held, or built, in seconds; None for others."""
+        for name in ("used", "lock"):
+            with contextlib.suppress(FileNotFoundError):
+                return self._beside(name).stat().st_mtime
+        return None
+
+    def remove(self) -> bool:
+        """Removes a folder on a disk.
+
+        Returns False where a process holds or builds it, or where it can't be removed.
+        """
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, UserError):
+            for name in ("lock", "used"):
+                file = stack.enter_context(self._beside(name).open("a"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.clear()
+            shutil.rmtree(self.path)
+            return True
+        return False
+
+    def _beside(self, name: str) -> pathlib.Path:
+        return self.path.with_name(f".{self.path.name}.{name}")
 
     def clear(self) -> None:
         """Deletes all files."""

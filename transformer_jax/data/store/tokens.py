@@ -67,12 +67,13 @@ class Numbering:
 class Store:
     """A complete store, opened for reading. Its parts are opened when they are read.
 
-    `meta` is its metadata and `parts` that of each part. Raises DamagedStore where the content
-    differs from what was written.
+    `meta` is its metadata and `parts` that of each part. The store stays in its cache while this
+    object lives. Raises DamagedStore where the content differs from what was written.
     """
 
     def __init__(self, path: str | pathlib.Path, name: str = "tokens"):
         self._folder = Folder(path)
+        self._folder.hold()
         self.path = self._folder.path
         content, _ = self._folder.open_complete()
         self.meta = content["whole"]
