@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
+from tests.finetuning import examples
 from tests.programs import ENV
 from transformer_jax.runs.train import train
 from transformer_jax.training import digests
@@ -24,10 +25,21 @@ SHORT = dict(
     checkpoint__every=2,
     model__dropout=0.0,
 )
+
+
+def build_choice(folder, **overrides):
+    return examples.build(folder, "choice", examples.pretrained(folder, "bert"), **overrides)
+
+
 FAMILIES = {
-    "gpt": (build_gpt, "train_gpt", dict(model__attention_dropout=0.0, model__num_heads=4)),
+    "gpt": (
+        build_gpt,
+        "train_gpt",
+        dict(model__attention_dropout=0.0, model__num_heads=4, task__sample_tokens=4),
+    ),
     "bert": (build_bert, "train_bert", dict(model__attention_dropout=0.0)),
     "translation": (build_config, "train_wmt", dict(train__accumulation=2)),
+    "choice": (build_choice, "finetune", {}),
 }
 
 
@@ -96,6 +108,7 @@ def wait_for_losses(workdir, process, count=1):
         ("gpt", 2),
         pytest.param("bert", 2, marks=pytest.mark.slow),
         pytest.param("translation", 2, marks=pytest.mark.slow),
+        pytest.param("choice", 2, marks=pytest.mark.slow),
         pytest.param("gpt", 4, marks=pytest.mark.slow),
         pytest.param("bert", 4, marks=pytest.mark.slow),
         pytest.param("translation", 4, marks=pytest.mark.slow),
