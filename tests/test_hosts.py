@@ -105,7 +105,7 @@ def wait_for_losses(workdir, process, count=1):
 @pytest.mark.parametrize(
     "family, count",
     [
-        ("gpt", 2),
+        pytest.param("gpt", 2, marks=pytest.mark.slow),
         pytest.param("bert", 2, marks=pytest.mark.slow),
         pytest.param("translation", 2, marks=pytest.mark.slow),
         pytest.param("choice", 2, marks=pytest.mark.slow),
@@ -125,6 +125,28 @@ def test_losses_equal_those_of_one_process(family, count, tmp_path):
         expected = losses(alone, name)
         assert losses(tmp_path / "several", name) == pytest.approx(expected, abs=1e-5)
         assert len(expected) == num_lines
+
+
+def test_a_run_stopped_in_its_evaluation_has_the_scores_of_one_process(tmp_path, monkeypatch):
+    """A signal to one process while both translate for BLEU: all stop between two programs."""
+    build, program, more = FAMILIES["translation"]
+    measured = {"optimizer__learning_rate": 0.02, "task__bleu_lines": 12, "decode__batch": 8}
+    config = build(tmp_path, **SHORT, **more, **measured, mesh__fsdp=2)
+    flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/several")
+    with monkeypatch.context() as patch:
+        patch.setitem(ENV, "SIGNAL_AT", "2")
+        logged = ["tests.hosts_program", tmp_path / "rows", program]
+        errors = finish(start(2, logged, *flags, devices=2), code=75)
+    assert all("stopped at step 6, state saved" in error for error in errors)
+    assert not losses(tmp_path / "several", "valid/bleu")
+    finish(start(2, [f"transformer_jax.{program}"], *flags, devices=2))
+    alone = tmp_path / "alone"
+    train(config, alone)
+    for name in ("train/loss", "valid/loss"):
+        expected = losses(alone, name)
+        assert expected and losses(tmp_path / "several", name) == pytest.approx(expected, abs=1e-5)
+    assert losses(tmp_path / "several", "valid/bleu") == losses(alone, "valid/bleu")
+    assert losses(alone, "valid/chrf")[6] > 0
 
 
 @pytest.mark.slow
