@@ -46,6 +46,7 @@ EXTRAS = {
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
     # the peers that benchmarks/ measures against
     "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],
+    "beam": ["apache-beam>=2.70,<3"],  # `prepare` on Dataflow, Flink or Spark
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     # the latter two: what the scores of fine-tuning are compared with
     "test": [

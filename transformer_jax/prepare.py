@@ -1,8 +1,9 @@
 """Tokenises the data of a config ahead of time: python -m transformer_jax.prepare --config=FILE
-[--config.data.cache=gs://BUCKET/PREFIX]
+[--config.data.cache=gs://BUCKET/PREFIX] [--beam_runner=DirectRunner]
 
-The same command continues a preparation that was stopped. A training with the same config finds its
-data there.
+The text is cut into parts, which the processes of the job share, or the workers of an Apache Beam
+runner. The same command continues a preparation that was stopped. A training with the same config
+finds its data there.
 """
 
 from transformer_jax.cli import flags as cli
@@ -12,6 +13,9 @@ from transformer_jax.config import UserError
 
 def main() -> None:
     config = cli.load_config()
+    from transformer_jax.data.sources import file_digests
+    from transformer_jax.data.store import workers
+    from transformer_jax.distributed import hosts
     from transformer_jax.pictures.progress import say
     from transformer_jax.runs.begin import fine_tunes
     from transformer_jax.runs.resolve import make_task
@@ -21,9 +25,37 @@ def main() -> None:
             f"--config={cli.FLAGS.config}: a fine-tuning reads its examples when it begins; "
             "there is nothing to prepare"
         )
-    make_task(config).rows()
+    team = _workers()
+    if not team.leads:
+        config.data.rebuild = False  # process 0 rebuilds the data
+    task = make_task(config)
+    with hosts.first():
+        if team.leads:
+            task.fingerprint()  # trains the tokenizer
+            if task.reads_source:
+                task.rows()  # records come one after the other
+    file_digests.share()
+    with workers.using(team):
+        task.rows()
     say(f"ready in {config.data.cache}")
 
 
+def _workers():
+    """Returns who builds the parts of the stores."""
+    from transformer_jax.data.store import beam, workers
+    from transformer_jax.distributed import hosts
+
+    if not cli.FLAGS.beam_runner:
+        if cli.FLAGS.beam_pipeline_options:
+            raise UserError("--beam_pipeline_options needs --beam_runner=RUNNER")
+        return workers.Processes() if hosts.count() > 1 else workers.Alone()
+    if hosts.count() > 1:
+        raise UserError(
+            f"--beam_runner={cli.FLAGS.beam_runner}: starts from one process, not from "
+            f"{hosts.count()}; the runner has its own workers"
+        )
+    return beam.Beam(cli.FLAGS.beam_runner, cli.FLAGS.beam_pipeline_options)
+
+
 if __name__ == "__main__":
-    process.run(main, cli.define_config)
+    process.run(main, cli.define_preparation)

@@ -16,6 +16,9 @@ class Documents(list):
     def fingerprint(self):
         return list(self)
 
+    def parts(self):
+        return [self[:2], self[2:]]
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_come_back(kind):
@@ -97,7 +100,11 @@ def test_documents_that_can_not_be_trained_on_are_refused(kind, texts, size, mes
 
 def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
     data = types.SimpleNamespace(
-        cache=str(tmp_path), rebuild=False, tokenizer="byte_bpe", cased=False
+        cache=str(tmp_path),
+        rebuild=False,
+        tokenizer="byte_bpe",
+        cased=False,
+        tokenizer_bytes=10**6,
     )
     first = tokenizers.train_cached(Documents(TEXTS), data, 300)
     with monkeypatch.context() as patch:

@@ -68,6 +68,23 @@ def define_training() -> None:
     )
 
 
+def define_preparation() -> None:
+    """Defines the flags of `prepare`."""
+    define_config()
+    define_hosts()
+    flags.DEFINE_string(
+        "beam_runner",
+        None,
+        "Runner of Apache Beam that tokenises the parts of the text: DirectRunner, DataflowRunner, "
+        "FlinkRunner, SparkRunner and so on. By default this job's processes do.",
+    )
+    flags.DEFINE_list(
+        "beam_pipeline_options",
+        [],
+        "Options of Beam's pipeline, KEY=VALUE separated by commas: project=P,region=R.",
+    )
+
+
 def define_hosts() -> None:
     """Defines the flags of a run on several hosts. Slurm and Cloud TPU need none of them."""
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run on several hosts.")

@@ -53,6 +53,8 @@ class Data:
     # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's
     tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"
     cased: bool = False  # wordpiece: keep case and accents
+    # a larger text trains its tokenizer on a sample of so many bytes; characters reads all
+    tokenizer_bytes: int = 50_000_000
     # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt,
     # vocab.txt (BERT), or tokenizer.json (Llama, Qwen2)
     tokenizer_files: str | None = None

@@ -9,6 +9,7 @@ _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
 
 _AT_LEAST_ONE = (
     "data.corpus_size",
+    "data.tokenizer_bytes",
     "train.num_steps",
     "train.batch",
     "train.accumulation",

@@ -5,7 +5,7 @@ import signal
 import sys
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-RESUME = "This process ends, too; the same command resumes from the newest checkpoint"
+RESUME = "This process ends, too; the same command goes on with the run"
 
 _parent: int | None = None  # the parent's process id, in the child
 _pipe: int | None = None  # a pipe to the parent, in the child

@@ -72,6 +72,10 @@ class _Job:
             writer = Writer(folder, "tokens", self.dtype)
             writer.finish(self.fill(writer, part))
 
+    def report(self, numbered: tuple[int, Any], error: UserError) -> None:
+        """Leaves the reason why a part can't be built, for the process that completes the store."""
+        Folder(self.path).part(numbered[0]).write("error", str(error).encode())
+
 
 def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
     """Builds the missing parts of a token store, and completes it."""
@@ -107,7 +111,8 @@ def _complete(folder: Folder, count: int, whole: Callable[[list[dict]], dict]) -
     for number in range(count):
         part = folder.part(number)
         if not part.has("store.json"):
-            raise _not_shared(part)
+            error = part.read("error")
+            raise UserError(error.decode()) if error else _not_shared(part)
         parts.append(part.open_complete()[0])
     metadata = {"whole": whole(parts), "parts": parts}
     folder.delete("building")
@@ -175,16 +180,17 @@ def _is_complete(folder: Folder, rebuild: bool) -> bool:
 
 
 def _make(folder: Folder, write: Callable[[], None], rebuild: bool) -> None:
-    """Calls `write` where the folder is not complete: in the leading process, while others wait."""
-    team = workers.current()
-    with team.first():
-        if _is_complete(folder, rebuild and team.leads):
-            return
-        if not team.leads:
-            raise _not_shared(folder)
-        with _leading(folder, rebuild):
-            if not folder.has("store.json"):
-                write()
+    """Calls `write` where the folder is not complete.
+
+    Where processes build together, the leading one has done so before the others come here.
+    """
+    if _is_complete(folder, rebuild):
+        return
+    if not workers.current().leads:
+        raise _not_shared(folder)
+    with _leading(folder, rebuild):
+        if not folder.has("store.json"):
+            write()
 
 
 def _not_shared(folder: Folder) -> UserError:

@@ -1,25 +1,30 @@
 """Who builds the parts of a store: this process, the processes of a job, or an Apache Beam runner.
 
-A part is built by `job(part)`, a picklable function of one argument. The parts are independent, so
-the store does not depend on the workers.
+The parts are independent, so the store does not depend on the workers.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
+from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import track
+
+
+class Job(Protocol):
+    """Builds a part of a store; picklable."""
+
+    def __call__(self, part: Any) -> None: ...
+
+    def report(self, part: Any, error: UserError) -> None:
+        """Leaves the reason why a part can't be built, for the process that completes the store."""
 
 
 class Alone:
     """This process builds all parts in turn."""
 
     leads = True  # this process completes the stores
-
-    def first(self) -> contextlib.AbstractContextManager:
-        """The leading process runs the context first, and the others after it."""
-        return contextlib.nullcontext()
 
     def agree(self, values: dict[str, Any]) -> None:
         """Raises UserError where a process has other values than the leading one."""
@@ -28,7 +33,7 @@ class Alone:
         """Returns the `value` of the leading process. It must have a form in JSON."""
         return value
 
-    def run(self, job: Callable[[Any], None], parts: Sequence, title: str) -> None:
+    def run(self, job: Job, parts: Sequence, title: str) -> None:
         """Calls `job` for each part, and returns when all parts are built."""
         for part in track(parts, f"{title} (parts)", len(parts)):
             job(part)
@@ -39,7 +44,6 @@ class Processes(Alone):
 
     def __init__(self):
         self.leads = hosts.index() == 0
-        self.first = hosts.first
         self.agree = hosts.agree
         self.share = hosts.share
 

@@ -35,6 +35,10 @@ class Tokenizer:
     def __init__(self, model: bytes):
         self.model = model
 
+    def __reduce__(self):
+        # The libraries' objects differ in how they reach another process.
+        return type(self), (self.model,)
+
     def encode(self, text: str | list[str]) -> list[int] | list[list[int]]:
         """Returns the ids of a text, or of each text of a list, without special ids.
 

@@ -1,6 +1,7 @@
 """Training tokenizers, once for each text and setting."""
 
 import itertools
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
@@ -21,6 +22,7 @@ from transformer_jax.data.tokenizers.loading import (
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
+from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
 
@@ -60,33 +62,72 @@ def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False)
     return SentencePiece.train_documents(texts, vocab_size, kind)
 
 
-def train_cached(documents: Iterable[str], data, vocab_size: int) -> Tokenizer:
+class Sample:
+    """The text that a tokenizer is trained on: the first texts of each part, evenly.
+
+    It has at most `num_bytes` and one text of each part, so a text with fewer bytes is whole. The
+    sample is a function of text and `num_bytes` alone. Texts are documents or pairs of sentences.
+    """
+
+    def __init__(self, text, num_bytes: int):
+        self._text = text
+        self._num_bytes = num_bytes
+        self.is_whole = True  # whether the last pass has read the whole text
+
+    def __iter__(self) -> Iterator:
+        self.is_whole = True
+        parts = self._text.parts()
+        for part in parts:
+            size = 0
+            for text in part:
+                if size >= self._num_bytes / len(parts):
+                    self.is_whole = False
+                    break
+                yield text
+                sides = [text] if isinstance(text, str) else text
+                size += sum(len(side.encode()) for side in sides)
+
+    def say(self) -> None:
+        """Says that the tokenizer was trained on a sample, if it was."""
+        if not self.is_whole:
+            say(
+                f"the tokenizer is trained on a sample of {self._num_bytes:,} bytes, spread evenly "
+                "over the text (config.data.tokenizer_bytes)"
+            )
+
+
+def train_cached(documents, data, vocab_size: int) -> Tokenizer:
     """Returns the tokenizer of `config.data.tokenizer` for the documents.
 
-    It is trained once and then read from `config.data.cache`. The documents have a fingerprint.
+    It is trained once, on a `Sample`, and then read from `config.data.cache`. The documents have
+    parts and a fingerprint.
     """
     key = {
         "text": documents.fingerprint(),
         "type": data.tokenizer,
         "cased": data.cased,
         "size": vocab_size,
+        "sample": data.tokenizer_bytes,
         "sentencepiece": sentencepiece.__version__,
         "tokenizers": huggingface.__version__,
     }
 
     def make() -> dict[str, bytes]:
-        return train(documents, data.tokenizer, vocab_size, data.cased).files()
+        # No character of the text may be unknown to a tokenizer of characters.
+        reads_all = data.tokenizer == "characters"
+        sample = Sample(documents, math.inf if reads_all else data.tokenizer_bytes)
+        tokenizer = train(sample, data.tokenizer, vocab_size, data.cased)
+        sample.say()
+        return tokenizer.files()
 
     return of_files(store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild))
 
 
-def train_pair(
-    pairs: Iterable[tuple[str, str]], data, source_vocab_size: int | None, vocab_size: int
-) -> Pair:
+def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> Pair:
     """Returns the tokenizers of the training pairs.
 
-    They are trained once and then read from `config.data.cache`. Both sides share one tokenizer
-    where there is no `source_vocab_size`. The pairs have a fingerprint.
+    They are trained once, on a `Sample`, and then read from `config.data.cache`. Both sides share
+    one tokenizer where there is no `source_vocab_size`. The pairs have parts and a fingerprint.
     """
     kind = data.tokenizer
     if kind not in ("unigram", "bpe"):
@@ -95,15 +136,20 @@ def train_pair(
         "text": pairs.fingerprint(),
         "type": kind,
         "sizes": [source_vocab_size, vocab_size],
+        "sample": data.tokenizer_bytes,
         "sentencepiece": sentencepiece.__version__,
     }
 
     def make() -> dict[str, bytes]:
+        sample = Sample(pairs, data.tokenizer_bytes)
         if source_vocab_size is None:
-            shared = SentencePiece.train(itertools.chain.from_iterable(pairs), vocab_size, kind)
-            return Pair(shared, shared).files()
-        source = SentencePiece.train(_side(pairs, 0), source_vocab_size, kind)
-        return Pair(source, SentencePiece.train(_side(pairs, 1), vocab_size, kind)).files()
+            source = SentencePiece.train(itertools.chain.from_iterable(sample), vocab_size, kind)
+            target = source
+        else:
+            source = SentencePiece.train(_side(sample, 0), source_vocab_size, kind)
+            target = SentencePiece.train(_side(sample, 1), vocab_size, kind)
+        sample.say()
+        return Pair(source, target).files()
 
     files = store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild)
     return Pair.of_files(files)
