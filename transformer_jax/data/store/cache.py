@@ -85,8 +85,8 @@ def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
     if not folder.has("building"):
         raise _not_shared(folder)
     if len(missing) < len(numbered):
-        there = len(numbered) - len(missing)
-        say(f"continuing with token store {folder.path}: {there} of {len(numbered)} parts exist")
+        existing = len(numbered) - len(missing)
+        say(f"continuing with token store {folder.path}: {existing} of {len(numbered)} parts exist")
     job = _Job(str(folder.path), dtype, content.fill)
     team.run(job, [numbered[number] for number in missing], content.title)
     if team.leads:
@@ -155,8 +155,9 @@ def cached_files(
 
     def write() -> None:
         folder.clear()
-        # A bucket that refuses writes is reported before the work begins.
-        folder.write("building", b"")
+        if not folder.is_local:
+            # A bucket that refuses writes is reported before the work begins.
+            folder.write("building", b"")
         files = make()
         for file, content in files.items():
             folder.write(file, content)
