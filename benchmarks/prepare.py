@@ -61,10 +61,10 @@ class Work:
         )
         if kill_after:
             time.sleep(kill_after)
-            process.send_signal(signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
         _, status, usage = os.wait4(process.pid, 0)
-        if status and not kill_after:
-            raise SystemExit(f"prepare ended with status {status}")
+        if bool(status) != bool(kill_after):
+            raise SystemExit(f"prepare ended with status {status}, killed after {kill_after} s")
         # The largest of the process and of all that it has waited for.
         return time.perf_counter() - began, usage.ru_maxrss * 1024 / 1e9
 
@@ -145,7 +145,7 @@ def killed(tiny: bool, data: str | None):
     pairs = work(tiny, data)
     seconds = json.loads((pairs.folder / "alone.json").read_text())
     draw, cache = random.Random(0), pairs.new("killed")
-    runs = [pairs.run(cache, kill_after=draw.uniform(0.1, 0.4) * seconds) for _ in range(3)]
+    runs = [pairs.run(cache, kill_after=draw.uniform(0.1, 0.3) * seconds) for _ in range(3)]
     runs.append(pairs.run(cache))
     spent = sum(seconds for seconds, _ in runs)
     peak = max(peak for _, peak in runs)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import importlib.util
-import pickle
 from collections.abc import Sequence
+from typing import Any
 
 from transformer_jax.config import RunError, UserError
 from transformer_jax.data.store import workers
@@ -30,23 +30,22 @@ class Beam(workers.Alone):
         try:
             options = pipeline_options.PipelineOptions(self._options, runner=self._runner)
             with beam.Pipeline(options=options) as pipeline:
-                numbered = pipeline | beam.Create([pickle.dumps(part) for part in parts])
+                numbered = pipeline | beam.Create(parts)
                 # Without it, a runner would fuse the steps, and one worker would build all parts.
                 spread = numbered | beam.Reshuffle()
-                _ = spread | title >> beam.Map(_Unpickling(job))
+                _ = spread | title >> beam.Map(_Reporting(job))
         except Exception as error:  # Each runner raises its own.
             line = " ".join(f"{type(error).__name__}: {error}".split())
             raise RunError(f"--beam_runner={self._runner}: {line[:500]}") from error
 
 
 @dataclasses.dataclass(frozen=True)
-class _Unpickling:
+class _Reporting:
     """Builds a part. Leaves the user's mistakes to the process that completes the store."""
 
     job: workers.Job
 
-    def __call__(self, pickled: bytes) -> None:
-        part = pickle.loads(pickled)
+    def __call__(self, part: Any) -> None:
         try:
             self.job(part)
         except UserError as error:
