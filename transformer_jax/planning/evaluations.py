@@ -73,17 +73,20 @@ def _measured(programs: dict[str, EvaluationProgram], program) -> Iterator[Evalu
     for name, (lowered, held, remedy) in programs.items():
         arguments = of_state + bytes_per_device(held)
         began = time.monotonic()
-        temporaries, refused = _temporaries(lowered, device.platform, arguments)
+        temporaries, refused = _temporaries(lowered, device.platform, arguments - of_state)
         seconds = time.monotonic() - began
         yield Evaluated(name, chip, arguments, temporaries, seconds, remedy, refused)
 
 
-def _temporaries(lowered, platform: str, arguments: int) -> tuple[int | None, bool]:
-    """Returns the bytes of temporaries and results, and whether the compiler refused."""
+def _temporaries(lowered, platform: str, held: int) -> tuple[int | None, bool]:
+    """Returns the bytes of temporaries and results, and whether the compiler refused.
+
+    `held` are the bytes of the arrays beside the training state.
+    """
     try:
         memory = estimate.compile_lowered(lowered, platform).memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         estimate.check_refusal(error)
-        return estimate.refused_temporaries(str(error), arguments), True
+        return estimate.refused_temporaries(str(error), held), True
     live = estimate.live_bytes(memory, platform)
     return max(live - memory.argument_size_in_bytes, 0), False
