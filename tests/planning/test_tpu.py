@@ -42,6 +42,25 @@ def test_a_program_compiles_for_a_slice():
     assert "it fits" in done.stderr
 
 
+def test_split_positions_travel_between_the_chips_of_a_slice():
+    done = call(
+        "dry_run",
+        *WIDE,
+        "--config.model.attention_dropout=0.0",
+        "--config.train.batch=16",
+        "--topology=v5e:2x4",
+        "--config.mesh.data=1",
+        "--config.mesh.fsdp=2",
+        "--config.mesh.sequence=4",
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout.splitlines()[-1])
+    sent = record["collectives"]["collective-permute"]
+    # In both layers, keys and values (bfloat16) travel 2 x 3 times, their gradients (float32) 5.
+    array = 16 // 2 * 256 // 4 * 768
+    assert sent["bytes"] > 2 * array * (2 * 3 * 2 * 2 + 5 * 2 * 4)
+
+
 def test_a_refusal_is_an_answer():
     done = call(
         "dry_run",
