@@ -260,8 +260,8 @@ def damaged_store(run: Run, workdir, how: str, draw: random.Random) -> None:
     cache = workdir.with_name(f"{workdir.name}-cache")
     shutil.copytree(run.config.data.cache, cache)
     store = next(cache.glob("[!.]*train-*"))
-    damage(store / "tokens" / "c" / "0", how, draw)
+    damage(store / "00000" / "tokens" / "c" / "0", how, draw)
     flags = [f"--config.data.cache={cache}"]
     done = run.call(workdir, *flags)
-    assert_refused(done, 2, f"{store} is damaged", "--config.data.rebuild=true")
+    assert_refused(done, 2, str(store), "is damaged", "--config.data.rebuild=true")
     run.finish(workdir, *flags, "--config.data.rebuild=true")
