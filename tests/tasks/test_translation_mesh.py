@@ -1,5 +1,8 @@
 """Translating and evaluating with the parameters and the sentences split over eight devices."""
 
+import math
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -52,6 +55,20 @@ def test_attention_weights_come_from_split_parameters(translation, monkeypatch):
     np.testing.assert_allclose(actual.weights, expected.weights, atol=1e-5)
 
 
+def _check_gathers(program: str, params) -> None:
+    """Asserts that only parameters are gathered, and only in the loop over tokens."""
+    loop, _, entry = program.partition("\nENTRY")
+    sizes = {leaf.size for leaf in jax.tree.leaves(params)}
+    assert _gathered(loop) and _gathered(loop) <= sizes
+    assert not _gathered(entry) & sizes
+
+
+def _gathered(program: str) -> set[int]:
+    """Returns the numbers of elements of the float arrays that are gathered."""
+    shapes = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", program)
+    return {math.prod(map(int, shape.split(","))) for shape in shapes}
+
+
 def test_a_run_on_eight_devices_evaluates_with_sharded_parameters(tmp_path, monkeypatch):
     """A device holds an eighth of the parameters. BLEU equals that of one device."""
     config = build_config(
@@ -72,6 +89,8 @@ def test_a_run_on_eight_devices_evaluates_with_sharded_parameters(tmp_path, monk
     advance, parts = Stream.advance, []
 
     def recorded(self, params, search, free):
+        if not parts:
+            _check_gathers(advance.lower(self, params, search, free).compile().as_text(), params)
         shapes = {array.shape for array in jax.tree.leaves((stacked, params))}
         live = [x for x in jax.live_arrays() if id(x) not in earlier and x.shape in shapes]
         parts.extend((held(params), held(live)))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
@@ -101,7 +101,7 @@ class Stream:
             first = jnp.full((len(where), 1), self.bos_id)
             beams = self.search.beam
             logits, state = self.model.begin(params, first, memory, segments, beams=beams)
-            return split(self.search.begin(limits, logits, state))
+            return split(self.search.begin(limits, _by_vocabulary(logits), state))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
@@ -137,7 +137,8 @@ class Stream:
         """
 
         def step(state, tokens):
-            return self.model.step(*sharding.gather_after(params, state), tokens)
+            logits, state = self.model.step(*sharding.gather_after(params, state), tokens)
+            return _by_vocabulary(logits), state
 
         with self.placement.use():
             search = self.search.advance(search, step, free)
@@ -149,6 +150,16 @@ class Stream:
         """Returns `search` with room for sources of `length`, and with so many slots."""
         with self.placement.use():
             return split(self.search.resized(search, slots, length))
+
+
+def _by_vocabulary(logits: Float[Array, "N *K V"]) -> Float[Array, "N *K V"]:
+    """Returns the logits, split over the devices by rows and by the vocabulary.
+
+    Each device then needs its part of the output table alone.
+    """
+    if logits.shape[-1] % sharding.parts("vocab"):
+        return logits
+    return sharding.constrain(logits, "batch", *[None] * (logits.ndim - 2), "vocab")
 
 
 class _Queue:

@@ -163,7 +163,11 @@ class Task(abc.ABC):
         return {}
 
     def evaluations(self) -> Mapping[str, Evaluation]:
-        """Returns further evaluations during training, by the name of the evaluation set."""
+        """Returns further evaluations during training, by the name of the evaluation set.
+
+        They get the parameters as they are sharded in training, on all processes. Each process runs
+        the same programs in the same order, through `distributed.hosts.run`.
+        """
         return {}
 
     def evaluation_programs(self, params: Params) -> Mapping[str, EvaluationProgram]:
