@@ -2,12 +2,12 @@
 
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
 
 from tests.conftest import TINY, UNOPTIMIZED, write_pairs
+from tests.forked import become
 
 ENV = {**os.environ}
 # Libraries that take long to import. Modules of the package are not imported in advance, because
@@ -66,7 +66,7 @@ def call(program, *arguments, text=None, current_folder=".", **env) -> subproces
                 file.write(text or "" if name == streams[0] else "")
         # GLIBC_TUNABLES is set, so that the program does not start itself again to set it.
         running = forks.Process(
-            target=_become,
+            target=become,
             args=(
                 program,
                 [*map(str, arguments)],
@@ -81,19 +81,6 @@ def call(program, *arguments, text=None, current_folder=".", **env) -> subproces
         running.join()
         out, err = (open(name, encoding="utf-8").read() for name in streams[1:])
         return subprocess.CompletedProcess(command(program, *arguments), running.exitcode, out, err)
-
-
-def _become(program, arguments, env, streams, current_folder):
-    os.chdir(current_folder)
-    os.environ.clear()
-    os.environ.update(env)
-    for number, name in enumerate(streams):
-        os.dup2(os.open(name, os.O_RDWR), number)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww")
-    )
-    sys.argv = [program, *arguments]
-    runpy.run_module(f"transformer_jax.{program}", run_name="__main__", alter_sys=True)
 
 
 def refused(done, *words):

@@ -1,0 +1,21 @@
+"""A forked process becomes a program. It imports no module of the tests but this one, so that a
+program has imported all that it needs, as for a user, and nothing checks its annotations.
+"""
+
+import os
+import runpy
+import sys
+
+
+def become(program, arguments, env, streams, current_folder):
+    """Runs a program of the package with these files as stdin, stdout and stderr."""
+    os.chdir(current_folder)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, name in enumerate(streams):
+        os.dup2(os.open(name, os.O_RDWR), number)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww")
+    )
+    sys.argv = [program, *arguments]
+    runpy.run_module(f"transformer_jax.{program}", run_name="__main__", alter_sys=True)
