@@ -10,6 +10,7 @@ from tests.programs import call
 from tests.scaling.test_laws import TRUE
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.planning import counts
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.scaling import fits, runs
@@ -138,6 +139,9 @@ def test_runs_that_may_end_early_are_refused(file, tmp_path):
 
 
 def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
+    """The model is a file of the user's, which a measurement opens only where it is named."""
+    model = tmp_path / "mine.py"
+    model.write_text("from transformer_jax.models import gpt\n\n\nclass Mine(gpt.GPT):\n    pass\n")
     short = {
         "train.num_steps": "6",
         "train.log_every": "2",
@@ -145,10 +149,14 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
         "checkpoint.every": "3",
         "optimizer.warmup_steps": "1",
     }
+    short["model.name"] = str(model)
     config = configs.load(f"{file}:d8-6.4e4", short.items())
-    assert runs.measured(tmp_path / "runs" / "one") is None
+    files = variants.in_config(config)
+    assert runs.measured(tmp_path / "runs" / "one", files) is None
     runs.train({"one": config}, tmp_path / "runs")
-    run = runs.measured(tmp_path / "runs" / "one")
+    (run,) = runs.collect(tmp_path / "runs", files)
+    with pytest.raises(UserError, match="a recorded file is not executed by itself"):
+        runs.collect(tmp_path / "runs")
     task = make_task(config)
     assert (
         (run.flops, run.tokens) == counts.training(task)
@@ -161,9 +169,9 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     assert capsys.readouterr().err.strip() == "one: done"
     lines = (tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "runs" / "one" / "metrics.jsonl").write_text("\n".join(lines[:-1]))
-    assert runs.measured(tmp_path / "runs" / "one") is None
+    assert runs.measured(tmp_path / "runs" / "one", files) is None
     with pytest.raises(UserError, match="no finished run"):
-        runs.collect(tmp_path / "runs")
+        runs.collect(tmp_path / "runs", files)
 
 
 def test_fit_predict_check(file, tmp_path):

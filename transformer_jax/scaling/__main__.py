@@ -72,10 +72,11 @@ def fit() -> None:
     from transformer_jax.pictures.progress import say
     from transformer_jax.scaling import fits, pictures, runs
 
-    finished = runs.collect(cli.FLAGS.workdir)
+    files = _files()
+    finished = runs.collect(cli.FLAGS.workdir, files)
     fitted = fits.fit(finished)
     say("\n".join(fitted.lines()))
-    drawn = pictures.draw(finished, fitted, cli.FLAGS.workdir)
+    drawn = pictures.draw(finished, fitted, cli.FLAGS.workdir, files)
     print(
         json.dumps(
             {"runs": len(finished), **fitted.record(), "pictures": [str(path) for path in drawn]}
@@ -89,7 +90,7 @@ def predict() -> None:
 
     folder = cli.FLAGS.workdir
     family = _family()
-    finished = runs.collect(folder)
+    finished = runs.collect(folder, _files())
     if family.held_out is None:
         raise UserError(
             f"--config={cli.FLAGS.config}: its family has no held-out run; set Family.held_out"
@@ -105,7 +106,15 @@ def predict() -> None:
 def check() -> None:
     from transformer_jax.scaling import fits
 
-    print(json.dumps(fits.check(cli.FLAGS.workdir)))
+    print(json.dumps(fits.check(cli.FLAGS.workdir, _files())))
+
+
+def _files():
+    """Returns the files of classes that the flags name: a recorded path is not followed."""
+    from transformer_jax.configuration import variants
+
+    files, _ = variants.split(cli.overrides())
+    return files
 
 
 def _family():

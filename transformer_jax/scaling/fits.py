@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning import counts
+from transformer_jax.runs.record import Files
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.scaling import approaches, laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run
 from transformer_jax.scaling.parametric import bootstrap, parametric
-from transformer_jax.scaling.runs import measured
+from transformer_jax.scaling.runs import NO_FILES, measured
 from transformer_jax.storage import buckets
 from transformer_jax.storage.whole import write_whole
 
@@ -208,14 +209,14 @@ def predicted(folder) -> dict:
     return json.loads(path.read_text())
 
 
-def check(folder) -> dict:
+def check(folder, files: Files = NO_FILES) -> dict:
     """Returns the prediction and the measurement of the held-out run.
 
-    Raises UserError if one of them is missing.
+    `files` are those of `runs.collect`. Raises UserError if one of them is missing.
     """
     folder = buckets.folder_of_run(folder)
     prediction = predicted(folder)
-    run = measured(folder / HELD_OUT)
+    run = measured(folder / HELD_OUT, files)
     if run is None:
         raise UserError(f"{folder / HELD_OUT}: not finished; `run --held_out` trains it")
     low, high = prediction["interval"] or (None, None)

@@ -6,25 +6,26 @@ import tempfile
 
 import numpy as np
 
+from transformer_jax.runs.record import Files
 from transformer_jax.scaling import approaches, laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.fits import AXES, PREDICTION, Fits
-from transformer_jax.scaling.runs import measured
+from transformer_jax.scaling.runs import NO_FILES, measured
 from transformer_jax.storage import buckets
 
 _LABELS = {"params": "parameters N", "tokens": "tokens D", "flops": "compute C, FLOPs"}
 _LOSS = "loss, nats a token"
 
 
-def draw(runs: list[laws.Run], fits: Fits, folder) -> list:
+def draw(runs: list[laws.Run], fits: Fits, folder, files: Files = NO_FILES) -> list:
     """Draws two files into `folder` and returns their paths.
 
     laws.png has L(N), L(D) and L(C). optimum.png has the three approaches to the compute-optimal
-    model, and the held-out run if there is one.
+    model, and the held-out run if there is one. `files` are those of `runs.collect`.
     """
     return [
         _saved(_laws(runs, fits), folder, "laws.png"),
-        _saved(_optimum(runs, fits, folder), folder, "optimum.png"),
+        _saved(_optimum(runs, fits, folder, files), folder, "optimum.png"),
     ]
 
 
@@ -52,7 +53,7 @@ def _laws(runs, fits):
     return figure
 
 
-def _optimum(runs, fits, folder):
+def _optimum(runs, fits, folder, files):
     from matplotlib.figure import Figure
 
     parabolas = approaches.parabolas(runs)
@@ -61,7 +62,7 @@ def _optimum(runs, fits, folder):
     if parabolas:
         _parabolas(panels[0], parabolas)
     _best_sizes(panels[-2], runs, fits)
-    _parametric_law(panels[-1], runs, fits, buckets.folder_of_run(folder))
+    _parametric_law(panels[-1], runs, fits, buckets.folder_of_run(folder), files)
     for axes in panels:
         _finish(axes)
     return figure
@@ -107,14 +108,14 @@ def _best_sizes(axes, runs, fits):
     )
 
 
-def _parametric_law(axes, runs, fits, folder):
+def _parametric_law(axes, runs, fits, folder, files):
     """Draws L(N, D) by D for each size, with the held-out run."""
     for size, colour in _colours(runs).items():
         points = sorted((run.tokens, run.loss) for run in runs if run.params == size)
         tokens = np.geomspace(points[0][0], points[-1][0])
         axes.plot(*zip(*points), "o", color=colour, label=f"N {size:,}")
         axes.plot(tokens, fits.law(size, tokens), color=colour, linewidth=1)
-    _held_out(axes, folder)
+    _held_out(axes, folder, files)
     axes.set(
         title=f"L(N, D), $R^2$ {fits.law.r2:.3f}",
         xlabel=_LABELS["tokens"],
@@ -124,7 +125,7 @@ def _parametric_law(axes, runs, fits, folder):
     )
 
 
-def _held_out(axes, folder):
+def _held_out(axes, folder, files):
     """Draws the prediction with its interval, and the measurement."""
     if (folder / PREDICTION).is_file():
         prediction = json.loads((folder / PREDICTION).read_text())
@@ -140,7 +141,7 @@ def _held_out(axes, folder):
             capsize=4,
             label=f"predicted, N {prediction['params']:,}",
         )
-    if run := measured(folder / HELD_OUT):
+    if run := measured(folder / HELD_OUT, files):
         axes.plot(run.tokens, run.loss, "r*", markersize=12, label="measured")
 
 

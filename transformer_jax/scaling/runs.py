@@ -1,12 +1,14 @@
 """Training and measurements of a family's runs, each in its folder."""
 
 import pathlib
+import types
 from collections.abc import Mapping
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
+from transformer_jax.configuration import variants
 from transformer_jax.pictures.progress import say
 from transformer_jax.planning import counts
 from transformer_jax.runs import record
@@ -15,6 +17,8 @@ from transformer_jax.runs.train import train as train_run
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Run
 from transformer_jax.storage import buckets
+
+NO_FILES: record.Files = types.MappingProxyType({})
 
 
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
@@ -32,7 +36,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
     costs = {name: counts.training(make_task(config))[0] for name, config in configs.items()}
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
-        if measured(folder / name):
+        if measured(folder / name, variants.in_config(config)):
             say(f"{name}: done")
         else:
             say(
@@ -43,10 +47,11 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
         done += costs[name]
 
 
-def collect(folder) -> list[Run]:
+def collect(folder, files: record.Files = NO_FILES) -> list[Run]:
     """Returns the measurements of the finished runs in `folder`, without the held-out one.
 
-    Unfinished runs are named on stderr. Raises UserError if no run is finished.
+    Unfinished runs are named on stderr. `files` are those of `record.read`. Raises UserError if no
+    run is finished.
     """
     folder = buckets.folder_of_run(folder)
     if not folder.is_dir():
@@ -56,7 +61,7 @@ def collect(folder) -> list[Run]:
         for path in folder.iterdir()
         if path.name != HELD_OUT and (path / "config.json").is_file()
     )
-    runs = {name: measured(folder / name) for name in names}
+    runs = {name: measured(folder / name, files) for name in names}
     if missing := [name for name, run in runs.items() if run is None]:
         say(f"not finished, left out: {', '.join(missing)}")
     if len(missing) == len(runs):
@@ -64,11 +69,11 @@ def collect(folder) -> list[Run]:
     return [run for run in runs.values() if run]
 
 
-def measured(folder: pathlib.Path | buckets.Path) -> Run | None:
+def measured(folder: pathlib.Path | buckets.Path, files: record.Files = NO_FILES) -> Run | None:
     """Returns the measurements in metrics.jsonl of the run in `folder`, or None if unfinished."""
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
-    config = record.read(folder).config
+    config = record.read(folder, files).config
     lines = record.metrics(folder)
     final_losses = [
         line["valid/loss"]
