@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
+from tests.data.rows_to_read import PLACES, read
 from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.data import readers
@@ -22,18 +23,6 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.program import Program
 
 ROOT = pathlib.Path(__file__).parents[2]
-PLACES = np.array([0, 3, 5])
-
-
-def read(step, places):
-    """Returns the rows of a task without data."""
-    if step == 6:
-        raise UserError("the rows of update 7 are wrong")
-    if step == 7:
-        raise ZeroDivisionError("two\nlines")
-    if step == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"tokens": np.outer(places, [step, 1])}
 
 
 def test_processes_read_the_rows_of_one_process(tmp_path):
@@ -77,10 +66,10 @@ def test_rows_that_no_other_process_can_read_are_refused():
 def test_processes_end_with_a_killed_run():
     code = """
         import os
-        from tests.data import test_readers
+        from tests.data import rows_to_read
         from transformer_jax.data.readers import Readers
-        processes = Readers(test_readers.read, 2)
-        next(processes.batches(range(4), test_readers.PLACES))
+        processes = Readers(rows_to_read.read, 2)
+        next(processes.batches(range(4), rows_to_read.PLACES))
         print(*(process.pid for process, _ in processes._processes), flush=True)
         os.kill(os.getpid(), 9)
         """
