@@ -17,5 +17,9 @@ def become(program, arguments, env, streams, current_folder):
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww")
     )
+    if count := env.get("JAX_NUM_CPU_DEVICES"):  # the forked process has imported jax
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", int(count))
     sys.argv = [program, *arguments]
     runpy.run_module(f"transformer_jax.{program}", run_name="__main__", alter_sys=True)
