@@ -25,7 +25,6 @@ _MAX_QUERY_BLOCKS = 8
 # Tile sizes of the TPU kernel. It takes the largest one that divides both lengths.
 _TPU_TILES = (512, 256, 128)
 
-
 Queries = Float[Array, "B Q H D"]
 Keys = Float[Array, "B K G D"]
 Bias = Float[Array, "#B H #Q K"]
@@ -38,20 +37,20 @@ def _identity(weights: jax.Array) -> jax.Array:
 def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
     """Returns the kernel for these arrays on the mesh in use.
 
-    The fused kernels never write out the scores: splash on a TPU, cuDNN's flash attention (Dao et
-    al. 2022) on a GPU. Neither does `ring`, for a length that is split over devices. They cannot
-    apply `dropout` to the attention weights. Decoding and short rows take `dot_product`, and so
-    does all that no other kernel TAKES. With dropout, causal attention takes `causal_blocks` even
-    for a split length: on every mesh it draws the same dropout mask for each block.
+    A length that is split over devices takes `ring`, other lengths take a fused kernel: splash on a
+    TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU. None of these writes out all scores,
+    and none can apply `dropout` to the attention weights. With dropout, causal attention takes
+    `causal_blocks`, which draws the same dropout mask for each block on every mesh. Decoding and
+    short rows take `dot_product`, and so does all that no other kernel TAKES: it writes out all
+    scores, also those of a split length.
     """
     asked = mask.conditions()
     asked |= {"bias"} if bias is not None else set()
     asked |= {"groups"} if q.shape[2] != k.shape[2] else set()
     if q.shape[1] <= _MIN_QUERY_BLOCK:
         return dot_product
-    if sharding.parts("length") > 1 and not (dropout and mask.causal):
-        takes_ring = not dropout and asked <= TAKES[ring] and _ring_supports(q, k)
-        return ring if takes_ring else dot_product
+    if sharding.parts("length") > 1 and not dropout:
+        return ring if asked <= TAKES[ring] and _ring_supports(q, k) else dot_product
     platform = sharding.platform()
     if platform == "tpu" and not dropout and asked <= TAKES[splash] and _splash_supports(q, k):
         return splash
@@ -62,15 +61,17 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
 
 def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
     """Whether a tile divides both lengths, and the mesh divides the rows and the heads."""
-    rows_divide = q.shape[0] % sharding.parts("batch") == 0
-    heads_divide = k.shape[2] % sharding.parts("heads") == 0
-    return _tpu_tile(q, k) is not None and rows_divide and heads_divide
+    return _tpu_tile(q, k) is not None and _mesh_divides(k, batch=0, heads=2)
 
 
 def _ring_supports(q: jax.Array, k: jax.Array) -> bool:
     """Whether the mesh divides the rows, the heads and both lengths."""
-    sizes = {"batch": (len(q),), "heads": (k.shape[2],), "length": (q.shape[1], k.shape[1])}
-    return all(size % sharding.parts(axis) == 0 for axis, sizes in sizes.items() for size in sizes)
+    return _mesh_divides(q, length=1) and _mesh_divides(k, batch=0, length=1, heads=2)
+
+
+def _mesh_divides(x: jax.Array, **dimensions: int) -> bool:
+    """Whether the mesh divides these dimensions of `x`, {logical axis: dimension}."""
+    return all(x.shape[i] % sharding.parts(axis) == 0 for axis, i in dimensions.items())
 
 
 def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:

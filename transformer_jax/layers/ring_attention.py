@@ -63,7 +63,7 @@ def _on_device(ring: "_Ring", causal: bool, *arguments: jax.Array | None) -> jax
     """Returns the output for the queries of a device, from its own parts of the arguments."""
     q, k, v, query_segments, key_segments, window = arguments
     batch, length, heads, head_dim = q.shape
-    if key_segments is None and k.shape[1] % math.prod(_tiling(k.shape[1])):
+    if key_segments is None and math.prod(_tiling(k.shape[1])) > k.shape[1]:
         # Segment 0 hides the keys that fill up the last tile.
         key_segments = jnp.ones(k.shape[:2], jnp.int32)
     q = _tiles(q.reshape(batch, length, k.shape[2], -1, head_dim))
