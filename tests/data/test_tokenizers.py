@@ -9,6 +9,7 @@ import pytest
 from tests.data.tokenizer_texts import KINDS, TEXTS
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
+from transformer_jax.data.tokenizers import training
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 
 
@@ -121,6 +122,27 @@ def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
         tokenizers.train_cached(Documents(TEXTS), data, 300)
     data.rebuild = True
     assert tokenizers.train_cached(Documents(TEXTS), data, 300).fingerprint() == first.fingerprint()
+
+
+def test_a_sample_is_spread_over_the_parts(tmp_path, capsys):
+    text = Documents([letter * 10 for letter in "abcdef"])  # parts of two and of four texts
+    whole = training.Sample(text, 80)
+    assert list(whole) == text and whole.is_whole
+    # 20 bytes of each part, and 15, which ends within a text.
+    for num_bytes in (40, 30):
+        sample = training.Sample(text, num_bytes)
+        assert list(sample) == list(sample) == [*text[:4]] and not sample.is_whole
+    assert list(training.Sample(text, 20)) == [text[0], text[2]]
+    pairs = Documents([("ä" * 5, "b" * 10)] * 6)
+    assert list(training.Sample(pairs, 40)) == [*pairs[:2]]
+    data = types.SimpleNamespace(
+        cache=str(tmp_path), rebuild=False, tokenizer="wordpiece", cased=False, tokenizer_bytes=40
+    )
+    cut = tokenizers.train_cached(text, data, 300)
+    assert cut.fingerprint() == tokenizers.train(text[:4], "wordpiece", 300).fingerprint()
+    assert "a sample of 40 bytes" in " ".join(capsys.readouterr().err.split())
+    data.tokenizer = "characters"
+    assert tokenizers.train_cached(text, data, 300).encode("f") == [7]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe", "characters", "wordpiece"])

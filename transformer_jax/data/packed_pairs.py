@@ -49,13 +49,15 @@ class PackedPairs:
 
     def _row(self, tokens: np.ndarray) -> Row:
         """Returns a row of sources and targets in turn, each with its end token."""
-        lengths = np.diff(np.flatnonzero(tokens == self.meta["eos_id"]), prepend=-1)
+        ends = np.flatnonzero(tokens == self.meta["eos_id"]) + 1
+        lengths = ends.copy()
+        lengths[1:] -= ends[:-1]
         is_source = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
-        source = _side("source", tokens[is_source], lengths[::2], self.source_length)
-        target = _side("target", tokens[~is_source], lengths[1::2], self.target_length)
+        source, _ = _side("source", tokens[is_source], lengths[::2], self.source_length)
+        target, starts = _side("target", tokens[~is_source], lengths[1::2], self.target_length)
         labels = target["target"]
         inputs = np.roll(labels, 1)
-        inputs[_starts(lengths[1::2])] = self.meta["bos_id"]
+        inputs[starts] = self.meta["bos_id"]
         inputs[target["target_segment_ids"] == 0] = 0
         return {**source, **target, "labels": labels, "target": inputs}
 
@@ -65,15 +67,18 @@ def _starts(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths) - lengths
 
 
-def _side(name: str, tokens: np.ndarray, lengths: np.ndarray, size: int) -> Row:
-    """Returns the tokens, positions and segment ids of one side of a row, each (size,)."""
-    positions = np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)
-    segment_ids = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-    return {
+def _side(name: str, tokens: np.ndarray, lengths: np.ndarray, size: int) -> tuple[Row, np.ndarray]:
+    """Returns the tokens, positions and segment ids of one side of a row, each (size,).
+
+    The second value is the first position of each segment.
+    """
+    starts = _starts(lengths)
+    side = {
         name: padded(tokens, size),
-        f"{name}_positions": padded(positions, size),
-        f"{name}_segment_ids": padded(segment_ids, size),
+        f"{name}_positions": padded(np.arange(len(tokens)) - np.repeat(starts, lengths), size),
+        f"{name}_segment_ids": padded(np.repeat(np.arange(1, len(lengths) + 1), lengths), size),
     }
+    return side, starts
 
 
 class _EncodedSide:

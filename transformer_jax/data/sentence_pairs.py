@@ -81,14 +81,16 @@ class SentencePairs:
 
     def _plan(self, number: int, epoch: int) -> _Plan:
         random = _generator(self._philox_key, number, epoch)
-        first, last, document = self._spans[number]
+        # Python's integers are faster than NumPy's, one by one.
+        first, last, document = self._spans[number].tolist()
         middle = random.integers(first + 1, last)
         follows = random.random() < 0.5
         if follows:
-            second = self._starts[middle], self._starts[last]
+            second = self._starts.item(middle), self._starts.item(last)
         else:
             second = self._segment_of_another_document(document, random)
-        return _Plan((self._starts[first], self._starts[middle]), second, follows, random)
+        first_segment = self._starts.item(first), self._starts.item(middle)
+        return _Plan(first_segment, second, follows, random)
 
     def _segment_of_another_document(
         self, document: int, random: np.random.Generator
@@ -96,9 +98,10 @@ class SentencePairs:
         """Returns the tokens from a random sentence of a random other document on."""
         other = random.integers(len(self._documents) - 2)
         other += other >= document
-        sentence = random.integers(self._documents[other], self._documents[other + 1])
-        start = self._starts[sentence]
-        end_of_document = self._starts[self._documents[other + 1]]
+        next_document = self._documents.item(other + 1)
+        sentence = random.integers(self._documents.item(other), next_document)
+        start = self._starts.item(sentence)
+        end_of_document = self._starts.item(next_document)
         return start, min(start + self.length, end_of_document)
 
     def _row(self, plan: _Plan, first: np.ndarray, second: np.ndarray) -> Row:

@@ -101,19 +101,22 @@ class Store:
         """Returns the values [start, stop) of each span, read in parallel."""
         with storage_errors(self.path):
             pieces = [self._pieces(int(start), int(stop)) for start, stop in spans]
-            return [_joined(futures) for futures in pieces]
+            return [
+                np.concatenate([future.result() for future in futures])
+                if len(futures) > 1
+                else futures[0].result()
+                for futures in pieces
+            ]
 
     def _pieces(self, start: int, stop: int) -> list[ts.Future]:
         """Starts to read a span. Returns the values of each part that it crosses."""
         part, first = self.values.locate(start)
         futures = []
-        while True:
-            last = stop - self.values.starts[part]
-            is_last = stop <= self.values.starts[part + 1]
-            futures.append(self._values(part)[first : last if is_last else None].read())
-            if is_last:
-                return futures
+        while stop > self.values.starts[part + 1]:
+            futures.append(self._values(part)[first:].read())
             part, first = part + 1, 0
+        last = stop - self.values.starts[part]
+        return [*futures, self._values(part)[first:last].read()]
 
     def _values(self, part: int) -> ts.TensorStore:
         if self._opened[part] is None:
@@ -127,8 +130,3 @@ class Store:
         if metadata != self.parts[part]:
             raise DamagedStore(self.path, f"part {part} is not the one that store.json describes")
         return folder
-
-
-def _joined(futures: list[ts.Future]) -> np.ndarray:
-    pieces = [future.result() for future in futures]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
