@@ -70,7 +70,8 @@ def _compile(run, devices) -> dict:
     program = Program.of(config, task, devices)
     say("\n".join(shardings.table(program)))
     estimated = estimate.estimate(config, task, program)
-    evaluated = evaluations.evaluations(config, task, program)
+    # The answer is known where the update is refused, and its evaluations may take long to compile.
+    evaluated = [] if estimated.refused else evaluations.evaluations(config, task, program)
     say("\n".join(verdict.lines(config, task, program, estimated, evaluated)))
     return {
         **counts.parameters(task),
