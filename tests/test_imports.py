@@ -89,7 +89,7 @@ def ended(program, *arguments):
 output = f"--output={sys.argv[1]}/masks.png"
 assert ended(inspect, "masks", output) is None
 assert ended(translate, "--workdir=/nowhere/there", "--config.decode.beam=1") == 2
-assert ended(generate, "--prompt=a", "--workdir=/nowhere/here", "--n_best=2") == 2
+assert ended(generate, "--prompt=a", "--workdir=/nowhere/here", "--scores") == 2
 assert ended(inspect, "masks", output, "--text=a") == 2
 assert ended(inspect, "curves", "--workdir=/nowhere/a", "--workdir=/nowhere/b", output) == 2
 assert ended(generate, "--help") == 0
@@ -115,8 +115,8 @@ def test_importing_every_module_changes_nothing_outside(tmp_path):
 def test_programs_run_one_after_another_in_one_process(tmp_path):
     done = run(PROGRAMS, tmp_path)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    expected = ["/nowhere/there: no run here", "n_best", "--text: not for masks", "/nowhere/a: no"]
+    expected = ["/nowhere/there: no run here", "--scores", "--text: not for masks", "/a: no"]
     assert len(errors) == len(expected)
     assert all(words in line for words, line in zip(expected, errors)), errors
     assert "Continues text" in done.stdout and "--max_tokens" in done.stdout
-    assert "--n_best" not in done.stdout and "--workdir" in done.stdout
+    assert "--[no]scores" not in done.stdout and "--workdir" in done.stdout
