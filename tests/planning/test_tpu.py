@@ -65,7 +65,7 @@ def test_a_refusal_is_an_answer():
     done = call(
         "dry_run",
         *FLAGS,
-        "--config.train.batch=4000000",
+        "--config.train.batch=100000",
         "--config.train.log_every=1",
         "--topology=v5e:2x2",
     )
