@@ -73,8 +73,8 @@ class Work:
         shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / name).mkdir()
         if trained:
-            for kept in (self.folder / "alone").glob("tokenizer-*"):
-                shutil.copytree(kept, self.folder / name / kept.name)
+            for tokenizer in (self.folder / "alone").glob("tokenizer-*"):
+                shutil.copytree(tokenizer, self.folder / name / tokenizer.name)
         return name
 
     def equals_alone(self, name: str) -> bool:

@@ -35,8 +35,8 @@ def test_the_least_recently_used_stores_are_removed_and_built_again(tmp_path, mo
     # It has room for three and the tokenizer.
     monkeypatch.setenv(VARIABLE, str(3.9 * size / 1e9))
     latest = build(tmp_path, "e").path
-    kept = {tokenizer, folders[1].name, folders[2].name, latest.name}
-    assert names(tmp_path) == kept | of_others
+    remaining = {tokenizer, folders[1].name, folders[2].name, latest.name}
+    assert names(tmp_path) == remaining | of_others
     [line] = [line for line in capsys.readouterr().err.splitlines() if "removed" in line]
     assert f"{VARIABLE}=" in line and f": {folders[3].name}, {folders[0].name} (" in line
     assert contents(build(tmp_path, "a").path) == before

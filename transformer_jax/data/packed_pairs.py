@@ -49,6 +49,7 @@ class PackedPairs:
 
     def _row(self, tokens: np.ndarray) -> Row:
         """Returns a row of sources and targets in turn, each with its end token."""
+        # Both sides are SentencePiece, whose end token has one id that no text encodes to.
         ends = np.flatnonzero(tokens == self.meta["eos_id"]) + 1
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]

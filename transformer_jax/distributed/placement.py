@@ -1,4 +1,4 @@
-"""Where the arrays of a program stand that uses trained parameters.
+"""The placement of parameters and rows on devices, for programs that use a trained model.
 
 The parameters of a use are on a mesh, as in training. A program of the use enters `Placement.use`
 in the traced function. Its rows are then split over the devices, and its results are gathered.
@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterator
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from transformer_jax.distributed import sharding
 
@@ -81,9 +80,4 @@ def gathered(tree):
 
 def _one_device(placed) -> Mesh:
     device = min(placed.device_set, key=lambda x: x.id) if placed else jax.local_devices()[0]
-    shape = (1,) * len(sharding.AXES)
-    return Mesh(
-        np.array([device]).reshape(shape),
-        sharding.AXES,
-        axis_types=(AxisType.Auto,) * len(sharding.AXES),
-    )
+    return sharding.make_mesh(dict.fromkeys(sharding.AXES, 1), [device])

@@ -31,11 +31,11 @@ def limit(variable: str, default: float) -> float:
 
 
 def remove(
-    entries: Iterable[Entry], most: float, is_removed: Callable[[pathlib.Path], bool]
+    entries: Iterable[Entry], most: float, try_to_remove: Callable[[pathlib.Path], bool]
 ) -> list[Entry]:
     """Removes entries until the others have at most `most` bytes. Returns the removed ones.
 
-    `is_removed(path)` removes an entry, or returns False because it is in use.
+    `try_to_remove(path)` removes an entry and returns True, or returns False because it is in use.
     """
     entries = sorted(entries, key=lambda entry: entry.used)
     size = sum(entry.size for entry in entries)
@@ -43,7 +43,7 @@ def remove(
     for entry in entries:
         if size <= most:
             break
-        if is_removed(entry.path):
+        if try_to_remove(entry.path):
             size -= entry.size
             removed.append(entry)
     return removed

@@ -32,12 +32,11 @@ class CausalLM(CausalUse, TextTask):
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
-        max_length = self.model.window
         check_row_length("length", self.length, self.model)
-        if not 0 <= self.sample_tokens < max_length:
+        if not 0 <= self.sample_tokens < self.model.window:
             raise UserError(
                 f"config.task.sample_tokens={self.sample_tokens}: must be from 0 to "
-                f"config.model.max_length - 1 = {max_length - 1}"
+                f"config.model.max_length - 1 = {self.model.window - 1}"
             )
         if self.carry:
             self._check_carry()
@@ -93,12 +92,9 @@ class CausalLM(CausalUse, TextTask):
 
     def _states(self, params, batch, context: Context):
         """Returns (hidden states (B, L, M), carry)."""
+        rngs = {"dropout": context.rng} if context.train else None
         apply = partial(
-            self.model.apply,
-            {"params": params},
-            batch["tokens"],
-            train=context.train,
-            rngs={"dropout": context.rng} if context.train else None,
+            self.model.apply, {"params": params}, batch["tokens"], train=context.train, rngs=rngs
         )
         if self.carry:
             return apply(context.carry, restarts=batch["restarts"], method="advance")

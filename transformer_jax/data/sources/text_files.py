@@ -49,7 +49,7 @@ def _newlines(file: str, stop: int) -> int:
 def text_lines(text: str | Span, keep_ends: bool = False) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, or of a span of it. The path "-" means stdin.
 
-    Only "\n" and "\r\n" end a line. They are removed unless `keep_ends`. A byte-order mark is
+    Only "\\n" and "\\r\\n" end a line. They are removed unless `keep_ends`. A byte-order mark is
     removed. Raises UserError with the number of a line that is not UTF-8.
     """
     span = Span(text) if isinstance(text, str) else text
