@@ -163,7 +163,7 @@ def build(
         return {
             "pairs": num_pairs,
             "skipped": {"long": too_long, "empty": empty},
-            "bos_id": tokenizer.target.bos_id,
+            "bos_id": tokenizer.target.start_id,
             "eos_id": tokenizer.target.eos_id,
             "padding": 1 - num_tokens / (num_rows * target_length),
         }
@@ -200,7 +200,8 @@ def _encoded(
 ) -> tuple[_EncodedSide, _EncodedSide, dict[str, int]]:
     """Returns the encoded sources and targets, and the number of pairs that were skipped.
 
-    Each sentence ends with the end token. `limits` are the lengths of a row's two sides.
+    Each sentence is framed: it ends with the end token. `limits` are the lengths of a row's two
+    sides.
     """
     source_limit, target_limit = limits
     source, target = _EncodedSide(), _EncodedSide()
@@ -209,16 +210,20 @@ def _encoded(
     while block := list(itertools.islice(remaining, _PAIRS_PER_BLOCK)):
         sources, targets = map(list, zip(*block))
         encoded = list(zip(tokenizer.source.encode(sources), tokenizer.target.encode(targets)))
-        filled = [pair for pair in encoded if all(pair)]
+        filled = [
+            (tokenizer.source.framed(source_ids), tokenizer.target.framed(target_ids))
+            for source_ids, target_ids in encoded
+            if source_ids and target_ids
+        ]
         fitting = [
             (source_ids, target_ids)
             for source_ids, target_ids in filled
-            if len(source_ids) < source_limit and len(target_ids) < target_limit
+            if len(source_ids) <= source_limit and len(target_ids) <= target_limit
         ]
         skipped["empty"] += len(encoded) - len(filled)
         skipped["long"] += len(filled) - len(fitting)
-        source.append([ids + [tokenizer.source.eos_id] for ids, _ in fitting])
-        target.append([ids + [tokenizer.target.eos_id] for _, ids in fitting])
+        source.append([ids for ids, _ in fitting])
+        target.append([ids for _, ids in fitting])
     source.join()
     target.join()
     return source, target, skipped

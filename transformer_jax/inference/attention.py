@@ -61,7 +61,7 @@ def in_translation(
     check_attends(model)
     sides = tokenizers.source, tokenizers.target
     source_ids, target_ids = (
-        [*tokenizer.encode([text])[0], tokenizer.eos_id] for tokenizer, text in zip(sides, texts)
+        tokenizer.framed(tokenizer.encode(text)) for tokenizer, text in zip(sides, texts)
     )
     check_length(max(len(source_ids), len(target_ids)), model.window)
     source = jnp.array([source_ids])
@@ -71,6 +71,6 @@ def in_translation(
     queries = Side.of(tokenizers.target, target_ids, pieces)
     if kind == "decoder":
         keys = Side(["<s>"], [0]) + Side.of(tokenizers.target, target_ids[:-1], pieces)
-    inputs = jnp.array([[tokenizers.target.bos_id, *target_ids[:-1]]])
+    inputs = jnp.array([[tokenizers.target.start_id, *target_ids[:-1]]])
     weights = weights_in(model, params, "decoder", source, inputs, cross=kind == "cross")
     return between(weights, queries, keys)

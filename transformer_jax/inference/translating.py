@@ -62,7 +62,7 @@ class Translator:
         search = BeamSearch(decode.beam, decode.alpha, target.eos_id, n_best)
         placement = Placement.of(params, self.mesh).decoding()
         places = placement.rows(decode.batch)
-        return Stream(self.model, search, places, target.bos_id, placement)
+        return Stream(self.model, search, places, target.start_id, placement)
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
         stream = self.stream(params, n_best)
@@ -99,7 +99,7 @@ class Translator:
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yields (number of a part, its hypotheses) as they are done, the longest parts first."""
         order = longest_first([len(ids) for ids in parts])
-        inputs = [[*parts[number], self.tokenizers.source.eos_id] for number in order]
+        inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
         limits = [len(ids) + self.decode.max_extra for ids in inputs]
         for place, beams in stream(params, inputs, limits):
             ids = [row[row > 0].tolist() for row in beams.ids]

@@ -69,6 +69,25 @@ class Tokenizer:
             )
         return tuple(ids.values())
 
+    def framed(self, ids: list[int]) -> list[int]:
+        """Returns the ids of a whole text as an encoder-decoder reads and writes it.
+
+        The end follows them. `cls_id` precedes them where the tokenizer has it (Lewis et al. 2019).
+        """
+        return [*([] if self.cls_id is None else [self.cls_id]), *ids, self.eos_id]
+
+    @property
+    def start_id(self) -> int:
+        """The id that a decoder reads in front of a framed text.
+
+        It is the end where `cls_id` begins the text (Lewis et al. 2019), else the start, or padding
+        where there is no start (Raffel et al. 2020).
+        """
+        if self.cls_id is not None:
+            return self.eos_id
+        ids = (self.bos_id, self.pad_id, self.eos_id)
+        return next(i for i in ids if i is not None)
+
     def encode_masked(self, text: str) -> list[int]:
         """Returns the ids of a text in which "[MASK]" stands for `mask_id`."""
         first, *others = self.encode(text.split("[MASK]"))
