@@ -7,20 +7,21 @@ import pytest
 
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import packed_pairs
+from transformer_jax.data.tokenizers import Tokenizer
 
 
-class Words:
+class Words(Tokenizer):
     """A tokenizer of numbers in words: "5 7" is [5, 7]."""
 
     pad_id, unk_id, bos_id, eos_id = range(4)
     vocab_size = 100
 
-    def encode(self, texts):
+    def _encode(self, texts):
         return [[int(word) for word in text.split()] for text in texts]
 
 
 class Both:
-    source = target = Words()
+    source = target = Words(b"")
 
     def fingerprint(self):
         return ["words"]

@@ -18,7 +18,7 @@ def endless(translation):
     def opened(beam, batch):
         overrides = {"decode.beam": beam, "decode.batch": batch}
         task, params = open_run(translation.workdir, overrides=overrides)
-        target = types.SimpleNamespace(bos_id=task.tokenizer.target.bos_id, eos_id=-1)
+        target = types.SimpleNamespace(start_id=task.tokenizer.target.start_id, eos_id=-1)
         task.tokenizer = types.SimpleNamespace(target=target)
         return task, task.model.for_decoding(params)
 
