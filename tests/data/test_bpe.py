@@ -47,6 +47,20 @@ def test_byte_bpe_is_laid_out_as_gpt2s():
     assert tokenizer.pieces([257, 258, tokenizer.eos_id]) == ["the", "▁the", "<|endoftext|>"]
 
 
+def test_roberta_bpe_is_laid_out_as_bart_reads_it(tmp_path):
+    tokenizer = tokenizers.train(["the the"] * 2, "roberta_bpe", 300)
+    # <s> <pad> </s> <unk>, bytes in GPT-2's order, merges, <mask>
+    assert tokenizer.encode(["!", "~", "the", " the"]) == [[4], [97], [261], [262]]
+    assert tokenizer.mask_id == 263 == tokenizer.vocab_size - 1
+    assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.unk_id) == (0, 1, 2, 3)
+    assert tokenizer.framed([7]) == [0, 7, 2] and tokenizer.start_id == tokenizer.eos_id == 2
+    for name, content in tokenizer.hf_files().items():
+        (tmp_path / name).write_bytes(content)
+    assert tokenizers.read_published(tmp_path).files() == tokenizer.files()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config == {"tokenizer_class": "RobertaTokenizer"}
+
+
 @pytest.mark.parametrize(
     "names",
     [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")],

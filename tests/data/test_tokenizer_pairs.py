@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.data.tokenizer_texts import ENGLISH, GERMAN
+from tests.data.tokenizer_texts import ENGLISH, GERMAN, TEXTS
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.data.sources import pairs
@@ -86,6 +86,24 @@ def test_saved_and_loaded_is_the_same(data, tmp_path, sizes):
     assert loaded.source.encode(ENGLISH) == pair.source.encode(ENGLISH) and loaded.target.encode(
         GERMAN
     ) == pair.target.encode(GERMAN)
+
+
+@pytest.mark.parametrize("kinds", [("roberta_bpe",) * 2, ("byte_bpe", "unigram"), ("bpe", "bpe")])
+def test_a_pair_has_tokenizers_of_any_kind(tmp_path, kinds):
+    source, target = (tokenizers.train(TEXTS, kind, 300) for kind in kinds)
+    pair = tokenizers.Pair(source, target)
+    pair.save(tmp_path / "two")
+    loaded = tokenizers.Pair.load(tmp_path / "two")
+    assert loaded.files() == pair.files() and loaded.fingerprint() == pair.fingerprint()
+    assert loaded.source is not loaded.target
+    shared = tokenizers.Pair(source, source)
+    shared.save(tmp_path / "shared")
+    # A pair opens the folder of a single tokenizer, and a single tokenizer that of a shared one.
+    source.save(tmp_path / "single")
+    for folder in ("shared", "single"):
+        again = tokenizers.Pair.load(tmp_path / folder)
+        assert again.source is again.target and again.files() == shared.files()
+        assert tokenizers.load(tmp_path / folder).fingerprint() == source.fingerprint()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model at all"])

@@ -23,7 +23,7 @@ class Documents(list):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_come_back(kind):
-    tokenizer = tokenizers.train(TEXTS, kind, 150 if kind != "byte_bpe" else 300)
+    tokenizer = tokenizers.train(TEXTS, kind, 300 if kind in ("byte_bpe", "roberta_bpe") else 150)
     ids = tokenizer.encode(TEXTS)
     assert tokenizer.decode(ids) == TEXTS
     assert all(tokenizer.eos_id != i < tokenizer.vocab_size for each in ids for i in each)
@@ -80,6 +80,7 @@ def test_characters():
             for kind in [*KINDS, "wordpiece"]
         ],
         ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
+        ("roberta_bpe", TEXTS, 260, "config.model.vocab_size=260: .* at least 261"),
         (
             "characters",
             ["abc"],

@@ -20,7 +20,7 @@ GERMAN = [
 ]
 
 
-KINDS = ["unigram", "bpe", "byte_bpe", "characters"]
+KINDS = ["unigram", "bpe", "byte_bpe", "roberta_bpe", "characters"]
 
 
 TEXTS = [

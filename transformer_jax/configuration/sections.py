@@ -50,8 +50,11 @@ class Data:
     test_split: str | None = None  # as train_split, for --set=test; None: test
     source_language: str = "en"  # feature of the TFDS set that is the source
     target_language: str = "de"  # feature of the TFDS set that is the target
-    # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's
-    tokenizer: Literal["unigram", "bpe", "byte_bpe", "characters", "wordpiece"] = "unigram"
+    # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's, roberta_bpe is
+    # byte_bpe with RoBERTa's special tokens, a mask among them
+    tokenizer: Literal["unigram", "bpe", "byte_bpe", "roberta_bpe", "characters", "wordpiece"] = (
+        "unigram"
+    )
     cased: bool = False  # wordpiece: keep case and accents
     # a larger text trains its tokenizer on a sample of so many bytes; characters reads all
     tokenizer_bytes: int = 50_000_000

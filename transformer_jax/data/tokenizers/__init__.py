@@ -4,7 +4,8 @@
 `read_published` opens those of published models.
 """
 
-from transformer_jax.data.tokenizers.loading import Pair, check_pair, load, read_published
+from transformer_jax.data.tokenizers.loading import load, read_published
+from transformer_jax.data.tokenizers.pair import Pair, check_pair
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import of_run, train, train_cached, train_pair

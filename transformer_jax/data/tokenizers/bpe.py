@@ -102,6 +102,11 @@ def _needs_no_merge(piece: str) -> bool:
     return is_special or len(piece.removesuffix("</w>")) == 1
 
 
+# The special pieces before and after all others: GPT-2's, and those of RoBERTa (Liu et al. 2019).
+GPT2 = ((), ("<|endoftext|>",))
+ROBERTA = (("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",))
+
+
 class ByteBPE(BPE):
     """GPT-2's BPE over the bytes of UTF-8 (Radford et al. 2019, section 2.2).
 
@@ -111,8 +116,7 @@ class ByteBPE(BPE):
     file = "byte_bpe.json"
     # A printable character for each of the 256 bytes.
     needed = tuple(huggingface.pre_tokenizers.ByteLevel.alphabet())
-    hf_class = "GPT2Tokenizer"
-    # GPT-2's vocabulary has the first only, RoBERTa's (Liu et al. 2019) the others.
+    # GPT-2's vocabulary has the first only, RoBERTa's the others.
     special_pieces = {
         "eos": ("<|endoftext|>", "</s>"),
         "bos": ("<s>",),
@@ -123,30 +127,42 @@ class ByteBPE(BPE):
         "mask": ("<mask>",),
     }
 
+    @property
+    def hf_class(self) -> str:
+        return "GPT2Tokenizer" if self.cls_id is None else "RobertaTokenizer"
+
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> "ByteBPE":
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        special: tuple[tuple[str, ...], tuple[str, ...]] = GPT2,
+    ) -> "ByteBPE":
         """Returns a tokenizer with the merges of pairs that occur at least twice.
 
-        It has fewer pieces than `vocab_size` where the text has no more. Ids are in GPT-2's order:
-        bytes, merges, the end of a document.
+        It has fewer pieces than `vocab_size` where the text has no more. Ids are in the order of
+        GPT-2: bytes, then merges. `special` are the pieces before and after these.
         """
-        if vocab_size < 257:
+        before, after = special
+        num_special = len(before) + len(after)
+        if vocab_size < 256 + num_special:
             raise UserError(
-                f"config.model.vocab_size={vocab_size}: byte-level BPE needs at least 257, "
-                "the bytes and the end of a document"
+                f"config.model.vocab_size={vocab_size}: byte-level BPE needs at least "
+                f"{256 + num_special}, the bytes and {', '.join(before + after)}"
             )
         tokenizer = cls.pipeline({}, [])
         tokenizer.train_from_iterator(
             texts,
             huggingface.trainers.BpeTrainer(
-                vocab_size=vocab_size - 1,
+                vocab_size=vocab_size - num_special,
                 min_frequency=2,
                 initial_alphabet=list(cls.needed),
                 show_progress=False,
             ),
         )
         parts = parts_of(tokenizer)
-        return cls.of(parts.vocab | {cls.special_pieces["eos"][0]: len(parts.vocab)}, parts.merges)
+        pieces = [*before, *pieces_by_id(parts.vocab), *after]
+        return cls.of({piece: i for i, piece in enumerate(pieces)}, parts.merges)
 
     @staticmethod
     def pipeline(vocab, merges):

@@ -11,78 +11,36 @@ from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.published_bpe import PublishedBPE
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
-from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
+from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
-_KINDS = {
+KINDS = {
     kind.file: kind
     for kind in (SentencePiece, ByteBPE, GPT1BPE, PublishedBPE, Characters, WordPiece)
 }
-
-
-class Pair:
-    """The tokenizers of a translation's source and target.
-
-    They are one object where both sides share a vocabulary.
-    """
-
-    def __init__(self, source: SentencePiece, target: SentencePiece):
-        self.source = source
-        self.target = target
-
-    def fingerprint(self) -> list[str]:
-        return [self.source.fingerprint(), self.target.fingerprint()]
-
-    def files(self) -> dict[str, bytes]:
-        if self.source is self.target:
-            return {"shared.model": self.source.model}
-        return {"source.model": self.source.model, "target.model": self.target.model}
-
-    def hf_files(self) -> dict[str, bytes]:
-        """Returns no files: Hugging Face's tokenizers have one vocabulary."""
-        return {}
-
-    def save(self, folder: pathlib.Path) -> None:
-        write_files(self.files(), folder)
-
-    @classmethod
-    def of_files(cls, files: dict[str, bytes]) -> "Pair":
-        if "shared.model" in files:
-            shared = SentencePiece(files["shared.model"])
-            return cls(shared, shared)
-        return cls(SentencePiece(files["source.model"]), SentencePiece(files["target.model"]))
-
-    @classmethod
-    def load(cls, folder: pathlib.Path) -> "Pair":
-        """Returns the tokenizers that a run has saved. Raises UserError where there are none."""
-        with _unreadable_as_user_error(folder):
-            return cls.of_files({path.name: path.read_bytes() for path in folder.glob("*.model")})
+SHARED = "shared.model"  # the SentencePiece model of both sides of a pair
 
 
 def load(folder: pathlib.Path) -> Tokenizer:
     """Returns the tokenizer that a run has saved. Raises UserError where there is none."""
-    with _unreadable_as_user_error(folder):
-        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        return of_files(files)
+    with unreadable_as_user_error(folder):
+        return of_files(files_of(folder))
+
+
+def files_of(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns {name: content} of the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def of_files(files: dict[str, bytes]) -> Tokenizer:
     """Returns the tokenizer of saved files. The name of the file gives the kind."""
-    names = [name for name in _KINDS if name in files]
+    kinds = KINDS | {SHARED: SentencePiece}
+    names = [name for name in kinds if name in files]
     if len(names) != 1:
         raise ValueError(
-            f"it should hold one of {', '.join(_KINDS)}; it holds {' and '.join(names) or 'none'}"
+            f"it should hold one of {', '.join(KINDS)}; it holds {' and '.join(names) or 'none'}"
         )
-    return _KINDS[names[0]](files[names[0]])
-
-
-def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> None:
-    """Raises UserError where a tokenizer has more tokens than the model."""
-    if source_vocab_size is None:
-        check_size(pair.source, vocab_size)
-    else:
-        check_size(pair.source, source_vocab_size, "source_vocab_size")
-    check_size(pair.target, vocab_size)
+    return kinds[names[0]](files[names[0]])
 
 
 def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
@@ -99,7 +57,7 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
 
     Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
     """
-    with _unreadable_as_user_error(folder):
+    with unreadable_as_user_error(folder):
         config = folder / "tokenizer_config.json"
         settings = json.loads(config.read_bytes()) if config.exists() else {}
         if (folder / "vocab.txt").exists():
@@ -143,7 +101,8 @@ def _merges(path: pathlib.Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _unreadable_as_user_error(folder):
+def unreadable_as_user_error(folder: pathlib.Path):
+    """Raises UserError that names the folder for any error within the context."""
     try:
         yield
     except Exception as error:  # The libraries raise nothing narrower.

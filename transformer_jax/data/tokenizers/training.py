@@ -10,15 +10,10 @@ import tokenizers as huggingface
 
 from transformer_jax.config import UserError
 from transformer_jax.data import store
-from transformer_jax.data.tokenizers.bpe import ByteBPE
+from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
-from transformer_jax.data.tokenizers.loading import (
-    Pair,
-    check_size,
-    load,
-    of_files,
-    read_published,
-)
+from transformer_jax.data.tokenizers.loading import check_size, load, of_files, read_published
+from transformer_jax.data.tokenizers.pair import Pair
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
@@ -55,6 +50,8 @@ def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False)
     match kind:
         case "byte_bpe":
             return ByteBPE.train(texts, vocab_size)
+        case "roberta_bpe":
+            return ByteBPE.train(texts, vocab_size, ROBERTA)
         case "characters":
             return Characters.train(texts, vocab_size)
         case "wordpiece":
