@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from transformer_jax import config as configs
+from transformer_jax.models.bart import BART
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 
+FAMILIES = [EncoderDecoder, BART]
 SIZE = dict(
     vocab_size=40,
     d_model=16,
@@ -23,8 +25,8 @@ SOURCE = jax.random.randint(jax.random.key(1), (3, 7), 1, 40)
 TARGET = jax.random.randint(jax.random.key(2), (3, 6), 1, 40)
 
 
-def init(**changes):
-    model = EncoderDecoder(**{**SIZE, **changes})
+def init(cls=EncoderDecoder, **changes):
+    model = cls(**{**SIZE, **changes})
     return model, nn.unbox(model.init(jax.random.key(0), SOURCE, TARGET))
 
 
@@ -131,6 +133,7 @@ def test_equals_the_paper_in_numpy():
         {"norm_position": "pre"},
         {"positions": "learned"},
         {"source_vocab_size": 50, "tie_output": False},
+        {"cls": BART},
     ],
 )
 def test_cached_decoding_equals_the_whole_prefix(changes):
@@ -149,9 +152,10 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
         np.testing.assert_allclose(logits[:, 0], expected[:, place], rtol=1e-4, atol=1e-5)
 
 
-def test_beams_attend_to_their_ancestors():
+@pytest.mark.parametrize("cls", FAMILIES)
+def test_beams_attend_to_their_ancestors(cls):
     """Two beams, which both continue beam 1 at position 2, equal their prefixes decoded alone."""
-    model, variables = init()
+    model, variables = init(cls)
     params = model.for_decoding(variables["params"])
     memory = model.apply(variables, SOURCE, method="encode")
     beams = jnp.stack([TARGET[:, 1:4], TARGET[:, 3:6]], axis=1)  # (B, 2, 3)
@@ -165,8 +169,9 @@ def test_beams_attend_to_their_ancestors():
         np.testing.assert_allclose(logits[:, beam], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_input_that_is_done_has_no_position_beyond_the_table():
-    model, variables = init(positions="learned", max_length=7)
+@pytest.mark.parametrize("changes", [{"positions": "learned"}, {"cls": BART}])
+def test_an_input_that_is_done_has_no_position_beyond_the_table(changes):
+    model, variables = init(max_length=7, **changes)
     params = model.for_decoding(variables["params"])
     memory = model.apply(variables, SOURCE, method="encode")
     _, state = model.begin(params, TARGET[:, :1], memory, jnp.ones_like(SOURCE), beams=1)
@@ -195,8 +200,9 @@ def test_no_leak_from_the_future_or_from_other_segments():
     assert not np.allclose(original[:, :2], other_source[:, :2])
 
 
-def test_packed_rows_equal_their_examples_alone():
-    model, variables = init()
+@pytest.mark.parametrize("cls", FAMILIES)
+def test_packed_rows_equal_their_examples_alone(cls):
+    model, variables = init(cls)
     other_source = SOURCE[:, ::-1]
     other_target = TARGET[:, ::-1]
 

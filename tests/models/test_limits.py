@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
+from transformer_jax.models.attending import Attending
+from transformer_jax.models.bart import BART
 from transformer_jax.models.bert import BERT
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.gpt import GPT
@@ -18,6 +20,7 @@ MODELS = {
     "gpt": GPT(num_layers=1, vocab_multiple=8, **SIZE),
     "bert": BERT(num_layers=1, **SIZE),
     "learned": EncoderDecoder(positions="learned", source_vocab_size=30, **LAYERS, **SIZE),
+    "bart": BART(**LAYERS, **SIZE),
     "sinusoidal": EncoderDecoder(**LAYERS, **SIZE),
 }
 
@@ -29,7 +32,7 @@ def applied(request):
     The function takes source and target. One argument is used for both.
     """
     model = MODELS[request.param]
-    num_inputs = 2 if isinstance(model, EncoderDecoder) else 1
+    num_inputs = 2 if isinstance(model, Attending) else 1
     params = jax.jit(model.init)(jax.random.key(0), *[tokens(1, 2)] * num_inputs)["params"]
 
     def apply(*tokens):
@@ -52,7 +55,7 @@ def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
     for call in (apply, jax.jit(apply), partial(jax.eval_shape, apply)):
         with pytest.raises(UserError, match="a row has 7 tokens.* config.model.max_length=6"):
             call(tokens(2, 7))
-    if name == "learned":
+    if name in ("learned", "bart"):
         with pytest.raises(UserError, match="a row has 7 tokens"):
             apply(tokens(2, 6), tokens(2, 7))
 
@@ -64,7 +67,7 @@ def test_ids_are_in_the_vocabulary(applied, invalid):
     source = jnp.array([[1, 30 if name == "learned" and invalid > 0 else invalid]])
     with pytest.raises(UserError, match=f"the id -?[0-9]+ is not from 0 to .* .config.model.{key}"):
         apply(source)
-    if name in ("learned", "sinusoidal"):
+    if name in ("learned", "bart", "sinusoidal"):
         with pytest.raises(UserError, match=f"the id {invalid} is not from 0 to 19"):
             apply(tokens(1, 2), jnp.array([[1, invalid]]))
 

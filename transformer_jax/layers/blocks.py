@@ -80,7 +80,7 @@ class Block(nn.Module):
                 cross_attention, memory=memory, mask=cross_mask, train=train, decode=decode
             )
             x = residual(x, attend, "cross_attention")
-        return residual(x, self.mlp(name="mlp"), "mlp")
+        return residual(x, partial(self.mlp(name="mlp"), train=train), "mlp")
 
 
 class Stack(nn.Module):

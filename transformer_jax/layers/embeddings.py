@@ -18,7 +18,8 @@ class Embed(nn.Module):
 
     The number of rows of the table is V, rounded up to a multiple of `multiple`. The additional
     rows are zero. Raises UserError for an id outside [0, V). Under jax.jit the ids are not known:
-    the vector of such an id is NaN.
+    the vector of such an id is NaN. The vector of id i is row i + `offset`, and the first rows
+    belong to no id.
     """
 
     num_embeddings: int
@@ -27,6 +28,7 @@ class Embed(nn.Module):
     axes: tuple[str | None, str] = ("vocab", "embed")
     dtype: jnp.dtype = jnp.float32
     multiple: int = 1
+    offset: int = 0
     key: str = "vocab_size"  # the key of config.model that sets V, for error messages
 
     def setup(self):
@@ -34,7 +36,9 @@ class Embed(nn.Module):
             return jnp.pad(self.init(key, shape), ((0, -shape[0] % self.multiple), (0, 0)))
 
         init = declared(init, self.axes, decays=True)
-        self.embedding = self.param("embedding", init, (self.num_embeddings, self.features))
+        self.embedding = self.param(
+            "embedding", init, (self.offset + self.num_embeddings, self.features)
+        )
 
     def __call__(self, ids: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         if not isinstance(ids, jax.core.Tracer):
@@ -42,7 +46,7 @@ class Embed(nn.Module):
         # Each device looks up its own columns of the table for all rows. Then rows and columns are
         # exchanged. The vectors of a batch are much smaller than the table. The gradients of the
         # table are summed in float32.
-        ids = sharding.constrain(ids, "lookup", "length")
+        ids = sharding.constrain(ids + self.offset, "lookup", "length")
         x = jnp.take(self.embedding, ids, axis=0).astype(self.dtype)  # (B, L, M)
         x = sharding.constrain(x, "lookup", "length", self.axes[1])
         return sharding.constrain(x, "batch", "length", None)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
-from transformer_jax.layers.linear import Linear
+from transformer_jax.layers.linear import Dropout, Linear
 
 
 class MLP(nn.Module):
@@ -26,15 +26,17 @@ class MLP(nn.Module):
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
     # Initializer of the last kernel; None: kernel_init.
     output_init: nn.initializers.Initializer | None = None
+    dropout: float = 0.0  # on the hidden layer
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B L M"]) -> Float[Array, "B L M"]:
+    def __call__(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
         y = self.activation(self._hidden("wi", x))  # (B, L, F)
         if self.gated:
             y = y * self._hidden("wv", x)
         y = sharding.constrain(y, "batch", "length", "mlp")
         y = activations.named(self, "hidden", y)
+        y = Dropout(self.dropout)(y, train=train)
         output = Linear(
             (self.d_ff,),
             (x.shape[-1],),

@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Embed, row_positions, sinusoids
@@ -16,17 +15,15 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
-from transformer_jax.models.model import SequenceToSequence
+from transformer_jax.models.attending import Attending
 
 
-class EncoderDecoder(SequenceToSequence):
+class EncoderDecoder(Attending):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    Segment ids start at 1 and separate the examples of a packed row; 0 is padding. Positions count
-    from 0 within each example. By default a row is one example.
+    See `Attending` for segment ids and positions.
     """
 
-    can = frozenset({"attend", "cache"})
     vocabulary = ("target_embed/embedding", "output_embed/embedding")
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
@@ -96,75 +93,31 @@ class EncoderDecoder(SequenceToSequence):
             self.encoder_norm = LayerNorm()
             self.decoder_norm = LayerNorm()
 
-    def __call__(
+    def encoded(
         self,
         source: Int[ArrayLike, "B S"],
-        target: Int[ArrayLike, "B T"],
-        source_positions: Int[ArrayLike, "B S"] | None = None,
-        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
+        positions: Int[ArrayLike, "B S"] | None,
         *,
-        target_positions: Int[ArrayLike, "B T"] | None = None,
-        target_segment_ids: Int[ArrayLike, "B T"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B T V"]:
-        hidden = self.hidden(
-            source,
-            target,
-            source_positions=source_positions,
-            source_segment_ids=source_segment_ids,
-            target_positions=target_positions,
-            target_segment_ids=target_segment_ids,
-            train=train,
-        )
-        return self.logits(hidden)
-
-    def encode(
-        self,
-        source: Int[ArrayLike, "B S"],
-        *,
-        positions: Int[ArrayLike, "B S"] | None = None,
-        segment_ids: Int[ArrayLike, "B S"] | None = None,
+        mask: Mask,
         train: bool = False,
     ) -> Float[Array, "B S M"]:
-        """Encodes source tokens (B, S) to memory (B, S, M)."""
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         x = self._embed(self.source_embed, source, positions, train)
         x = self.encoder(x, mask=mask, train=train)
         return self.encoder_norm(x) if self.norm_position == "pre" else x
 
-    def decode(
+    def decoded(
         self,
         target: Int[ArrayLike, "B T"],
-        memory: Float[Array, "B S M"],
+        positions: Int[ArrayLike, "B T"] | Int[ArrayLike, "B 1"] | None,
+        memory: Float[Array, "B S M"] | None,
         *,
-        positions: Int[ArrayLike, "B T"] | None = None,
-        segment_ids: Int[ArrayLike, "B T"] | None = None,
-        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
+        mask: Mask,
+        cross_mask: Mask,
         train: bool = False,
+        decode: int = 0,
     ) -> Float[Array, "B T M"]:
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
-        cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
-        return self._decoded(target, memory, positions, train, mask=mask, cross_mask=cross_mask)
-
-    def cached(
-        self,
-        target: Int[ArrayLike, "N K"],
-        positions: Int[ArrayLike, "N K"] | Int[ArrayLike, "N 1"],
-        slots: int,
-        *,
-        memory: Float[Array, "N S M"] | None = None,
-        segments: Int[ArrayLike, "N S"],
-        slot: Int[ArrayLike, ""],
-        ancestors: Int[ArrayLike, "N K P"] | None = None,
-    ) -> Float[Array, "N K M"]:
-        mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
-        options = dict(mask=mask, cross_mask=Mask(key_segments=segments), decode=slots)
-        return self._decoded(target, memory, positions, False, **options)
-
-    def _decoded(self, target, memory, positions, train, **options):
-        """Returns the states (B, T, M) of target tokens at `positions` (B, T)."""
         x = self._embed(self.target_embed, target, positions, train)
-        x = self.decoder(x, memory, train=train, **options)
+        x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
     def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
@@ -188,16 +141,3 @@ class EncoderDecoder(SequenceToSequence):
         else:
             x = x + sinusoids(positions, self.d_model).astype(x.dtype)
         return self.embed_dropout(x, train=train)
-
-    def flops(self, source_length: int, target_length: int) -> float:
-        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
-
-        Causal attention counts half its square. Padding is counted; norms, softmax and embedding
-        look-ups are not.
-        """
-        sizes = flops.LayerSizes.of(self)
-        encoder = sizes.layer(source_length, source_length**2)
-        cross = sizes.attention(target_length, source_length, target_length * source_length)
-        decoder = sizes.layer(target_length, flops.causal_pairs(target_length)) + cross
-        output = flops.dense(target_length, self.d_model, self.vocab_size)
-        return self.num_encoder_layers * encoder + self.num_decoder_layers * decoder + output
