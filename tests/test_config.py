@@ -84,6 +84,12 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
             "(('head', (('name', 'sgd'), ('momentum', 'much'))),)",
             ["config.optimizer.groups, head: momentum='much' is not a number"],
         ),
+        ("optimizer.begin", "0.5", ["config.optimizer.begin=0.5: is a key of a group"]),
+        (
+            "optimizer.groups",
+            "(('head', (('begin', 1000000),)),)",
+            ["'head': config.optimizer.begin=1000000: must be below config.train.num_steps="],
+        ),
         ("data.cache", "", ["config.data.cache is empty"]),
         ("data.corpus_size", "-5", ["config.data.corpus_size=-5", "at least 1"]),
         ("model.vocab_size", "1e12", ["config.model.vocab_size=1000000000000", "2^31"]),

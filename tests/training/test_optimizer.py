@@ -259,18 +259,48 @@ def test_a_group_has_the_optimizer_of_its_section():
         make(keys | {"groups": groups}, traits)
 
 
+@jax.disable_jit()  # a compiled branch may round otherwise
+@pytest.mark.parametrize("name", ["adamw", "muon", "schedule_free"])
+def test_a_group_begins_as_a_run_of_its_own(name):
+    """Before `begin` neither it nor its optimizer changes; the other group learns all the time."""
+    params = {name: jnp.linspace(-1, 1, 12).reshape(3, 4) for name in ("body", "head")}
+    traits = jax.tree.map(lambda _: Traits(("embed", "mlp"), inputs=1, decays=True), params)
+    keys = dict(name=name, learning_rate=0.1, warmup_steps=0.5, weight_decay=0.1)
+    groups = (("late", (("begin", 0.4),)),)
+    group = {("body",): "late", ("head",): ""}.get
+    late = make(keys | {"groups": groups}, traits, group=group)
+    begun = 4  # 0.4 of 10 updates
+    alone = {"body": make(keys, traits, num_steps=10 - begun), "head": make(keys, traits)}
+    expected = dict.fromkeys(alone, params)
+    states = {name: tx.init(params) for name, tx in alone.items()}
+    state = late.init(params)
+    for number in range(10):
+        grads = {name: jnp.cos(x + number) for name, x in params.items()}
+        learning = {"head": alone["head"]} | ({"body": alone["body"]} if number >= begun else {})
+        for name, tx in learning.items():
+            update, states[name] = tx.update(grads, states[name], expected[name])
+            expected[name] = optax.apply_updates(expected[name], update)
+        update, state = late.update(grads, state, params)
+        params = optax.apply_updates(params, update)
+        for name in params:
+            np.testing.assert_array_equal(params[name], expected[name][name])
+
+
 # training
 
 GROUPS = (
     ("attention", (("name", "muon"), ("learning_rate", 0.003))),
-    ("mlp", (("name", "adafactor"), ("learning_rate", 0.1), ("weight_decay", 0.1))),
+    (
+        "mlp",
+        (("name", "adafactor"), ("learning_rate", 0.1), ("weight_decay", 0.1), ("begin", 0.75)),
+    ),
 )
 
 
 @pytest.fixture
 def grouped(tmp_path, monkeypatch):
-    """Returns config and program of a GPT: attention by muon, MLPs by adafactor, all else
-    schedule-free.
+    """Returns config and program of a GPT: attention by muon, MLPs by adafactor from the last
+    update on, all else schedule-free.
     """
     monkeypatch.setattr(adafactor, "_LEAST", 16)
 

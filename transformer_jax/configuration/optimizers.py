@@ -13,7 +13,7 @@ from transformer_jax.configuration.values import coerce
 
 _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
 _KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
-_UPDATES = ("decay_steps", "warmup_steps", "cooldown_steps")
+_UPDATES = ("begin", "decay_steps", "warmup_steps", "cooldown_steps")
 
 
 def sections(config) -> dict[str, Any]:
@@ -64,6 +64,11 @@ def _refusal(group: str, reason: str) -> UserError:
 
 def check(config: ConfigDict) -> None:
     """Raises UserError for the first value of an optimizer's section that can't be used."""
+    if config.optimizer.begin:
+        raise UserError(
+            f"config.optimizer.begin={config.optimizer.begin}: is a key of a group; set it in "
+            "config.optimizer.groups"
+        )
     for group, section in sections(config.optimizer).items():
         try:
             _check_ranges(section)
@@ -136,6 +141,12 @@ def _check_ranges(section) -> None:
 def _check_updates(section, num_steps: int) -> None:
     for key in _UPDATES:
         run_length.check(f"optimizer.{key}", section[key], least=int(key == "decay_steps"))
+    begin = run_length.span(section.begin, num_steps)
+    if begin >= num_steps:
+        raise UserError(
+            f"config.optimizer.begin={begin}: must be below config.train.num_steps={num_steps}"
+        )
+    num_steps -= begin
     warmup = run_length.span(section.warmup_steps, num_steps)
     if section.decay_steps is not None:
         decay = run_length.span(section.decay_steps, num_steps)

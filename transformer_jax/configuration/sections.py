@@ -140,6 +140,8 @@ class Optimizer:
     # (Howard & Ruder 2018, section 3.2)
     layer_decay: float = 1.0
     clip_norm: float = 0.0  # largest global norm of the gradient; 0: no clipping
+    # of a group: the update from which it learns, with a schedule for the rest of the run
+    begin: Updates = 0
     # differences of the optimizer of a group of parameters that the task names:
     # ((group, ((key, value), ...)), ...); clip_norm is then that of the group's gradient
     groups: tuple = ()

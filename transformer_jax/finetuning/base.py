@@ -212,7 +212,7 @@ class FineTuning(Definition, Task):
         return Loss(terms, counted)
 
     def group(self, path):
-        return None if self.frozen and path[0] != "head" else ""
+        return None if self.frozen and path[0] != "head" else super().group(path)
 
     def evaluations(self):
         return {} if self._examples("valid") is None else {"valid": self._validation_scores}

@@ -91,6 +91,14 @@ class Model(nn.Module, abc.ABC):
         logits = logits if bias is None else logits + bias[: self.vocab_size]
         return activations.named(self, "logits", logits)
 
+    @nn.nowrap
+    def group(self, path: tuple[str, ...]) -> str:
+        """Returns the group of the parameter at this path, for `config.optimizer.groups`.
+
+        "" is `config.optimizer` itself. It is that of all parameters where a config has no groups.
+        """
+        return ""
+
     def num_padding(self) -> int:
         """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return 0

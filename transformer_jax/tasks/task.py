@@ -154,9 +154,9 @@ class Task(abc.ABC):
         """Returns the group of the parameter at this path, which decides its optimizer.
 
         "" is `config.optimizer` itself, a name one of `config.optimizer.groups`. None freezes the
-        parameter: no update changes it.
+        parameter: no update changes it. The default is the model's group.
         """
-        return ""
+        return self.model.group(path) if self.config.optimizer.groups else ""
 
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         """Returns scores that follow from the mean metrics of the evaluation set `name`."""

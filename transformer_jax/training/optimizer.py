@@ -15,7 +15,7 @@ from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
-from transformer_jax.configuration import optimizers
+from transformer_jax.configuration import optimizers, run_length
 from transformer_jax.training import adafactor, schedule_free
 from transformer_jax.training.adafactor import TraitsOf
 from transformer_jax.training.schedule import schedule
@@ -71,8 +71,13 @@ def _check_groups(named: set[str | None], sections: set[str]) -> None:
 
 
 def _chain(config, num_steps: int, traits_of: TraitsOf) -> optax.GradientTransformation:
-    """Returns clipping, the optimizer's direction, weight decay, decay by layer and the rate."""
-    rate = schedule(config, num_steps)
+    """Returns clipping, the optimizer's direction, weight decay, decay by layer and the rate.
+
+    Before update number `config.begin` they change neither the parameters nor their own state. The
+    schedule is that of the updates from there on.
+    """
+    begin = run_length.span(config.begin, num_steps)
+    rate = schedule(config, num_steps - begin)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = _direction(config, traits_of)
     if config.weight_decay:
@@ -86,7 +91,8 @@ def _chain(config, num_steps: int, traits_of: TraitsOf) -> optax.GradientTransfo
     chain.append(optax.scale_by_learning_rate(rate))
     if config.name == "schedule_free":
         chain = [schedule_free.averaging(optax.chain(*chain), rate, config.b1)]
-    return optax.chain(*clip, *chain)
+    chain = optax.chain(*clip, *chain)
+    return optax.conditionally_mask(chain, lambda count: count >= begin) if begin else chain
 
 
 def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation]:
