@@ -46,7 +46,8 @@ class Attention(nn.Module):
     dropout: float = 0.0  # on the attention weights
     cross: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    # Initializer of the output projection; None: kernel_init.
+    # Initializers of the projections of queries and of the output; None: kernel_init.
+    query_init: nn.initializers.Initializer | None = None
     output_init: nn.initializers.Initializer | None = None
     dtype: jnp.dtype = jnp.float32
 
@@ -64,7 +65,7 @@ class Attention(nn.Module):
     ) -> Float[Array, "B Q M"]:
         heads = (self.num_heads, self.head_dim)
         kv_heads = self.num_kv_heads or self.num_heads
-        q = self._project("query", x, self.num_heads)  # (B, Q, H, D)
+        q = self._project("query", x, self.num_heads, self.query_init)  # (B, Q, H, D)
         if decode and self.cross and memory is None:
             k = self._stored_memory("keys")
             v = self._stored_memory("values")
@@ -108,7 +109,11 @@ class Attention(nn.Module):
         return output(y.reshape(*x.shape[:-1], *heads))
 
     def _project(
-        self, name: str, x: Float[Array, "B L M"], num_heads: int
+        self,
+        name: str,
+        x: Float[Array, "B L M"],
+        num_heads: int,
+        kernel_init: nn.initializers.Initializer | None = None,
     ) -> Float[Array, "B L H D"]:
         """Projects states to heads."""
         projection = Linear(
@@ -116,7 +121,7 @@ class Attention(nn.Module):
             (num_heads, self.head_dim),
             axes=("embed", "heads", "head_dim"),
             use_bias=self.use_bias,
-            kernel_init=self.kernel_init,
+            kernel_init=kernel_init or self.kernel_init,
             dtype=self.dtype,
             name=name,
         )

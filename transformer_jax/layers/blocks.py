@@ -51,7 +51,7 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L M"],
-        memory: Float[Array, "B K N"] | None = None,
+        memory: Float[Array, "B S N"] | None = None,
         *,
         mask: Mask,
         cross_mask: Mask | None = None,

@@ -63,19 +63,27 @@ class RelativeBias(nn.Module):
         """Returns the bias of the scores, float32. A distance is that of `Mask.distance`."""
         init = declared(self.table_init, (None, "heads"), decays=True)
         table = self.param("table", init, (self.num_buckets, self.num_heads), jnp.float32)
-        return jnp.moveaxis(jnp.take(table, self.bucket(distance), axis=0), -1, 1)
+        furthest = self.max_distance
+        by_distance = table[self.bucket(np.arange(-furthest, furthest + 1))]
+        index = jnp.clip(distance, -furthest, furthest) + furthest
+        return jnp.moveaxis(jnp.take(by_distance, index, axis=0), -1, 1)
 
-    def bucket(self, distance: Int[Array, "#B #Q K"]) -> Int[Array, "#B #Q K"]:
-        """Returns the bucket of each distance from a query back to a key."""
+    def bucket(self, distance: Int[np.ndarray, "*B"]) -> Int[np.ndarray, "*B"]:
+        """Returns the bucket of each distance from a query back to a key.
+
+        The arithmetic is that of the published code in float32. NumPy computes it, since an
+        accelerator's logarithm may be less exact.
+        """
         count = self.num_buckets if self.causal else self.num_buckets // 2
         # Later keys have the second half of the buckets.
         offset = 0 if self.causal else count * (distance < 0)
-        distance = jnp.maximum(distance, 0) if self.causal else jnp.abs(distance)
+        distance = np.maximum(distance, 0) if self.causal else np.abs(distance)
         exact = count // 2
         # The argument of the logarithm is at least 1 where it is used.
-        growth = jnp.log(jnp.maximum(distance, exact) / exact) / math.log(self.max_distance / exact)
-        coarse = exact + (growth * (count - exact)).astype(jnp.int32)
-        return offset + jnp.where(distance < exact, distance, jnp.minimum(coarse, count - 1))
+        ratio = (np.maximum(distance, exact) / exact).astype(np.float32)
+        growth = np.log(ratio) / np.float32(math.log(self.max_distance / exact))
+        coarse = exact + (growth * (count - exact)).astype(np.int32)
+        return offset + np.where(distance < exact, distance, np.minimum(coarse, count - 1))
 
 
 def alibi(distance: Int[Array, "#B #Q K"], num_heads: int) -> Float[Array, "#B H #Q K"]:
