@@ -102,8 +102,8 @@ def test_byte_bpe_is_read_from_the_librarys_file(tmp_path):
     loaded = tokenizers.read_published(tmp_path)
     assert type(loaded) is PublishedBPE and loaded.eos_id == 0
     assert loaded.encode(TEXTS) == [each.ids for each in library.encode_batch(TEXTS)]
-    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
-    with pytest.raises(UserError, match="of the kind Unigram, neither BPE nor WordPiece"):
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel"}}')
+    with pytest.raises(UserError, match="of the kind WordLevel: not BPE, WordPiece or Unigram"):
         tokenizers.read_published(tmp_path)
 
 

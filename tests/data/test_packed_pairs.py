@@ -21,7 +21,9 @@ class Words(Tokenizer):
 
 
 class Both:
-    source = target = Words(b"")
+    def __init__(self, source=None, target=None):
+        self.source = source or Words(b"")
+        self.target = target or self.source
 
     def fingerprint(self):
         return ["words"]
@@ -42,7 +44,7 @@ class Cut(Listed):
         return [self[start : start + 70] for start in range(0, len(self), 70)]
 
 
-def packed(folder, pairs, source_length=16, target_length=12, text=Listed, **keys):
+def packed(folder, pairs, source_length=16, target_length=12, text=Listed, pair=None, **keys):
     config = experiment(
         model={"name": "encoder_decoder"},
         task={"name": "translation"},
@@ -51,7 +53,7 @@ def packed(folder, pairs, source_length=16, target_length=12, text=Listed, **key
     return packed_pairs.build(
         text(pairs),
         config.data,
-        Both(),
+        pair or Both(),
         source_length=source_length,
         target_length=target_length,
         split="train",
@@ -132,6 +134,20 @@ def test_rows_are_pure(packed_rows):
         (row,) = stored.rows([(number, 7)])
         for name, values in read[number].items():
             np.testing.assert_array_equal(row[name], values)
+
+
+def test_any_id_may_end_a_text(tmp_path):
+    pairs = [("50 5 3 50", "5 6"), ("7 3", "3 9 7"), ("50", "8")]
+    for source_end, target_end, start in ((0, 0, 99), (4, 50, 0), (0, 1, 1)):
+        source, target = Words(b""), Words(b"")
+        source.eos_id, target.eos_id, target.bos_id = source_end, target_end, start
+        rows = packed(tmp_path / f"{source_end} {target_end}", pairs, pair=Both(source, target))
+        (row,) = rows.rows([(0, 0)])
+        sides = [segments(row, name) for name in ("source", "target", "labels")]
+        assert sorted(zip(*sides)) == sorted(
+            ([*a, source_end], [start, *b], [*b, target_end])
+            for a, b in ([*map(source.encode, pair)] for pair in pairs)
+        )
 
 
 def test_over_long_and_empty_pairs_are_dropped_counted_and_said(tmp_path, capsys):

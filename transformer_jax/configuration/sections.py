@@ -59,7 +59,8 @@ class Data:
     # a larger text trains its tokenizer on a sample of so many bytes; characters reads all
     tokenizer_bytes: int = 50_000_000
     # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt,
-    # vocab.txt (BERT), or tokenizer.json (Llama, Qwen2)
+    # vocab.txt (BERT), tokenizer.json (Llama, Qwen2, T5), spiece.model (T5), or source.spm,
+    # target.spm and vocab.json (Marian)
     tokenizer_files: str | None = None
 
 

@@ -49,8 +49,7 @@ class PackedPairs:
 
     def _row(self, tokens: np.ndarray) -> Row:
         """Returns a row of sources and targets in turn, each with its end token."""
-        # Both sides are SentencePiece, whose end token has one id that no text encodes to.
-        ends = np.flatnonzero(tokens == self.meta["eos_id"]) + 1
+        ends = self._ends(tokens)
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]
         is_source = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
@@ -61,6 +60,21 @@ class PackedPairs:
         inputs[starts] = self.meta["bos_id"]
         inputs[target["target_segment_ids"] == 0] = 0
         return {**source, **target, "labels": labels, "target": inputs}
+
+    def _ends(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the position behind each source and each target of a row.
+
+        No text encodes to the end token of its side.
+        """
+        eos_ids = self.meta.get("source_eos_id", self.meta["eos_id"]), self.meta["eos_id"]
+        if eos_ids[0] == eos_ids[1]:
+            return np.flatnonzero(tokens == eos_ids[0]) + 1
+        # The end token of one side may be an ordinary one of the other.
+        ends = [0]
+        while ends[-1] < len(tokens):
+            eos_id = eos_ids[(len(ends) - 1) % 2]
+            ends.append(ends[-1] + 1 + int(np.argmax(tokens[ends[-1] :] == eos_id)))
+        return np.array(ends[1:])
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
@@ -165,6 +179,7 @@ def build(
             "skipped": {"long": too_long, "empty": empty},
             "bos_id": tokenizer.target.start_id,
             "eos_id": tokenizer.target.eos_id,
+            "source_eos_id": tokenizer.source.eos_id,
             "padding": 1 - num_tokens / (num_rows * target_length),
         }
 

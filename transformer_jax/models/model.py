@@ -201,6 +201,8 @@ class SequenceToSequence(SequenceDecoding, Model):
     """
 
     kind = "sequence_to_sequence"
+    # Some families have it as a key. None: source and target share a vocabulary.
+    source_vocab_size: ClassVar[int | None] = None
 
     def hidden(
         self,

@@ -34,12 +34,13 @@ class Translation(PairTask):
 
     @cached_property
     def tokenizer(self) -> tokenizers.Pair:
-        sizes = self.model.source_vocab_size, self.model.vocab_size
-        if self.tokenizer_folder:
-            pair = tokenizers.Pair.load(self.tokenizer_folder)
-            tokenizers.check_pair(pair, *sizes)
-            return pair
-        return tokenizers.train_pair(self.texts.training_text(), self.config.data, *sizes)
+        return tokenizers.pair_of_run(
+            self.tokenizer_folder,
+            self.config.data,
+            self.texts.training_text,
+            self.model.source_vocab_size,
+            self.model.vocab_size,
+        )
 
     def evaluations(self):
         valid = self.texts.text("valid")

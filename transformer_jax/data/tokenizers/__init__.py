@@ -8,7 +8,13 @@ from transformer_jax.data.tokenizers.loading import load, read_published
 from transformer_jax.data.tokenizers.pair import Pair, check_pair
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
-from transformer_jax.data.tokenizers.training import of_run, train, train_cached, train_pair
+from transformer_jax.data.tokenizers.training import (
+    of_run,
+    pair_of_run,
+    train,
+    train_cached,
+    train_pair,
+)
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
 __all__ = [
@@ -19,6 +25,7 @@ __all__ = [
     "check_pair",
     "load",
     "of_run",
+    "pair_of_run",
     "read_published",
     "train",
     "train_cached",

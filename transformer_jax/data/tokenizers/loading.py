@@ -6,17 +6,28 @@ import pathlib
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.data.tokenizers import bpe, wordpiece
+from transformer_jax.data.tokenizers import bpe, t5, wordpiece
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
+from transformer_jax.data.tokenizers.marian import Marian
 from transformer_jax.data.tokenizers.published_bpe import PublishedBPE
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
+from transformer_jax.data.tokenizers.t5 import T5
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
 KINDS = {
     kind.file: kind
-    for kind in (SentencePiece, ByteBPE, GPT1BPE, PublishedBPE, Characters, WordPiece)
+    for kind in (
+        SentencePiece,
+        ByteBPE,
+        GPT1BPE,
+        PublishedBPE,
+        Characters,
+        WordPiece,
+        T5,
+        Marian,
+    )
 }
 SHARED = "shared.model"  # the SentencePiece model of both sides of a pair
 
@@ -53,7 +64,7 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
 
 
 def read_published(folder: pathlib.Path) -> Tokenizer:
-    """Returns the tokenizer of a published GPT, GPT-2, BERT, Llama or Qwen2.
+    """Returns the tokenizer of a published GPT, GPT-2, BERT, Llama, Qwen2, BART or T5.
 
     Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
     """
@@ -75,9 +86,11 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
                 return bpe.of_vocabulary(content, _merges(folder / merges))
         if of_library:
             return of_library
+        if (folder / "spiece.model").exists():
+            return t5.of_sentence_piece((folder / "spiece.model").read_bytes(), settings)
         raise ValueError(
             "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and "
-            "vocab.bpe, or tokenizer.json"
+            "vocab.bpe, tokenizer.json, or spiece.model (T5)"
         )
 
 
@@ -88,8 +101,10 @@ def _of_library(text: str, settings: dict) -> Tokenizer:
             return wordpiece.of_library(text)
         case "BPE":
             return bpe.of_library(text) or PublishedBPE.of(text, settings)
+        case "Unigram":
+            return t5.of_library(text)
         case kind:
-            raise ValueError(f"tokenizer.json is of the kind {kind}, neither BPE nor WordPiece")
+            raise ValueError(f"tokenizer.json is of the kind {kind}: not BPE, WordPiece or Unigram")
 
 
 def _merges(path: pathlib.Path) -> list[str]:

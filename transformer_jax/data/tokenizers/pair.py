@@ -2,7 +2,7 @@
 
 import pathlib
 
-from transformer_jax.data.tokenizers import loading
+from transformer_jax.data.tokenizers import loading, marian
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
 
@@ -49,6 +49,15 @@ class Pair:
             return cls(*sides)
         shared = loading.of_files(files)
         return cls(shared, shared)
+
+    @classmethod
+    def read_published(cls, folder: pathlib.Path) -> "Pair":
+        """Returns the tokenizers of a published model. Raises UserError for other content."""
+        if not (folder / "source.spm").exists():
+            shared = loading.read_published(folder)
+            return cls(shared, shared)
+        with loading.unreadable_as_user_error(folder):
+            return cls(*marian.of_folder(folder))
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Pair":

@@ -19,18 +19,22 @@ _MAX_LINE_CHARACTERS = 2**13
 class SentencePiece(Tokenizer):
     """A SentencePiece model (Kudo & Richardson 2018), unigram or BPE.
 
-    Ids 0 to 3 are padding, unknown, start and end.
+    The model has the ids of its special pieces. Where it is trained here, ids 0 to 3 are padding,
+    unknown, start and end.
     """
 
     file = "sentencepiece.model"
-    pad_id, unk_id, bos_id, eos_id = range(4)
 
     def __init__(self, model: bytes):
         super().__init__(model)
-        self._processor = sentencepiece.SentencePieceProcessor()
-        # The constructor would accept an empty file.
-        self._processor.LoadFromSerializedProto(model)
+        self._processor = loaded(model)
         self.vocab_size = self._processor.vocab_size()
+        self.unk_id = self._processor.unk_id()
+        self.eos_id = self._processor.eos_id()
+        if self.eos_id < 0:
+            raise ValueError("the SentencePiece model has no piece for the end of a text")
+        others = (self._processor.pad_id(), self._processor.bos_id())
+        self.pad_id, self.bos_id = (None if i < 0 else i for i in others)
 
     @classmethod
     def train(
@@ -53,10 +57,10 @@ class SentencePiece(Tokenizer):
                 hard_vocab_limit=False,
                 input_sentence_size=2_000_000,
                 max_sentence_length=_MAX_LINE_BYTES,
-                pad_id=cls.pad_id,
-                unk_id=cls.unk_id,
-                bos_id=cls.bos_id,
-                eos_id=cls.eos_id,
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
                 num_threads=_THREADS,
                 minloglevel=2,
                 **options,
@@ -106,6 +110,14 @@ class SentencePiece(Tokenizer):
 
     def pieces(self, ids):
         return [visible(self._processor.id_to_piece(i)) for i in known_ids(self, ids)]
+
+
+def loaded(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Returns the processor of a serialized model. Raises RuntimeError for other content."""
+    processor = sentencepiece.SentencePieceProcessor()
+    # The constructor would accept an empty file.
+    processor.LoadFromSerializedProto(model)
+    return processor
 
 
 class _ErrorRecorder:

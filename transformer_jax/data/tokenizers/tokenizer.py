@@ -31,6 +31,7 @@ class Tokenizer:
     cls_id: int | None = None
     sep_id: int | None = None
     mask_id: int | None = None
+    never: tuple[int, ...] = ()  # ids that a decoder never writes
 
     def __init__(self, model: bytes):
         self.model = model

@@ -13,7 +13,7 @@ from transformer_jax.data import store
 from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.loading import check_size, load, of_files, read_published
-from transformer_jax.data.tokenizers.pair import Pair
+from transformer_jax.data.tokenizers.pair import Pair, check_pair
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
@@ -36,6 +36,28 @@ def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -
         tokenizer = train_cached(text(), data, vocab_size)
     check_size(tokenizer, vocab_size)
     return tokenizer
+
+
+def pair_of_run(
+    folder: pathlib.Path | None,
+    data,
+    pairs: Callable,
+    source_vocab_size: int | None,
+    vocab_size: int,
+) -> Pair:
+    """Returns the tokenizers of a run. They are read as those of `of_run`.
+
+    Otherwise they are trained on the pairs that `pairs()` returns. Raises UserError where one has
+    more tokens than the model.
+    """
+    if folder:
+        pair = Pair.load(folder)
+    elif data.tokenizer_files:
+        pair = Pair.read_published(buckets.path(data.tokenizer_files))
+    else:
+        pair = train_pair(pairs(), data, source_vocab_size, vocab_size)
+    check_pair(pair, source_vocab_size, vocab_size)
+    return pair
 
 
 def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False) -> Tokenizer:
