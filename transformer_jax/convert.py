@@ -86,7 +86,7 @@ def from_hf(folder, target, overrides=()) -> None:
         if task.tokenizer is not None:
             # The ids that fine-tuning adds belong to no text. Their rows keep their values, and
             # those of padding, too.
-            vocab_size = hf_config["vocab_size"]
+            vocab_size = family.vocab_size(hf_config)
             _check_tokenizer(folder, task.tokenizer, vocab_size)
             targets = tensors.first_rows(params, task.model.vocabulary, vocab_size)
         tensors.read(
@@ -95,7 +95,7 @@ def from_hf(folder, target, overrides=()) -> None:
             family.prefix,
             family.ignored,
         )
-        record.create(unfinished, task, params)
+        record.create(unfinished, task, family.ours(params, task))
 
 
 def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
@@ -139,6 +139,7 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     files = family.tokenizer_files(task)
     with _new_folder(target) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+        params = family.theirs(params, task)
         tensors.write(unfinished, tensors.views(params, family.table(config.model)))
         for name, data in files.items():
             (unfinished / name).write_bytes(data)

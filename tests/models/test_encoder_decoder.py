@@ -137,7 +137,7 @@ def test_equals_the_paper_in_numpy():
     [
         {},
         {"norm_position": "pre"},
-        {"positions": "learned"},
+        {"positions": "learned", "output_bias": True, "activation": "swish"},
         {"source_vocab_size": 50, "tie_output": False},
         {"cls": BART},
         {"cls": T5},

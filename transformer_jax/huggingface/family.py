@@ -111,6 +111,18 @@ class Family:
             **self.other_keys(config, tokenizer),
         }
 
+    def vocab_size(self, hf_config: dict) -> int:
+        """Returns the number of rows of the tensors that grow with the vocabulary."""
+        return hf_config["vocab_size"]
+
+    def ours(self, params, task):
+        """Returns the parameters of our model, from arrays in the order of the checkpoint's."""
+        return params
+
+    def theirs(self, params, task):
+        """Returns arrays in the order of the checkpoint's, from the parameters of our model."""
+        return params
+
     def tokenizer_files(self, task) -> dict[str, bytes]:
         """Returns the files of the tokenizer; none where transformers has no such tokenizer."""
         return {} if task.tokenizer is None else task.tokenizer.hf_files()

@@ -5,17 +5,24 @@ from functools import partial
 from typing import Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Embed, row_positions, sinusoids
+from transformer_jax.layers.embeddings import Bias, Embed, row_positions, sinusoids
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
 from transformer_jax.models.attending import Attending
+
+_ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "swish": jax.nn.swish,
+}
 
 
 class EncoderDecoder(Attending):
@@ -24,7 +31,7 @@ class EncoderDecoder(Attending):
     See `Attending` for segment ids and positions.
     """
 
-    vocabulary = ("target_embed/embedding", "output_embed/embedding")
+    vocabulary = ("target_embed/embedding", "output_embed/embedding", "logit_bias/bias")
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
     # source_vocab_size is set
@@ -45,6 +52,9 @@ class EncoderDecoder(Attending):
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.0  # on the attention weights
     tie_output: bool = True  # uses the target embeddings as output projection
+    output_bias: bool = False  # a learned bias of each token's logit
+    activation: Literal["relu", "gelu", "swish"] = "relu"  # of the MLP
+    norm_epsilon: float = 1e-6  # added to the variance in layer normalization
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: int = 1  # layers unrolled in each iteration of the scan over layers
@@ -68,8 +78,11 @@ class EncoderDecoder(Attending):
             self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
         if not self.tie_output:
             self.output_embed = embed(self.vocab_size)
+        if self.output_bias:
+            self.logit_bias = Bias(self.vocab_size, "vocab")
         self.embed_dropout = Dropout(self.dropout)
 
+        norm = partial(LayerNorm, self.norm_epsilon)
         attention = partial(
             Attention,
             num_heads=self.num_heads,
@@ -80,8 +93,8 @@ class EncoderDecoder(Attending):
         encoder_block = partial(
             Block,
             attention=attention,
-            mlp=partial(MLP, d_ff=self.d_ff, dtype=dtype),
-            norm=LayerNorm,
+            mlp=partial(MLP, d_ff=self.d_ff, activation=_ACTIVATIONS[self.activation], dtype=dtype),
+            norm=norm,
             norm_position=self.norm_position,
             dropout=self.dropout,
         )
@@ -90,8 +103,8 @@ class EncoderDecoder(Attending):
         self.encoder = stack((encoder_block,), self.num_encoder_layers)
         self.decoder = stack((decoder_block,), self.num_decoder_layers)
         if self.norm_position == "pre":
-            self.encoder_norm = LayerNorm()
-            self.decoder_norm = LayerNorm()
+            self.encoder_norm = norm()
+            self.decoder_norm = norm()
 
     def encoded(
         self,
@@ -120,8 +133,9 @@ class EncoderDecoder(Attending):
         x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
-        return (self.target_embed if self.tie_output else self.output_embed).table(), None
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+        embed = self.target_embed if self.tie_output else self.output_embed
+        return embed.table(), self.logit_bias() if self.output_bias else None
 
     def _embed(
         self,

@@ -17,6 +17,11 @@ class Pair:
         self.source = source
         self.target = target
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens of the larger vocabulary."""
+        return max(self.source.vocab_size, self.target.vocab_size)
+
     def fingerprint(self) -> list[str]:
         return [self.source.fingerprint(), self.target.fingerprint()]
 
