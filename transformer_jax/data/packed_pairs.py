@@ -53,13 +53,10 @@ class PackedPairs:
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]
         is_source = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
-        source, _ = _side("source", tokens[is_source], lengths[::2], self.source_length)
-        target, starts = _side("target", tokens[~is_source], lengths[1::2], self.target_length)
-        labels = target["target"]
-        inputs = np.roll(labels, 1)
-        inputs[starts] = self.meta["bos_id"]
-        inputs[target["target_segment_ids"] == 0] = 0
-        return {**source, **target, "labels": labels, "target": inputs}
+        source = tokens[is_source], lengths[::2]
+        target = tokens[~is_source], lengths[1::2]
+        sizes = self.source_length, self.target_length
+        return assembled(source, target, sizes, self.meta["bos_id"])
 
     def _ends(self, tokens: np.ndarray) -> np.ndarray:
         """Returns the position behind each source and each target of a row.
@@ -75,6 +72,26 @@ class PackedPairs:
             eos_id = eos_ids[(len(ends) - 1) % 2]
             ends.append(ends[-1] + 1 + int(np.argmax(tokens[ends[-1] :] == eos_id)))
         return np.array(ends[1:])
+
+
+def assembled(
+    source: tuple[np.ndarray, np.ndarray],
+    target: tuple[np.ndarray, np.ndarray],
+    sizes: tuple[int, int],
+    start_id: int,
+) -> Row:
+    """Returns the row of framed sources and targets.
+
+    Each side is its tokens, and the length of each of its segments. `sizes` are the lengths of a
+    row's two sides.
+    """
+    source_row, _ = _side("source", *source, sizes[0])
+    target_row, starts = _side("target", *target, sizes[1])
+    labels = target_row["target"]
+    inputs = np.roll(labels, 1)
+    inputs[starts] = start_id
+    inputs[target_row["target_segment_ids"] == 0] = 0
+    return {**source_row, **target_row, "labels": labels, "target": inputs}
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:

@@ -260,6 +260,17 @@ def _zeros_like(row: Row) -> Row:
     return {name: np.zeros_like(values) for name, values in row.items()}
 
 
+def philox_key(key: tuple[int, int, int]) -> np.ndarray:
+    """Returns the key of Philox for (seed, phase, component), uint64 (2,)."""
+    seed, phase, component = key
+    return np.array([seed, phase << 32 | component], np.uint64)
+
+
+def generator(key: np.ndarray, number: int, epoch: int) -> np.random.Generator:
+    """Returns the generator of a row. `key` is that of Philox."""
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, epoch]))
+
+
 def padded(values: np.ndarray, size: int) -> np.ndarray:
     """Returns int32 (size,): the values, then zeros."""
     out = np.zeros(size, np.int32)

@@ -3,30 +3,19 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data import masking, sentences, store, windows
-from transformer_jax.data.rows import Row, padded
+from transformer_jax.data.rows import Row, generator, padded, philox_key
 from transformer_jax.pictures.progress import say
 
 # The share of shorter rows: short_seq_prob of the published create_pretraining_data.py.
 _SHORT_ROWS = 0.1
 # Sums from here on do not fit 4 bytes, with some more for the length of a row.
 _FOUR_BYTES = 2**32 - 2**20
-
-
-def _philox_key(key: tuple[int, int, int]) -> np.ndarray:
-    """Returns the key of Philox for (seed, phase, component), uint64 (2,)."""
-    seed, phase, component = key
-    return np.array([seed, phase << 32 | component], np.uint64)
-
-
-def _generator(philox_key: np.ndarray, number: int, epoch: int) -> np.random.Generator:
-    """Returns the generator of a row."""
-    return np.random.Generator(np.random.Philox(key=philox_key, counter=[0, 0, number, epoch]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +47,11 @@ class SentencePairs:
         self.length = length
         self.mask = mask
         self.meta = stored.meta
-        self._philox_key = _philox_key(key)
+        self._philox_key = philox_key(key)
         # The first token of each sentence, then the number of tokens.
-        self._starts = _cumulative(stored.array("sentences"))
+        self._starts = cumulative(stored.array("sentences"))
         # The first sentence of each document, then the number of sentences.
-        self._documents = _cumulative(stored.array("documents"))
+        self._documents = cumulative(stored.array("documents"))
         self._spans = _spans(self._starts, self._documents, length - 3)
         if len(self._documents) < 3 or not len(self._spans):
             raise UserError(
@@ -80,7 +69,7 @@ class SentencePairs:
         return [self._row(plan, next(segments), next(segments)) for plan in plans]
 
     def _plan(self, number: int, epoch: int) -> _Plan:
-        random = _generator(self._philox_key, number, epoch)
+        random = generator(self._philox_key, number, epoch)
         # Python's integers are faster than NumPy's, one by one.
         first, last, document = self._spans[number].tolist()
         middle = random.integers(first + 1, last)
@@ -145,7 +134,7 @@ class MaskedWindows:
         self.windows = windows.Windows(stored, length - 2, False, key)
         self.length = length
         self.mask = mask
-        self._philox_key = _philox_key(key)
+        self._philox_key = philox_key(key)
         self.cls_id, self.sep_id = ids
 
     def __len__(self) -> int:
@@ -153,7 +142,7 @@ class MaskedWindows:
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         return [
-            self._row(window["tokens"], _generator(self._philox_key, number, epoch))
+            self._row(window["tokens"], generator(self._philox_key, number, epoch))
             for (number, epoch), window in zip(numbers, self.windows.rows(numbers))
         ]
 
@@ -166,7 +155,7 @@ class MaskedWindows:
         }
 
 
-def _cumulative(lengths: np.ndarray) -> np.ndarray:
+def cumulative(lengths: np.ndarray) -> np.ndarray:
     """Returns 0 and the cumulative sums of the lengths, of 4 bytes each up to four billion."""
     is_large = np.sum(lengths, dtype=np.int64) >= _FOUR_BYTES
     sums = np.zeros(len(lengths) + 1, np.int64 if is_large else np.uint32)
@@ -198,20 +187,26 @@ def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.nda
     return np.fromiter(numbers(), np.uint32).reshape(-1, 3)
 
 
-def tokenised(text, data, tokenizer, name: str) -> store.Store:
+def tokenised(text, data, tokenizer, name: str, *, exact: bool = False) -> store.Store:
     """Returns the token store of a text's sentences; builds the parts of it that do not exist.
 
     `text` has parts, iterables of documents, and a fingerprint. The store's arrays hold the number
-    of tokens of each sentence and of sentences of each document.
+    of tokens of each sentence and of sentences of each document. With `exact`, each sentence keeps
+    the white space before it.
     """
     key = {
         "text": text.fingerprint(),
         "tokenizer": tokenizer.fingerprint(),
         "sentences": data.sentences,
+        **({"exact": True} if exact else {}),
     }
     content = store.Content(
         parts=text.parts,
-        fill=functools.partial(_fill, tokenizer=tokenizer, manner=data.sentences),
+        fill=functools.partial(
+            _fill,
+            tokenizer=tokenizer,
+            split=functools.partial(sentences.split, manner=data.sentences, exact=exact),
+        ),
         whole=functools.partial(
             _whole, name=name, ids={"cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id}
         ),
@@ -228,13 +223,13 @@ def tokenised(text, data, tokenizer, name: str) -> store.Store:
     return stored
 
 
-def _fill(writer: store.Writer, texts: Iterable[str], tokenizer, manner: str) -> dict[str, int]:
+def _fill(writer: store.Writer, texts: Iterable[str], tokenizer, split: Callable) -> dict[str, int]:
     """Writes the sentences of a part, and returns its counts."""
     counts = {"documents": 0, "sentences": 0}
     for name in counts:
         writer.array(name, np.zeros(0, np.uint32))
     for block in windows.blocks(texts):
-        documents = _encoded_documents(block, tokenizer, manner)
+        documents = _encoded_documents(block, tokenizer, split)
         encoded = list(itertools.chain.from_iterable(documents))
         writer.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint32))
         writer.array("sentences", [len(ids) for ids in encoded])
@@ -252,9 +247,9 @@ def _whole(parts: list[dict], name: str, ids: dict[str, int]) -> dict[str, int]:
     return counts | ids
 
 
-def _encoded_documents(texts: list[str], tokenizer, manner: str) -> list[list[list[int]]]:
+def _encoded_documents(texts: list[str], tokenizer, split: Callable) -> list[list[list[int]]]:
     """Returns the ids of each sentence of each document, without empty ones."""
-    parts = [sentences.split(text, manner) for text in texts]
+    parts = [*map(split, texts)]
     encoded = iter(tokenizer.encode(list(itertools.chain.from_iterable(parts))))
     documents = [[ids for ids in itertools.islice(encoded, len(part)) if ids] for part in parts]
     return [document for document in documents if document]

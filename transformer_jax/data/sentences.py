@@ -18,8 +18,13 @@ _ABBREVIATION_BEFORE_NUMBER = re.compile(
 )
 
 
-def split(document: str, manner: Literal["line", "punctuation"]) -> list[str]:
+def split(
+    document: str, manner: Literal["line", "punctuation"], *, exact: bool = False
+) -> list[str]:
     """Returns the sentences of a document.
+
+    With `exact`, they keep their white space and that before them: together they are the document,
+    without the white space at its two ends.
 
     `line`: each line is a sentence, as in BERT's input files. `punctuation`: blank lines and
     punctuation end a sentence, other line ends do not.
@@ -29,6 +34,8 @@ def split(document: str, manner: Literal["line", "punctuation"]) -> list[str]:
     sentence after an abbreviation (Mr. etc. e.g. U.S.), an initial (J. Smith), or the number of an
     item (1. First).
     """
+    if exact:
+        return _exact(document.strip(), split(document, manner))
     if manner == "line":
         return [line.strip() for line in document.split("\n") if line.strip()]
     return [
@@ -36,6 +43,15 @@ def split(document: str, manner: Literal["line", "punctuation"]) -> list[str]:
         for paragraph in re.split(r"\n\s*\n", document)
         for sentence in _sentences(paragraph.split())
     ]
+
+
+def _exact(document: str, sentences: list[str]) -> list[str]:
+    """Returns the parts of a document that hold these sentences, each with the space before it."""
+    # A sentence has the words of its part, whatever stands between them.
+    ends = [word.end() for word in re.finditer(r"\S+", document)]
+    counts = itertools.accumulate(len(sentence.split()) for sentence in sentences)
+    bounds = itertools.pairwise([0, *(ends[count - 1] for count in counts)])
+    return [document[start:stop] for start, stop in bounds]
 
 
 def _sentences(words: list[str]) -> list[str]:

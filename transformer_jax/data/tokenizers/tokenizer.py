@@ -32,6 +32,8 @@ class Tokenizer:
     sep_id: int | None = None
     mask_id: int | None = None
     never: tuple[int, ...] = ()  # ids that a decoder never writes
+    # The last pieces, each of which stands for a span of text (Raffel et al. 2020).
+    num_sentinels: int = 0
 
     def __init__(self, model: bytes):
         self.model = model

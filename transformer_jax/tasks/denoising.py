@@ -1,0 +1,68 @@
+"""Denoising: reconstructing a text from what noise has left of it."""
+
+import dataclasses
+from functools import cached_property
+
+from transformer_jax.config import UserError
+from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data.denoising_rows import DenoisingRows
+from transformer_jax.data.noise import NUM_SENTINELS, Composition
+from transformer_jax.tasks.pairs import PairTask
+
+
+@dataclasses.dataclass
+class Denoising(PairTask):
+    """The pre-training of BART (Lewis et al. 2019, section 2.2), T5 and MASS.
+
+    The encoder reads a noised text, and the decoder writes the text as it was. The target of span
+    corruption (Raffel et al. 2020, section 3.1.4), of MASS and of a prefix is the missing part
+    alone.
+    """
+
+    # ((name, its numbers), ...), one after the other: masking (share), deletion (share), infilling
+    # (share, mean words of a span), permutation of sentences, rotation; alone: span_corruption
+    # (share, mean tokens of a span), mass (share), prefix (share; 0: of random length)
+    noises: tuple = (("permutation",), ("infilling", 0.3))
+    label_smoothing: float = 0.0  # probability that the loss spreads over all tokens
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.noise = Composition.of(self.noises)
+        if self.config.model.get("source_vocab_size"):
+            raise UserError(
+                f"config.model.source_vocab_size={self.config.model.source_vocab_size}: source and "
+                "target of denoising share a vocabulary; leave it out"
+            )
+
+    @property
+    def texts(self) -> DenoisingRows:
+        return DenoisingRows(self.config, (self.source_length, self.target_length), self.noise)
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Pair:
+        size = self.model.vocab_size
+        if self.noise.num_sentinels(self.source_length) and not self._is_read:
+            size -= NUM_SENTINELS
+        shared = tokenizers.of_run(
+            self.tokenizer_folder, self.config.data, self.texts.training_text, size
+        )
+        self.texts.check(shared, self.model.vocab_size)
+        return tokenizers.Pair(shared, shared)
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether the tokenizer is one that exists."""
+        return bool(self.tokenizer_folder or self.config.data.tokenizer_files)
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns loss, perplexity and accuracy of the reconstructed tokens of a split.
+
+        Raises UserError where the run has no such split.
+        """
+        arguments.held_out(self.texts.text, split, "files")
+        evaluated = self.texts.evaluation(self.tokenizer, split)
+        means = self.mean_metrics(params, evaluated)
+        means.pop("filled")
+        return means | self.derived(split, means) | {"rows": len(evaluated)}
