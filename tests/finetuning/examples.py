@@ -2,7 +2,7 @@
 
 import json
 
-from tests.conftest import build_bert, build_gpt
+from tests.conftest import build_bert, build_config, build_gpt
 from tests.training import recurrent
 from transformer_jax import config as configs
 from transformer_jax.runs import record
@@ -18,7 +18,7 @@ def pretrained(folder, family, **overrides):
         sizes = dict(model__d_model=32, model__dropout=0.0)
         config = recurrent.build(folder / family, **sizes, **overrides)
     else:
-        build = {"bert": build_bert, "gpt": build_gpt}[family]
+        build = {"bert": build_bert, "gpt": build_gpt, "encoder_decoder": build_config}[family]
         none = dict(model__dropout=0.0, model__attention_dropout=0.0)
         config = build(folder / family, **none, **overrides)
     task = make_task(config)

@@ -8,10 +8,12 @@ import pytest
 from tests.finetuning.examples import build, pretrained
 from tests.finetuning.test_tasks import train
 from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.inference.filling import Reader
 from transformer_jax.layers.embeddings import Embed
 from transformer_jax.models import model as kinds
+from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.runs.open import open_run
 
 
@@ -63,6 +65,73 @@ def test_the_summary_of_an_encoder_that_does_not_pool_is_its_first_state():
     }
     hidden = encoder.hidden(params, row, None, train=False)
     np.testing.assert_array_equal(encoder.summary(params, hidden, row), hidden[:, 0])
+
+
+class Bounded(Tokenizer):
+    """A tokenizer whose texts have a beginning, as RoBERTa's."""
+
+    eos_id, cls_id, pair_separators = 2, 0, 2
+
+    def __init__(self):
+        pass
+
+
+class Ended(Tokenizer):
+    """A tokenizer whose texts have an end alone, as T5's."""
+
+    eos_id, pad_id = 1, 0
+
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "tokenizer, one, two, inputs",
+    [
+        (Bounded(), [0, 7, 8, 2], [0, 7, 8, 2, 2, 9, 2], [2, 0, 7, 8, 2, 2, 9]),
+        (Ended(), [7, 8, 1], [7, 8, 1, 9, 1], [0, 7, 8, 1, 9]),
+    ],
+)
+def test_the_decoder_reads_the_framed_texts_behind_its_start(tokenizer, one, two, inputs):
+    encoder = Encoder(EncoderDecoder(vocab_size=16))
+    assert encoder.row(tokenizer, [7, 8], length=len(one))["tokens"].tolist() == one
+    row = encoder.row(tokenizer, [7, 8], [9], length=9)
+    padding = [0] * (9 - len(two))
+    assert row["tokens"].tolist() == two + padding
+    assert row["decoder_tokens"].tolist() == inputs + padding
+    assert row["segment_ids"].tolist() == [1] * len(two) + padding
+    assert two[encoder.marks(tokenizer).second([7, 8])] == 9
+
+
+def test_an_encoder_decoder_tags_by_the_states_of_its_decoder(tmp_path):
+    origin = pretrained(tmp_path, "encoder_decoder")
+    config = build(tmp_path, "tagging", origin)
+    assert train(config, tmp_path / "run")["valid/f1"] > 0.85
+    task, params = open_run(tmp_path / "run")
+    (prediction,) = task.predict(params, ["the cat sat"])
+    assert prediction.text == "the/O cat/B-PET sat/O"
+    assert task.attentions == ("encoder",)
+    assert task.attention(params, "the cat\ta dog").queries == "the cat </s> a dog </s>".split()
+
+
+@pytest.mark.parametrize(
+    "kind, keys, message",
+    [
+        ("pairs", dict(task__lm_weight=0.5), "encoder_decoder is no language model"),
+        ("pairs", dict(task__symmetric=True), "symmetric=True: .* encoder_decoder"),
+        ("tagging", dict(task__features="last"), "is for bert, not encoder_decoder"),
+    ],
+)
+def test_keys_that_an_encoder_decoder_lacks_are_refused(kind, keys, message, tmp_path):
+    origin = pretrained(tmp_path, "encoder_decoder")
+    with pytest.raises(UserError, match=message):
+        train(build(tmp_path, kind, origin, **keys), tmp_path / "run")
+
+
+def test_source_and_target_must_share_a_vocabulary(tmp_path):
+    origin = pretrained(tmp_path, "encoder_decoder", model__source_vocab_size=90)
+    with pytest.raises(UserError, match="source_vocab_size=90: .* one vocabulary"):
+        train(build(tmp_path, "choice", origin), tmp_path / "run")
 
 
 def test_an_encoder_that_does_not_predict_tokens_fills_no_masks():

@@ -15,9 +15,10 @@ from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments, rows, tokenizers
 from transformer_jax.data.long_lines import LongLines
 from transformer_jax.distributed import sharding
-from transformer_jax.finetuning import lengths
+from transformer_jax.finetuning import checks, lengths
 from transformer_jax.finetuning.definition import Definition
 from transformer_jax.finetuning.encoder import Encoder
+from transformer_jax.finetuning.marks import Marks
 from transformer_jax.finetuning.outputs import Outputs
 from transformer_jax.finetuning.predictions import Prediction, examples_of
 from transformer_jax.inference import attention
@@ -25,12 +26,10 @@ from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks.task import Context, Loss, Task
 
-ROW = ("tokens", "token_types", "segment_ids")
-
 
 @dataclasses.dataclass
 class FineTuning(Definition, Task):
-    """A task on a pre-trained encoder. See tasks/task.py for the contract.
+    """A task on a pre-trained model. See tasks/task.py for the contract.
 
     `tokenizer_folder` is the folder of the run's tokenizer, or of the earlier run's.
     """
@@ -48,14 +47,8 @@ class FineTuning(Definition, Task):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        if self.model.kind == "sequence_to_sequence":
-            raise UserError(
-                f"config.model.name={self.config.model.name!r}: fine-tuning is for encoders and "
-                "for causal language models"
-            )
         self.encoder = Encoder(self.model)
-        self._check_rows()
-        self._check_objective()
+        checks.check(self)
         # Where the mesh splits rows, only their full length is known to be divisible.
         axes = sharding.rules(self.config.mesh)["length"]
         rows_are_split = any(self.config.mesh[axis] != 1 for axis in axes)
@@ -65,36 +58,6 @@ class FineTuning(Definition, Task):
         self.coefficients = {"task": 1.0}
         if self.lm_weight:
             self.coefficients["lm"] = self.lm_weight
-
-    def _check_rows(self) -> None:
-        has_types = "token_types" in self.model.can
-        if self.two_texts and has_types and self.model.num_token_types < 2:
-            raise UserError(
-                f"config.model.num_token_types={self.model.num_token_types}: two texts "
-                "in a row need 2"
-            )
-        if not 8 <= self.length <= self.model.window:
-            raise UserError(
-                f"config.task.length={self.length}: must be from 8 to "
-                f"config.model.max_length={self.model.max_length}"
-            )
-        if self.group_by_length < 1:
-            raise UserError(
-                f"config.task.group_by_length={self.group_by_length}: must be at least 1"
-            )
-
-    def _check_objective(self) -> None:
-        key = f"config.task.lm_weight={self.lm_weight}"
-        if self.lm_weight < 0:
-            raise UserError(f"{key}: must be at least 0")
-        if self.lm_weight and self.encoder.bidirectional:
-            raise UserError(f"{key}: {self.config.model.name} is no language model; set it to 0")
-        if self.lm_weight and self.frozen:
-            raise UserError(f"{key}: a frozen model does not learn; set it to 0")
-        if not 0 <= self.head_dropout < 1:
-            raise UserError(
-                f"config.task.head_dropout={self.head_dropout}: must be at least 0 and below 1"
-            )
 
     # data
 
@@ -109,6 +72,11 @@ class FineTuning(Definition, Task):
         return tokenizers.of_run(
             self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
+
+    @cached_property
+    def marks(self) -> Marks:
+        """The special tokens of a row."""
+        return self.encoder.marks(self.tokenizer)
 
     def _examples(self, split: str) -> list | None:
         """Returns the examples of a split, encoded once; None where the run has no such split."""
@@ -183,7 +151,7 @@ class FineTuning(Definition, Task):
 
         The arrays of the batch are (..., L); all axes but the last count rows.
         """
-        batch = _flat(batch)
+        batch = self._flat(batch)
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
@@ -196,13 +164,18 @@ class FineTuning(Definition, Task):
         )
         return outputs, hidden
 
+    def _flat(self, batch) -> dict[str, jax.Array]:
+        """Returns the arrays of the rows (..., L) as (rows, L)."""
+        arrays = {name: batch[name] for name in self.encoder.arrays}
+        return {name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()}
+
     def loss(self, params, batch, context: Context) -> Loss:
         outputs, hidden = self.outputs(params, batch, context)
         total, count, metrics = self.objective(outputs, batch)
         filled = batch["segment_ids"] > 0
         terms = {"task": total}
         if self.lm_weight:
-            terms["lm"] = self.encoder.next_tokens(params, hidden, _flat(batch))
+            terms["lm"] = self.encoder.next_tokens(params, hidden, self._flat(batch))
             metrics |= {"lm_loss": (terms["lm"], filled[..., 1:].sum(dtype=jnp.int32))}
         counted = {
             "loss": (total, count),
@@ -283,7 +256,7 @@ class FineTuning(Definition, Task):
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return attention.kinds(self.model)
+        return (self.encoder.stack,) if attention.kinds(self.model) else ()
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the fine-tuned model's attention between a text's words; with `pieces`, tokens.
@@ -293,8 +266,3 @@ class FineTuning(Definition, Task):
         """
         texts = self.tokenizer.encode(text.split("\t")[:2])
         return self.encoder.attention(params, self.tokenizer, texts, pieces)
-
-
-def _flat(batch) -> dict[str, jax.Array]:
-    """Returns the arrays of the rows (..., L) as (rows, L)."""
-    return {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ROW}

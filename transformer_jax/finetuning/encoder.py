@@ -1,6 +1,7 @@
 """A pre-trained model as an encoder of one text or of two texts.
 
-The rows are those of BERT (Devlin et al. 2018, figure 4) and GPT (Radford et al. 2018, figure 1).
+The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
+BART (Lewis et al. 2019, sections 3.1 and 3.2).
 """
 
 import dataclasses
@@ -12,72 +13,103 @@ import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
+from transformer_jax.finetuning.marks import Marks
 from transformer_jax.inference.attention import check_attends, check_length
 from transformer_jax.layers.attention import weights_in
+from transformer_jax.layers.heads import Head
 from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.attended import Attended, Side, between
+
+# The marks of a row in a picture.
+_NAMES = {
+    "encoder": ("[CLS]", "[SEP]", "[SEP]"),
+    "causal": ("<start>", "<delimiter>", "<extract>"),
+    "sequence_to_sequence": ("<s>", "</s>", "</s>"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Rows, hidden states and summaries of an Encoder or a Causal model.
+    """Rows, hidden states and summaries of a model.
 
     An Encoder's row is [CLS] A [SEP] B [SEP]; its summary is the state of [CLS], pooled where the
     model can. A Causal model's row is start A delimiter B extract; its summary is the state of
     extract. These three tokens are the last ids of the model's vocabulary, which grows by them.
+
+    A SequenceToSequence model's row is A and B framed as a text, <s> A </s></s> B </s>. Its encoder
+    and its decoder read the same row, the decoder behind the tokenizer's `start_id`. The states are
+    the decoder's; the summary is that of the last </s>.
     """
 
     model: Any  # the Linen module
 
     @property
     def bidirectional(self) -> bool:
-        return self.model.kind == "encoder"
+        """Whether each state has read the whole row."""
+        return self.model.kind != "causal"
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of a row's arrays, (length,) int32 each."""
+        second = "decoder_tokens" if self._decodes else "token_types"
+        return ("tokens", second, "segment_ids")
+
+    @property
+    def stack(self) -> str:
+        """The layers whose self-attention `attention` returns."""
+        return "encoder" if self.bidirectional else "decoder"
+
+    @property
+    def _decodes(self) -> bool:
+        return self.model.kind == "sequence_to_sequence"
 
     @property
     def _pools(self) -> bool:
         return "pool" in self.model.can
 
-    def marks(self, tokenizer) -> tuple[int, int, int]:
-        """Returns the ids that begin a row, separate its texts, and end it.
+    def head(self, features: int, dropout: float) -> Head:
+        """Returns the head on summaries. That of a decoder's states pools them by itself."""
+        return Head(features, dropout, self.bidirectional, pools=self._decodes)
+
+    def marks(self, tokenizer) -> Marks:
+        """Returns the special tokens of a row.
 
         Raises UserError where the tokenizer does not have them.
         """
-        if not self.bidirectional:
+        if self.model.kind == "causal":
             if tokenizer.vocab_size > self.model.vocab_size - 3:
                 raise UserError(
                     f"config.model.vocab_size={self.model.vocab_size}: must be at least "
                     f"{tokenizer.vocab_size + 3}, the {tokenizer.vocab_size} tokens of the "
                     "tokenizer and start, delimiter and extract"
                 )
-            return tuple(range(self.model.vocab_size - 3, self.model.vocab_size))
-        user = f"config.model.name={self.model.__class__.__name__.lower()!r}"
-        begin, separator = tokenizer.required("cls", "sep", user=user)
-        return begin, separator, separator
+            return Marks(*((self.model.vocab_size - place,) for place in (3, 2, 1)))
+        if self._decodes:
+            *begin, end = tokenizer.framed([])
+        else:
+            user = f"config.model.name={self.model.__class__.__name__.lower()!r}"
+            *begin, end = tokenizer.required("cls", "sep", user=user)
+        return Marks(tuple(begin), (end,) * tokenizer.pair_separators, (end,))
 
     def row(
         self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int
     ) -> Row:
-        """Returns tokens, token_types and segment_ids (length,) int32 of texts that fit.
-
-        The first text begins at position 1, the second at len(first) + 2.
-        """
-        begin, separator, end = self.marks(tokenizer)
-        ids = [begin, *first, end]
-        types = np.zeros(len(ids))
-        if second is not None:
-            ids = [begin, *first, separator, *second, end]
-            types = np.arange(len(ids)) >= len(first) + 2
-        return {
-            "tokens": padded(ids, length),
-            "token_types": padded(types, length),
-            "segment_ids": padded(np.ones(len(ids)), length),
-        }
+        """Returns `arrays` (length,) int32 of texts that fit."""
+        marks = self.marks(tokenizer)
+        ids = marks.around(first, second)
+        if self._decodes:
+            other = [tokenizer.start_id, *ids[:-1]]
+        else:
+            is_second = np.arange(len(ids)) >= marks.second(first)
+            other = is_second & (second is not None)
+        arrays = (ids, other, np.ones(len(ids)))
+        return {name: padded(array, length) for name, array in zip(self.arrays, arrays)}
 
     def init(self, rng, summary: bool, language_model: bool = False) -> dict:
         """Returns the parameters that are used, without other heads of pre-training."""
 
         def used(model, tokens):
-            hidden = model.hidden(tokens)
+            hidden = model.hidden(tokens, tokens) if self._decodes else model.hidden(tokens)
             if language_model:
                 model.output()
             return model.pooled(hidden) if summary and self._pools else hidden
@@ -86,11 +118,16 @@ class Encoder:
 
     def hidden(self, params, batch, rng, train: bool) -> jax.Array:
         """Returns the hidden states (B, L, M)."""
+        tokens, segment_ids = (batch["tokens"],), batch["segment_ids"]
+        if self._decodes:
+            tokens += (batch["decoder_tokens"],)
+            options = dict(source_segment_ids=segment_ids, target_segment_ids=segment_ids)
+        else:
+            options = dict(segment_ids=segment_ids, token_types=batch["token_types"])
         return self.model.apply(
             {"params": params},
-            batch["tokens"],
-            segment_ids=batch["segment_ids"],
-            token_types=batch["token_types"],
+            *tokens,
+            **options,
             train=train,
             method="hidden",
             rngs={"dropout": rng} if train else None,
@@ -113,32 +150,34 @@ class Encoder:
         `config.model.max_length`, and for a model without attention.
         """
         check_attends(self.model)
-        length = sum(map(len, texts)) + len(texts) + 1
+        length = sum(map(len, texts)) + self.marks(tokenizer).count(len(texts))
         check_length(length, self.model.window)
         row = self.row(tokenizer, *texts, length=length)
-        stack = "encoder" if self.bidirectional else "decoder"
         side = self._labels(tokenizer, texts, pieces)
-        weights = weights_in(
-            self.model, params, stack, row["tokens"][None], token_types=row["token_types"][None]
-        )
+        if self._decodes:
+            options = dict(method="encode")
+        else:
+            options = dict(token_types=row["token_types"][None])
+        weights = weights_in(self.model, params, self.stack, row["tokens"][None], **options)
         return between(weights, side, side)
 
     def _labels(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
         """Returns the labels of the words, or the pieces, of a row of one text or two texts."""
-        begin, separator, end = "[CLS]", "[SEP]", "[SEP]"
-        if not self.bidirectional:
-            begin, separator, end = "<start>", "<delimiter>", "<extract>"
-        side = Side([begin], [0])
-        for number, ids in enumerate(texts, 1):
-            mark = end if number == len(texts) else separator
-            side = side + Side.of(tokenizer, ids, pieces) + Side([mark], [0])
-        return side
+        names = _NAMES[self.model.kind]
+        begin, separator, end = (
+            Side([name] * len(ids), list(range(len(ids))))
+            for name, ids in zip(names, self.marks(tokenizer))
+        )
+        side = begin + Side.of(tokenizer, texts[0], pieces)
+        for ids in texts[1:]:
+            side = side + separator + Side.of(tokenizer, ids, pieces)
+        return side + end
 
     def summary(self, params, hidden, batch) -> jax.Array:
         """Returns one vector for each row (B, M)."""
         if self._pools:
             return self.model.apply({"params": params}, hidden, method="pooled")
-        if self.bidirectional:
+        if self.model.kind == "encoder":
             return hidden[:, 0]
         last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
@@ -158,7 +197,9 @@ class Encoder:
         """Returns the FLOPs of a forward pass over one row, with the language model's loss or
         without.
         """
-        return self.model.flops(length, length if language_model else 0)
+        predictions = length if language_model else 0
+        lengths = (length, length) if self._decodes else (length,)
+        return self.model.flops(*lengths, predictions)
 
 
 def fitted(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:

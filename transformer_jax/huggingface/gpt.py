@@ -172,7 +172,8 @@ class Classifier(LanguageModel):
         return super().other_keys(config, tokenizer) | heads.write_keys(config.task) | marks
 
     def tokenizer_files(self, task):
-        marks = task.encoder.marks(task.tokenizer)
+        begin, separator, end = task.marks
+        marks = (*begin, *separator, *end)
         return task.tokenizer.hf_files() | task.tokenizer.hf_marked(marks)
 
 

@@ -13,23 +13,30 @@ from transformer_jax.layers.parameters import declared
 class Head(nn.Module):
     """Dropout and one affine map: (..., M) -> float32 (..., features).
 
-    The map is computed in float32: bfloat16 would round different scores to equal ones.
+    With `pools`, dropout, an affine map and tanh precede them. All is computed in float32: bfloat16
+    would round different scores to equal ones.
     """
 
     features: int
     dropout: float = 0.0
     use_bias: bool = True
+    pools: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
+        model = (x.shape[-1],)
+        init = nn.initializers.truncated_normal(0.02)
         x = Dropout(self.dropout)(x, train=train).astype(jnp.float32)
+        if self.pools:
+            pooler = Linear(model, model, axes=("embed", "mlp"), kernel_init=init, name="pooler")
+            x = Dropout(self.dropout)(jnp.tanh(pooler(x)), train=train)
         output = Linear(
-            (x.shape[-1],),
+            model,
             (self.features,),
             axes=("embed", None),
             use_bias=self.use_bias,
             head=True,
-            kernel_init=nn.initializers.truncated_normal(0.02),
+            kernel_init=init,
             name="out",
         )
         return output(x)

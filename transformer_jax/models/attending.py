@@ -118,15 +118,20 @@ class Attending(SequenceToSequence):
         """Returns the sizes of a layer, for its FLOPs."""
         return flops.LayerSizes.of(self)
 
-    def flops(self, source_length: int, target_length: int) -> float:
+    def flops(
+        self, source_length: int, target_length: int, predictions: int | None = None
+    ) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
 
-        Causal attention counts half its square. Padding is counted; norms, softmax and embedding
-        look-ups are not.
+        `predictions` is the number of predicted positions; None: all of the target's. Causal
+        attention counts half its square. Padding is counted; norms, softmax and embedding look-ups
+        are not.
         """
         sizes = self.layer_sizes()
         encoder = sizes.layer(source_length, source_length**2)
         cross = sizes.attention(target_length, source_length, target_length * source_length)
         decoder = sizes.layer(target_length, flops.causal_pairs(target_length)) + cross
-        output = flops.dense(target_length, self.d_model, self.vocab_size)
+        if predictions is None:
+            predictions = target_length
+        output = flops.dense(predictions, self.d_model, self.vocab_size)
         return self.num_encoder_layers * encoder + self.num_decoder_layers * decoder + output

@@ -253,8 +253,13 @@ class SequenceToSequence(SequenceDecoding, Model):
         """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, M)."""
 
     @abc.abstractmethod
-    def flops(self, source_length: int, target_length: int) -> float:
-        """Returns the FLOPs of a forward pass over one row."""
+    def flops(
+        self, source_length: int, target_length: int, predictions: int | None = None
+    ) -> float:
+        """Returns the FLOPs of a forward pass over one row with so many predicted positions.
+
+        None: all positions of the target.
+        """
 
 
 KINDS = (Encoder, Causal, SequenceToSequence)

@@ -10,10 +10,9 @@ import scipy.special
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
-from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Unlabelled
-from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
 
@@ -84,7 +83,7 @@ class Choice(FineTuning):
 
     def _encoded(self, texts, labels):
         """Yields (an example, cut to fit, and whether it was longer) for each text."""
-        max_tokens = self.length - 3
+        max_tokens = self.length - self.marks.count(2)
         sides = [self.tokenizer.encode(list(side)) for side in zip(*texts)]
         for context, *choices, label in zip(*sides, labels):
             is_long = len(context) + max(map(len, choices)) > max_tokens
@@ -93,17 +92,18 @@ class Choice(FineTuning):
     def row(self, example):
         pairs, label = example
         rows = [self.encoder.row(self.tokenizer, *pair, length=self.length) for pair in pairs]
-        arrays = {name: np.stack([row[name] for row in rows]) for name in ROW}
+        arrays = {name: np.stack([row[name] for row in rows]) for name in self.encoder.arrays}
         return arrays | {"label": np.int32(label)}
 
     def num_tokens(self, example):
-        return max(len(context) + len(choice) + 3 for context, choice in example[0])
+        longest = max(len(context) + len(choice) for context, choice in example[0])
+        return longest + self.marks.count(2)
 
     def shapes(self, length):
-        return {name: (len(self.choices), length) for name in ROW} | {"label": ()}
+        return dict.fromkeys(self.encoder.arrays, (len(self.choices), length)) | {"label": ()}
 
     def head(self):
-        return Head(1, self.head_dropout, self.encoder.bidirectional)
+        return self.encoder.head(1, self.head_dropout)
 
     def counted(self, batch):
         return super().counted(batch)[..., 0]

@@ -14,10 +14,9 @@ import scipy.stats
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
-from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Unlabelled
-from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import predictions as scores
@@ -48,6 +47,11 @@ class Classification(FineTuning):
         super().__post_init__()
         if self.symmetric and not self.pair:
             raise UserError("config.task.symmetric needs config.task.pair, a second text")
+        if self.symmetric and self.model.kind == "sequence_to_sequence":
+            raise UserError(
+                "config.task.symmetric=True: adds vectors in front of a linear head, which "
+                f"{self.config.model.name} has not"
+            )
         if self.label in (self.text, self.pair):
             raise UserError(
                 f"config.task.label={self.label}: that column is a text; name the column of the "
@@ -128,10 +132,10 @@ class Classification(FineTuning):
         """
         first, *second = (self.tokenizer.encode(list(side)) for side in zip(*texts))
         if not second:
-            max_tokens = self.length - 2
+            max_tokens = self.length - self.marks.count(1)
             is_long = [len(ids) > max_tokens for ids in first]
             return [ids[:max_tokens] for ids in first], [None] * len(first), is_long
-        max_tokens = self.length - 3
+        max_tokens = self.length - self.marks.count(2)
         pairs = list(zip(first, second[0]))
         first, second = zip(*(fitted(*pair, max_tokens) for pair in pairs))
         return first, second, [len(a) + len(b) > max_tokens for a, b in pairs]
@@ -143,7 +147,7 @@ class Classification(FineTuning):
             rows = [
                 self.encoder.row(self.tokenizer, *texts, length=self.length) for texts in orders
             ]
-            row = {name: np.stack([row[name] for row in rows]) for name in ROW}
+            row = {name: np.stack([row[name] for row in rows]) for name in self.encoder.arrays}
         else:
             row = self.encoder.row(self.tokenizer, first, second, length=self.length)
         target = {"value": np.float32(label)} if self.regression else {"label": np.int32(label)}
@@ -151,11 +155,14 @@ class Classification(FineTuning):
 
     def num_tokens(self, example):
         first, second, _ = example
-        return len(first) + 2 if second is None else len(first) + len(second) + 3
+        texts = [first] if second is None else [first, second]
+        return sum(map(len, texts)) + self.marks.count(len(texts))
 
     def shapes(self, length):
         row = (2, length) if self.symmetric else (length,)
-        return dict.fromkeys(ROW, row) | {"value" if self.regression else "label": ()}
+        return dict.fromkeys(self.encoder.arrays, row) | {
+            "value" if self.regression else "label": ()
+        }
 
     # objective and scores
 
@@ -164,7 +171,7 @@ class Classification(FineTuning):
         return 1 if self.regression else len(self.names)
 
     def head(self):
-        return Head(self._num_outputs, self.head_dropout, self.encoder.bidirectional)
+        return self.encoder.head(self._num_outputs, self.head_dropout)
 
     def counted(self, batch):
         is_row = super().counted(batch)

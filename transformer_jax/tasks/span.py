@@ -12,7 +12,7 @@ import scipy.special
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import squad
-from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.layers.heads import Head
 from transformer_jax.losses import label_nll
@@ -29,16 +29,12 @@ class _Part:
     answers: tuple[str, ...]
     context: str
     question_ids: list[int]
+    begin: int  # the position of the first of `ids` in the row
     ids: list[int]  # of the part
     spans: Sequence[tuple[int, int]]  # characters of each of the ids in the context
     central: np.ndarray  # (len(ids),) bool: no other part has more context around the token
     # first and last token of an answer in `ids`; None: the answer is not in this part
     target: tuple[int, int] | None
-
-    @property
-    def begin(self) -> int:
-        """The position of the first of `ids` in the row."""
-        return len(self.question_ids) + 2
 
 
 class _Answer(NamedTuple):
@@ -116,8 +112,8 @@ class Span(FineTuning):
         ids, spans = encoded
         question_ids = question_ids[: self.max_question]
         target = _tokens_of(spans, answers[0]) if answers else None
-        room = self.length - 3 - len(question_ids)
-        starts = _starts(len(ids), room, self.stride)
+        room = self.length - self.marks.count(2) - len(question_ids)
+        starts = _starts(len(ids), room, min(self.stride, room))
         central = _most_central(starts, room, len(ids))
         for part, start in enumerate(starts):
             stop = min(start + room, len(ids))
@@ -127,6 +123,7 @@ class Span(FineTuning):
                 tuple(text for text, _ in answers),
                 context,
                 question_ids,
+                self.marks.second(question_ids),
                 ids[start:stop],
                 spans[start:stop],
                 central[start:stop] == part,
@@ -147,10 +144,10 @@ class Span(FineTuning):
         return 0 if self.encoder.bidirectional else example.begin + len(example.ids)
 
     def num_tokens(self, example):
-        return len(example.question_ids) + len(example.ids) + 3
+        return len(example.question_ids) + len(example.ids) + self.marks.count(2)
 
     def shapes(self, length):
-        return dict.fromkeys(ROW, (length,)) | {"first": (), "last": ()}
+        return dict.fromkeys(self.encoder.arrays, (length,)) | {"first": (), "last": ()}
 
     # objective and scores
 

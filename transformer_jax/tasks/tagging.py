@@ -13,7 +13,7 @@ import scipy.special
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import conll, tables
-from transformer_jax.finetuning.base import ROW, FineTuning
+from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.layers import flops
 from transformer_jax.layers.heads import Head, RecurrentHead
@@ -66,7 +66,7 @@ class Tagging(FineTuning):
     def __post_init__(self):
         self.frozen = self.frozen or bool(self.features)
         super().__post_init__()
-        if self.features and not self.encoder.bidirectional:
+        if self.features and self.model.kind != "encoder":
             raise UserError(
                 f"config.task.features={self.features}: is for bert, not {self.config.model.name}"
             )
@@ -121,14 +121,12 @@ class Tagging(FineTuning):
         ]
 
     def _spaced(self, words) -> list[str]:
-        """Returns the words as the tokenizer expects them: WordPiece needs no spaces."""
-        if self.encoder.bidirectional:
-            return words
+        """Returns the words with the spaces in front of them, which are part of a word's pieces."""
         return [words[0], *(f" {word}" for word in words[1:])]
 
     def _parts_of(self, number, words, tags, pieces: Iterator[list[int]]) -> Iterator[_Part]:
         """Yields the parts of one sentence; `pieces` yields the ids of each word."""
-        max_tokens = self.length - 2
+        max_tokens = self.length - self.marks.count(1)
         ids, places, start = [], [], 0
         for place in range(len(words)):
             # A word may have no pieces.
@@ -136,7 +134,7 @@ class Tagging(FineTuning):
             if len(ids) + len(word_ids) > max_tokens:
                 yield _Part(number, ids, places, words[start:place], tags[start:place])
                 ids, places, start = [], [], place
-            places.append(1 + len(ids))
+            places.append(len(self.marks.begin) + len(ids))
             ids = ids + word_ids
         yield _Part(number, ids, places, words[start:], tags[start:])
 
@@ -153,10 +151,10 @@ class Tagging(FineTuning):
         return row | {"labels": labels, "is_word": is_word}
 
     def num_tokens(self, example):
-        return len(example.ids) + 2
+        return len(example.ids) + self.marks.count(1)
 
     def shapes(self, length):
-        return dict.fromkeys((*ROW, "labels", "is_word"), (length,))
+        return dict.fromkeys((*self.encoder.arrays, "labels", "is_word"), (length,))
 
     # head and objective
 

@@ -131,6 +131,10 @@ class ByteBPE(BPE):
     def hf_class(self) -> str:
         return "GPT2Tokenizer" if self.cls_id is None else "RobertaTokenizer"
 
+    @property
+    def pair_separators(self) -> int:
+        return 1 if self.cls_id is None else 2
+
     @classmethod
     def train(
         cls,

@@ -34,6 +34,7 @@ class Tokenizer:
     never: tuple[int, ...] = ()  # ids that a decoder never writes
     # The last pieces, each of which stands for a span of text (Raffel et al. 2020).
     num_sentinels: int = 0
+    pair_separators: int = 1  # separators between the two texts of a pair
 
     def __init__(self, model: bytes):
         self.model = model
