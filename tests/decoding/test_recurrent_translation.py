@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from transformer_jax.configuration.sections import Decode
 from transformer_jax.data import tokenizers
 from transformer_jax.distributed.sharding import AXES
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
@@ -85,7 +86,7 @@ class Use(SequenceToSequenceUse):
         self.tokenizer = types.SimpleNamespace(source=tokenizer, target=tokenizer)
         self.model = Summed(vocab_size=tokenizer.vocab_size)
         self.config = types.SimpleNamespace(
-            decode=types.SimpleNamespace(batch=places, beam=beam, alpha=0.6, max_extra=6),
+            decode=Decode(batch=places, beam=beam, alpha=0.6, max_extra=6),
             mesh=types.SimpleNamespace(rules=()),
         )
 
@@ -130,10 +131,8 @@ def test_a_score_is_the_log_probability_of_the_whole_output(params):
     use = Use(2, 3)
     source = use.tokenizer.source.encode(LINES[1])
     (_, beams), *_ = use.stream(params, 3)(params, [source], [8])
-    for ids, score in zip(beams.ids, beams.scores):
-        output = [*ids[ids > 0].tolist()]
-        if len(output) < 8:
-            output.append(use.tokenizer.target.eos_id)
+    for ids, length, score in zip(*beams):
+        output = ids[:length].tolist()
         target = jnp.array([[use.tokenizer.target.bos_id, *output[:-1]]])
         tokens = jnp.array([source])
         hidden = use.model.apply(

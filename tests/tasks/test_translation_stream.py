@@ -18,7 +18,12 @@ def endless(translation):
     def opened(beam, batch):
         overrides = {"decode.beam": beam, "decode.batch": batch}
         task, params = open_run(translation.workdir, overrides=overrides)
-        target = types.SimpleNamespace(start_id=task.tokenizer.target.start_id, eos_id=-1)
+        target = types.SimpleNamespace(
+            start_id=task.tokenizer.target.start_id,
+            eos_id=-1,
+            framed=lambda ids: [*ids, -1],
+            never=(),
+        )
         task.tokenizer = types.SimpleNamespace(target=target)
         return task, task.model.for_decoding(params)
 
@@ -27,10 +32,6 @@ def endless(translation):
 
 def sources(*lengths):
     return [list(range(4, 4 + length)) for length in lengths]
-
-
-def tokens(beams):
-    return beams.ids[beams.ids > 0].tolist()
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -51,8 +52,8 @@ def test_a_place_that_is_used_again_and_a_cache_that_grows_change_nothing(
     together = dict(task.stream(params, 1)(params, inputs, limits))
     assert sorted(together) == list(range(7))
     for number, (expected, limit) in enumerate(zip(alone, limits)):
-        assert tokens(together[number]) == tokens(expected)
-        assert np.count_nonzero(expected.ids) == limit
+        assert together[number].tokens(-1) == expected.tokens(-1)
+        assert expected.lengths.tolist() == [limit]
         np.testing.assert_allclose(together[number].scores, expected.scores, rtol=1e-5)
 
 
@@ -87,7 +88,7 @@ def test_an_input_may_remain_alone_after_it_was_read_with_a_longer_one(endless, 
     task, params = endless(2, 2)
     limits = [3, 6, 4, 5]
     outputs = dict(task.stream(params, 1)(params, sources(*lengths), limits))
-    assert [np.count_nonzero(outputs[number].ids) for number in range(4)] == limits
+    assert [int(outputs[number].lengths[0]) for number in range(4)] == limits
 
 
 def test_a_cache_that_grew_for_one_long_output_shrinks_again(endless, monkeypatch):

@@ -171,8 +171,21 @@ class Mesh:
 class Decode:
     batch: int = 64  # sentences decoded together
     beam: int = 4  # open hypotheses of beam search; 1: greedy
-    alpha: float = 0.6  # length penalty: scores are divided by ((5 + length) / 6)^alpha
+    alpha: float = 0.6  # length penalty: log-probabilities are divided by it, see penalty
+    # length penalty of an output: gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016); length:
+    # length^alpha, as in transformers
+    penalty: Literal["gnmt", "length"] = "gnmt"
     max_extra: int = 50  # tokens by which an output may be longer than its input
+    # most tokens of an output of an encoder-decoder, its end included; 0: those of its input and
+    # max_extra
+    max_length: int = 0
+    min_length: int = 0  # fewest tokens of an output, its end included
+    no_repeat_ngram: int = 0  # no output has a sequence of so many tokens twice; 0: it may
+    force_end: bool = False  # an output with the most tokens has the end as its last
+    # when an input is done: exact: no open hypothesis can come among the n best. As in
+    # transformers: never: none can come among the best `beam`; estimate (False there): none could
+    # with its present length; first (True there): `beam` outputs have ended
+    early_stopping: Literal["exact", "never", "estimate", "first"] = "exact"
     # positions of a window that an evaluation of a language model predicts; the others are context;
     # 0: half of them
     stride: int = 0

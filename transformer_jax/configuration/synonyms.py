@@ -117,6 +117,10 @@ mesh.fsdp: zero zero_stage fsdp_size sharded
 mesh.sequence: sp sequence_parallel context_parallel_size cp context_parallel
 decode.beam: beam_size num_beams beam_width beams
 decode.alpha: length_penalty lenpen lp_alpha
+decode.no_repeat_ngram: no_repeat_ngram_size
+decode.min_length: min_len minlen min_new_tokens min_decoding_length
+decode.max_length: val_max_target_length max_decoding_length max_len_b
+decode.force_end: forced_eos_token_id
 decode.average: average_checkpoints num_avg_checkpoints checkpoint_average
 --workdir: output_dir out_dir save_dir model_dir checkpoint_dir ckpt_dir run_dir logdir log_dir
 --workdir: outdir

@@ -35,6 +35,9 @@ _NOT_NEGATIVE = (
     "checkpoint.minutes",
     "decode.max_extra",
     "decode.alpha",
+    "decode.max_length",
+    "decode.min_length",
+    "decode.no_repeat_ngram",
     "train.patience",
 )
 
@@ -117,4 +120,10 @@ def _check_combinations(config: ConfigDict) -> None:
         raise UserError(
             f"config.train.patience={config.train.patience} needs "
             "config.checkpoint.best_metric, the score that must improve"
+        )
+    decode = config.decode
+    if 0 < decode.max_length < decode.min_length:
+        raise UserError(
+            f"config.decode.min_length={decode.min_length}: must be at most "
+            f"config.decode.max_length={decode.max_length}"
         )

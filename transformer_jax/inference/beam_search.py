@@ -1,26 +1,41 @@
 """Beam search with a length penalty (Wu et al. 2016, equation 14), as in Vaswani et al. 2017,
-section 6.1.
+section 6.1, or as in transformers.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from transformer_jax.inference.constraints import Constraints
 from transformer_jax.layers.decoding import State, on_rows
 
 _BLOCK_SIZE = 128  # numbers of a block in the search for the largest
-NEVER = -1e9  # log-probability of the impossible: finite, so that differences are numbers
+NEVER = -1e9  # score of an empty place: finite, so that differences are numbers
+_EMPTY = NEVER / 10  # lower than the score of any hypothesis
 
 
 class Beams(NamedTuple):
     """K hypotheses of each of B inputs, the best first. The lowest score marks an empty place."""
 
-    ids: jax.Array  # (B, K, T) int32, 0 after the end
+    ids: jax.Array  # (B, K, T) int32; the end is one of them
     scores: jax.Array  # (B, K) float32
+
+
+class Outputs(NamedTuple):
+    """The best hypotheses of each of B inputs, the best first."""
+
+    ids: jax.Array  # (B, n_best, T) int32, 0 after the end
+    lengths: jax.Array  # (B, n_best) int32: tokens, including the end
+    scores: jax.Array  # (B, n_best) float32
+
+    def tokens(self, eos_id: int) -> list[list[int]]:
+        """Returns the tokens of each output of one input, without the end."""
+        outputs = [row[:length].tolist() for row, length in zip(self.ids, self.lengths)]
+        return [ids[:-1] if ids[-1:] == [eos_id] else ids for ids in outputs]
 
 
 class Search(NamedTuple):
@@ -35,6 +50,9 @@ class Search(NamedTuple):
     open: Beams  # (B, K, T)
     ended: Beams  # (B, K, T)
     state: State  # the tokens that the model has read
+    # (B, P) int32: the tokens in front of an output, -1 for padding there; None: no constraint
+    # reads them
+    before: jax.Array | None = None
 
     @property
     def slots(self) -> int:
@@ -42,9 +60,14 @@ class Search(NamedTuple):
         return self.open.ids.shape[2]
 
 
-def length_penalty(length: Array | float | int, alpha: float) -> Array | float:
-    """Returns ((5 + length) / 6)^alpha; the length counts the end token."""
-    return ((5.0 + length) / 6.0) ** alpha
+def length_penalty(
+    length: Array | float | int, alpha: float, kind: str = "gnmt"
+) -> Array | float:
+    """Returns ((5 + length) / 6)^alpha, or length^alpha for the kind "length" of transformers.
+
+    The length counts the end token.
+    """
+    return ((5.0 + length) / 6.0 if kind == "gnmt" else 1.0 * length) ** alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +75,17 @@ class BeamSearch:
     """Finds the `n_best` hypotheses of each input, with `beam` open hypotheses at a time.
 
     A hypothesis' score is its log-probability over `length_penalty`. It ends with `eos_id`. A
-    hypothesis that reaches its input's limit without an end counts only if no other one ends.
-    Where `continues`, it counts as one that ends, and ids keep the end token: 0 is a token then.
+    hypothesis that reaches its input's limit without an end counts only if no other one ends, or,
+    where `continues`, as one that ends. One beam is greedy search.
 
     An input is done when none of its open hypotheses can come among its `n_best` any more. The
     log-probability only falls, so an upper bound of a score is the present log-probability over
-    the penalty of the longest output. One beam is greedy search.
+    the penalty of the longest output. So it is with `early_stopping` "exact". The other values
+    are those of transformers, `_beam_search` in generation/utils.py:
+
+    "never": none can come among the best `beam`. "estimate" (False there): none could with its
+    present length. "first" (True): `beam` hypotheses have ended. In all three a hypothesis ends
+    only if it is among the `beam` likeliest as it ends, and its input's limit ends it as well.
     """
 
     beam: int
@@ -65,24 +93,58 @@ class BeamSearch:
     eos_id: int
     n_best: int = 1
     continues: bool = False
+    penalty: str = "gnmt"
+    early_stopping: str = "exact"
+    constraints: Constraints = Constraints()
 
-    def empty(self, places: int, slots: int, state: State) -> Search:
-        """Returns a search with nothing in any place. `state` may have any finite content."""
+    @classmethod
+    def of(cls, decode: Any, eos_id: int, n_best: int = 1, **others) -> "BeamSearch":
+        """Returns the search of config.decode. `others` are further constraints."""
+        return cls(
+            beam=decode.beam,
+            alpha=decode.alpha,
+            eos_id=eos_id,
+            n_best=n_best,
+            penalty=decode.penalty,
+            early_stopping=decode.early_stopping,
+            constraints=Constraints(
+                min_length=decode.min_length,
+                no_repeat_ngram=decode.no_repeat_ngram,
+                force_end=decode.force_end,
+                **others,
+            ),
+        )
+
+    def empty(
+        self, places: int, slots: int, state: State, before: Int[Array, "B P"] | None = None
+    ) -> Search:
+        """Returns a search with nothing in any place.
+
+        `state`, and the tokens `before` an output (B, P), may have any finite content.
+        """
         none = Beams(
             jnp.zeros((places, self.beam, slots), jnp.int32), jnp.full((places, self.beam), NEVER)
         )
         zeros = jnp.zeros(places, jnp.int32)
-        return Search(limits=zeros, lengths=zeros, open=none, ended=none, state=state)
+        before = before if self.constraints.no_repeat_ngram else None
+        return Search(zeros, zeros, open=none, ended=none, state=state, before=before)
 
-    def begin(self, limits: Int[Array, " N"], logits: Float[Array, "N V"], state: State) -> Search:
+    def begin(
+        self,
+        limits: Int[Array, " N"],
+        logits: Float[Array, "N V"],
+        state: State,
+        before: Int[Array, "N P"] | None = None,
+    ) -> Search:
         """Returns a search of N inputs with their first tokens.
 
         `limits` is (N,). `logits` (N, V) predict the first tokens. `state` has one hypothesis for
-        each input: what the model has read before.
+        each input: what the model has read. `before` (N, P) are the tokens of an output's text in
+        front of it, -1 for padding there.
         """
         beams = (len(limits), self.beam)
         state = on_rows(type(state).reorder, state, jnp.zeros(beams, jnp.int32))
-        search = self.empty(len(limits), 1, state)
+        search = self.empty(len(limits), 1, state, before)
         # All beams are equal at first, so only the first beam may branch.
         first = search.open.scores.at[:, 0].set(0)
         search = search._replace(limits=limits, open=search.open._replace(scores=first))
@@ -134,18 +196,35 @@ class BeamSearch:
 
     def running(self, search: Search) -> Bool[Array, " B"]:
         """Returns the places whose inputs are not done, (B,) bool."""
-        bound = search.open.scores[:, 0] / length_penalty(search.limits, self.alpha)
-        return (bound > search.ended.scores[:, self.n_best - 1]) & (search.lengths < search.limits)
+        return self._may_improve(search) & (search.lengths < search.limits)
 
-    def best(self, search: Search) -> Beams:
+    def _may_improve(self, search: Search) -> Bool[Array, " B"]:
+        """Returns the places with an open hypothesis that may still come among the best."""
+        if self.early_stopping == "first":
+            return search.ended.scores[:, -1] < _EMPTY
+        lengths = search.limits
+        if self.early_stopping == "estimate":
+            lengths = jnp.maximum(search.lengths, 1)
+        num_best = self.n_best if self.early_stopping == "exact" else self.beam
+        bound = search.open.scores[:, 0] / self._penalty(lengths)
+        return bound > search.ended.scores[:, num_best - 1]
+
+    def _penalty(self, lengths: Array) -> Array:
+        return length_penalty(lengths, self.alpha, self.penalty)
+
+    def best(self, search: Search) -> Outputs:
         """Returns the best hypotheses of each place, (B, n_best)."""
-        unended = search.open.scores / length_penalty(search.limits, self.alpha)[:, None]
+        unended = search.open.scores / self._penalty(search.limits)[:, None]
         # Hypotheses without an end rank behind all that have ended, unless texts are continued.
-        behind = 0 if self.continues else NEVER / 10
+        behind = 0 if self.continues else _EMPTY
         ranking = jnp.concatenate([search.ended.scores, unended + behind], axis=1)
         _, order = jax.lax.top_k(ranking, self.n_best)
-        return Beams(
-            _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order),
+        ids = _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order)
+        written = jnp.arange(search.slots) < search.lengths[:, None, None]
+        ends = (ids == self.eos_id) & written
+        return Outputs(
+            ids,
+            jnp.where(ends.any(axis=2), ends.argmax(axis=2) + 1, search.lengths[:, None]),
             _pick(jnp.concatenate([search.ended.scores, unended], axis=1), order),
         )
 
@@ -172,11 +251,8 @@ class BeamSearch:
         # likeliest token is the end.
         num_candidates = 2 * beam if beam > 1 else 1
         logits = logits.astype(jnp.float32)
-        log_p = (
-            logits
-            - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-            + search.open.scores[..., None]
-        )
+        log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        log_p = self.constraints(log_p, search, self.eos_id) + search.open.scores[..., None]
         scores, chosen = _largest(log_p.reshape(batch, beam * vocab), num_candidates)
         parent = chosen // vocab
         token = (chosen % vocab).astype(jnp.int32)
@@ -188,14 +264,14 @@ class BeamSearch:
         live = self.running(search)[:, None]  # an input that is done does not change
 
         ends = (token == self.eos_id) & live
-        ended_scores = jnp.where(
-            ends, scores / length_penalty(length + 1.0, self.alpha)[:, None], NEVER
-        )
+        if self.early_stopping != "exact":
+            at_limit = (length + 1 == search.limits)[:, None] & live
+            ends = (ends | at_limit) & (jnp.arange(num_candidates) < beam)
+        ended_scores = jnp.where(ends, scores / self._penalty(length + 1.0)[:, None], NEVER)
         best, order = jax.lax.top_k(
             jnp.concatenate([search.ended.scores, ended_scores], axis=1), beam
         )
-        ended_ids = ids if self.continues else jnp.where(ids == self.eos_id, 0, ids)
-        ended = Beams(_pick(jnp.concatenate([search.ended.ids, ended_ids], axis=1), order), best)
+        ended = Beams(_pick(jnp.concatenate([search.ended.ids, ids], axis=1), order), best)
 
         open_scores, order = jax.lax.top_k(jnp.where(token == self.eos_id, NEVER, scores), beam)
         open_ = jax.tree.map(

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -13,7 +14,7 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
-from transformer_jax.inference.beam_search import Beams, BeamSearch
+from transformer_jax.inference.beam_search import BeamSearch, Outputs
 from transformer_jax.inference.generation import limit_in_window
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
@@ -60,7 +61,7 @@ class BestContinuations:
             program, inputs = self._inputs(ids, limits, size, search)
             beams = jax.device_get(hosts.run(_Program.best, program, params, *inputs))
             for row, prompt in enumerate(ids):
-                yield self._continuations(prompt, limits[row], beams.ids[row], beams.scores[row])
+                yield self._continuations(prompt, jax.tree.map(lambda x: x[row], beams))
             first += len(texts)
 
     def _inputs(
@@ -81,20 +82,16 @@ class BestContinuations:
         )
         return _Program(self.model, search, self.placement, slots, room), inputs
 
-    def _continuations(
-        self, prompt: list[int], limit: int, rows: np.ndarray, scores: np.ndarray
-    ) -> list[ScoredContinuation]:
-        """Returns the continuations of a prompt from the ids (n_best, T) and scores (n_best,)."""
-        eos_id = self.tokenizer.eos_id
-        outputs = [row[:limit].tolist() for row in rows]
-        cut = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in outputs]
+    def _continuations(self, prompt: list[int], outputs: Outputs) -> list[ScoredContinuation]:
+        """Returns the continuations of a prompt."""
+        rows = outputs.tokens(self.tokenizer.eos_id)
         # A continuation that is decoded without its prompt may lose its first space.
-        begin, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in cut)])
+        begin, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
         return [
             ScoredContinuation(
-                text[len(begin) :], len(ids), "length" if ids == output else "end", float(score)
+                text[len(begin) :], len(ids), "length" if len(ids) == length else "end", float(score)
             )
-            for text, ids, output, score in zip(texts, cut, outputs, scores)
+            for text, ids, length, score in zip(texts, rows, outputs.lengths, outputs.scores)
         ]
 
 
@@ -115,20 +112,31 @@ class _Program:
         prompts: Int[Array, "B L"],
         lengths: Int[Array, " B"],
         limits: Int[Array, " B"],
-    ) -> Beams:
+    ) -> Outputs:
         """Returns the best outputs (B, n_best, T). `limits` (B,) are their most tokens."""
         with self.placement.use():
             prompts, lengths, limits = split_rows((prompts, lengths, limits))
             logits, state = self.model.begin(params, prompts, lengths, slots=self.slots)
-            begun = self.search.resized(self.search.begin(limits, logits, state), self.room)
+            begun = self.search.begin(limits, logits, state, _at_the_end(prompts, lengths))
+            begun = self.search.resized(begun, self.room)
             ended = self.search.advance(begun, partial(self.model.step, params), len(prompts))
             return gathered(self.search.best(ended))
 
 
+def _at_the_end(prompts: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Int[Array, "B L"]:
+    """Returns the prompts, moved to the ends of their rows; -1 stands in front of them."""
+    places = jnp.arange(prompts.shape[1]) - prompts.shape[1] + lengths[:, None]
+    moved = jnp.take_along_axis(prompts, jnp.maximum(places, 0), axis=1)
+    return jnp.where(places < 0, -1, moved)
+
+
 def checked_search(
-    beam: Any, n_best: Any, *, alpha: float, eos_id: int, vocab_size: int
+    beam: Any, n_best: Any, *, decode: Any, eos_id: int, vocab_size: int
 ) -> BeamSearch:
-    """Returns the search. Raises UserError for a number of beams or outputs that is impossible."""
+    """Returns the search of config.decode with other numbers of beams and outputs.
+
+    Raises UserError for an impossible number.
+    """
     for name, value in (("beam", beam), ("n_best", n_best)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name}={value!r}: must be a whole number of at least 1")
@@ -136,4 +144,5 @@ def checked_search(
         raise UserError(
             f"n_best={n_best}: must be at most beam={beam} and config.model.vocab_size={vocab_size}"
         )
-    return BeamSearch(beam, alpha, eos_id, n_best, continues=True)
+    search = BeamSearch.of(decode, eos_id, n_best)
+    return dataclasses.replace(search, beam=beam, continues=True)

@@ -94,7 +94,7 @@ class CausalUse:
         search = checked_search(
             decode.beam if beam is None else beam,
             n_best,
-            alpha=decode.alpha,
+            decode=decode,
             eos_id=self.tokenizer.eos_id,
             vocab_size=model.vocab_size,
         )

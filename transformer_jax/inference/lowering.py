@@ -14,6 +14,7 @@ from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.generation import LENGTH_MULTIPLE, Programs, Window
 from transformer_jax.inference.sampling import Fixed, Sampling
 from transformer_jax.inference.stream import Stream
+from transformer_jax.inference.translating import most_tokens
 from transformer_jax.layers.decoding import logical_axes
 
 _TOKEN = 1  # stands for the special tokens: no tokenizer is read
@@ -29,18 +30,18 @@ class Decoding(NamedTuple):
 def beam_search(model, params, config, length: int) -> dict[str, Decoding]:
     """Returns the programs of the beam search of `config`, for sources of `length` tokens.
 
-    There is room for outputs that have config.decode.max_extra tokens more. `params` are shapes
-    with shardings, before `for_decoding`.
+    There is room for the longest outputs of `config.decode`. `params` are shapes with shardings,
+    before `for_decoding`.
     """
     placement = Placement.of(params, config.mesh).decoding()
-    search = BeamSearch(config.decode.beam, config.decode.alpha, _TOKEN)
+    search = BeamSearch.of(config.decode, _TOKEN)
     places = placement.rows(config.decode.batch)
     stream = Stream(model, search, places, _TOKEN, placement)
     prepared = _for_decoding(model, params)
     source = _int32(3, *stream.packed_shape(length))
     inputs = (prepared, source, _int32(places, length), _int32(places))
     read = _split(jax.eval_shape(lambda *x: Stream.begin(stream, *x), *inputs), placement)
-    slots = stream.slots(length, length + config.decode.max_extra)
+    slots = stream.slots(length, most_tokens(config.decode, length))
     empty = jax.eval_shape(lambda p: Stream.empty(stream, p, length, slots), prepared)
     running = _split(empty, placement)
     held = (prepared, running)

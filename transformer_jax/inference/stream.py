@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import rounded_up
-from transformer_jax.inference.beam_search import Beams, BeamSearch, Search
+from transformer_jax.inference.beam_search import BeamSearch, Outputs, Search
 from transformer_jax.layers.decoding import split
 
 # The search stops to admit inputs when one in so many places is free.
@@ -40,13 +40,13 @@ class Stream:
     model: Any  # the Linen module
     search: BeamSearch
     places: int
-    bos_id: int
+    start_id: int  # read in front of each output
     placement: Placement  # of a decoder
 
     def __call__(
         self, params, inputs: Sequence[Sequence[int]], limits: Sequence[int]
-    ) -> Iterator[tuple[int, Beams]]:
-        """Yields (number of an input, its hypotheses (n_best, T)) as they are done.
+    ) -> Iterator[tuple[int, Outputs]]:
+        """Yields (number of an input, its outputs (n_best, T)) as they are done.
 
         `limits` are the most tokens of each output, including the end. The longest inputs should
         come first: inputs of like lengths share less padding, and the shortest leave the least to
@@ -73,7 +73,7 @@ class Stream:
 
     def slots(self, length: int, limit: int) -> int:
         """Returns the slots of a search over sources of `length`, for outputs of `limit` tokens."""
-        return _with_room(length + _EXTRA_SLOTS, limit)
+        return _with_room(_first_slots(length, limit), limit - 1)
 
     @partial(jax.jit, static_argnums=0)
     def begin(
@@ -98,10 +98,10 @@ class Stream:
             where = split_rows(where)
             memory = split_rows(memory.at[where].get(mode="fill", fill_value=0))
             segments = (where < ids.size).astype(jnp.int32)
-            first = jnp.full((len(where), 1), self.bos_id)
+            first = jnp.full((len(where), 1), self.start_id)
             beams = self.search.beam
             logits, state = self.model.begin(params, first, memory, segments, beams=beams)
-            return split(self.search.begin(limits, _by_vocabulary(logits), state))
+            return split(self.search.begin(limits, _by_vocabulary(logits), state, first))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))
     def empty(self, params, length: int, slots: int) -> Search:
@@ -115,10 +115,10 @@ class Stream:
 
         source = spec(3, *self.packed_shape(length))
         where, limits = spec(self.places, length), spec(self.places)
-        shapes = jax.eval_shape(full, params, source, where, limits).state
-        state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        shapes = jax.eval_shape(full, params, source, where, limits)
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         with self.placement.use():
-            return split(self.search.empty(self.places, slots, state))
+            return split(self.search.empty(self.places, slots, blank.state, blank.before))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def admit(
@@ -204,10 +204,10 @@ class _Queue:
         self.running, lengths, self.best = jax.device_get(report)
         self.longest = int(lengths[self.running].max(initial=0))
 
-    def done(self) -> Iterator[tuple[int, Beams]]:
+    def done(self) -> Iterator[tuple[int, Outputs]]:
         """Yields the inputs that are done, and frees their places."""
         for place in np.flatnonzero((self.places >= 0) & ~self.running):
-            yield int(self.places[place]), Beams(self.best.ids[place], self.best.scores[place])
+            yield int(self.places[place]), jax.tree.map(lambda x: x[place], self.best)
         self.places[~self.running] = -1
 
     def _read(self) -> None:
@@ -240,7 +240,7 @@ class _Queue:
         The ring has at most four times as many slots as needed.
         """
         length = self._length(self.places[self.places >= 0].tolist())
-        slots = length + _EXTRA_SLOTS
+        slots = _first_slots(length, int(self.limits.max()))
         if self.search is None:
             self.search = hosts.run(Stream.empty, self.stream, self.params, length, slots)
             self.length = length
@@ -255,6 +255,14 @@ class _Queue:
         """Returns the length to which the sources of these inputs are padded."""
         longest = max(len(self.inputs[number]) for number in numbers)
         return min(rounded_up(longest, _SOURCE_MULTIPLE), self.stream.model.window)
+
+
+def _first_slots(length: int, limit: int) -> int:
+    """Returns the slots of a search that begins, for sources of `length`.
+
+    `limit` is the most tokens of any output.
+    """
+    return min(length + _EXTRA_SLOTS, rounded_up(limit, _SOURCE_MULTIPLE))
 
 
 def _with_room(slots: int, tokens: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from transformer_jax.config import UserError
 from transformer_jax.data import long_lines
 from transformer_jax.data.long_lines import LongLines
+from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
@@ -37,7 +38,8 @@ class Translator:
     @property
     def max_source(self) -> int:
         """The number of source tokens that can be translated at once."""
-        return self.model.window - self.decode.max_extra - 1
+        additional = 0 if self.decode.max_length else self.decode.max_extra
+        return self.model.window - additional - len(self.tokenizers.source.framed([]))
 
     def __call__(
         self, params, lines: Iterable[str], n_best: int, long: str
@@ -47,9 +49,10 @@ class Translator:
                 f"config.decode.beam={self.decode.beam}: must be at least {n_best}, "
                 "the number of translations of each line"
             )
+        less = "the end" if self.decode.max_length else "config.decode.max_extra and the end"
         limit = (
             f"the {self.max_source} tokens that can be translated at once (config.model."
-            f"max_length={self.model.max_length} less config.decode.max_extra and the end)"
+            f"max_length={self.model.max_length} less {less})"
         )
         return self._translations(params, lines, n_best, LongLines(long, WAYS, limit))
 
@@ -58,10 +61,11 @@ class Translator:
 
         It runs on the devices of `params`.
         """
-        decode, target = self.decode, self.tokenizers.target
-        search = BeamSearch(decode.beam, decode.alpha, target.eos_id, n_best)
+        target = self.tokenizers.target
+        marks = dict(first=_first(target), never=tuple(target.never))
+        search = BeamSearch.of(self.decode, target.eos_id, n_best, **marks)
         placement = Placement.of(params, self.mesh).decoding()
-        places = placement.rows(decode.batch)
+        places = placement.rows(self.decode.batch)
         return Stream(self.model, search, places, target.start_id, placement)
 
     def _translations(self, params, lines, n_best, treatment) -> Iterator[list[Hypothesis]]:
@@ -100,11 +104,36 @@ class Translator:
         """Yields (number of a part, its hypotheses) as they are done, the longest parts first."""
         order = longest_first([len(ids) for ids in parts])
         inputs = [self.tokenizers.source.framed(parts[number]) for number in order]
-        limits = [len(ids) + self.decode.max_extra for ids in inputs]
-        for place, beams in stream(params, inputs, limits):
-            ids = [row[row > 0].tolist() for row in beams.ids]
-            texts = self.tokenizers.target.decode(ids)
-            yield order[place], list(map(Hypothesis, texts, map(float, beams.scores)))
+        limits = [most_tokens(self.decode, len(ids)) for ids in inputs]
+        target = self.tokenizers.target
+        for place, outputs in stream(params, inputs, limits):
+            ids = [row[len(_first(target)) :] for row in outputs.tokens(target.eos_id)]
+            texts = target.decode(ids)
+            yield order[place], list(map(Hypothesis, texts, map(float, outputs.scores)))
+
+
+def check_lengths(model: Any, decode: Any) -> None:
+    """Raises UserError for lengths of config.decode that no position of the model has room for."""
+    if decode.max_length > model.window:
+        raise UserError(
+            f"config.decode.max_length={decode.max_length}: must be at most "
+            f"config.model.max_length={model.max_length}"
+        )
+    if not decode.max_length and model.window - decode.max_extra < 2:
+        raise UserError(
+            f"config.decode.max_extra={decode.max_extra}: must be at most "
+            f"config.model.max_length - 2 = {model.max_length - 2}"
+        )
+
+
+def most_tokens(decode: Any, length: int) -> int:
+    """Returns the most tokens of an output, for an input of `length`, both with their ends."""
+    return decode.max_length or length + decode.max_extra
+
+
+def _first(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that each whole text begins with."""
+    return tuple(tokenizer.framed([])[:-1])
 
 
 def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:

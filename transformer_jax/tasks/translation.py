@@ -7,6 +7,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.pair_rows import PairRows
 from transformer_jax.inference import lowering
+from transformer_jax.inference.translating import check_lengths
 from transformer_jax.scores import bleu
 from transformer_jax.tasks.pairs import PairTask
 from transformer_jax.tasks.task import EvaluationProgram
@@ -22,11 +23,7 @@ class Translation(PairTask):
         super().__post_init__()
         if self.bleu_lines < 0:
             raise UserError(f"config.task.bleu_lines={self.bleu_lines}: must be at least 0")
-        if self.model.window - self.config.decode.max_extra < 2:
-            raise UserError(
-                f"config.decode.max_extra={self.config.decode.max_extra}: must be at most "
-                f"config.model.max_length - 2 = {self.model.max_length - 2}"
-            )
+        check_lengths(self.model, self.config.decode)
 
     @property
     def texts(self) -> PairRows:
