@@ -137,8 +137,12 @@ def to_hf(run, target, step="best", overrides=()) -> None:
         # Leave out the rows that config.model.vocab_multiple adds.
         params = tensors.first_rows(params, task.model.vocabulary, task.model.vocab_size)
     files = family.tokenizer_files(task)
+    options = family.generation_config(task)
     with _new_folder(target) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+        if options:
+            path = unfinished / "generation_config.json"
+            path.write_text(json.dumps(options, indent=2) + "\n")
         params = family.theirs(params, task)
         tensors.write(unfinished, tensors.views(params, family.table(config.model)))
         for name, data in files.items():

@@ -21,7 +21,13 @@ from transformer_jax.huggingface.tensors import Table
 from transformer_jax.pictures.progress import say
 
 _PACKAGE = __name__.rpartition(".")[0]
-_SHARED = ("family", "heads", "keys", "tensors")  # modules of this folder that define no family
+_SHARED = (
+    "family",
+    "generation",
+    "heads",
+    "keys",
+    "tensors",
+)  # modules of this folder that define no family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,10 @@ class Family:
         """Returns the sections that say where the data come from."""
         return {"data": {"tokenizer_files": str(folder)}}
 
+    def decode_keys(self, hf_config: dict, folder: pathlib.Path) -> dict:
+        """Returns the keys of config.decode that the checkpoint in `folder` gives."""
+        return {}
+
     def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
         """Returns the keys of config.task; config has all other sections."""
         return {}
@@ -78,7 +88,7 @@ class Family:
             config = configs.experiment(
                 model=dict(name=self.model, **self.model_keys(hf_config)),
                 task=dict(name=self.task),
-                decode=dict(batch=8),
+                decode=dict(batch=8, **self.decode_keys(hf_config, folder)),
                 **self.sections(folder),
             )
             for key, value in self.task_keys(config, hf_config).items():
@@ -122,6 +132,10 @@ class Family:
     def theirs(self, params, task):
         """Returns arrays in the order of the checkpoint's, from the parameters of our model."""
         return params
+
+    def generation_config(self, task) -> dict:
+        """Returns the content of generation_config.json; none where the family has no such file."""
+        return {}
 
     def tokenizer_files(self, task) -> dict[str, bytes]:
         """Returns the files of the tokenizer; none where transformers has no such tokenizer."""

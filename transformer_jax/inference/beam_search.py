@@ -4,13 +4,14 @@ section 6.1, or as in transformers.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer_jax.inference.constraints import Constraints
+from transformer_jax.inference.hypotheses import Beams, Outputs, Search
 from transformer_jax.layers.decoding import State, on_rows
 
 _BLOCK_SIZE = 128  # numbers of a block in the search for the largest
@@ -18,51 +19,7 @@ NEVER = -1e9  # score of an empty place: finite, so that differences are numbers
 _EMPTY = NEVER / 10  # lower than the score of any hypothesis
 
 
-class Beams(NamedTuple):
-    """K hypotheses of each of B inputs, the best first. The lowest score marks an empty place."""
-
-    ids: jax.Array  # (B, K, T) int32; the end is one of them
-    scores: jax.Array  # (B, K) float32
-
-
-class Outputs(NamedTuple):
-    """The best hypotheses of each of B inputs, the best first."""
-
-    ids: jax.Array  # (B, n_best, T) int32, 0 after the end
-    lengths: jax.Array  # (B, n_best) int32: tokens, including the end
-    scores: jax.Array  # (B, n_best) float32
-
-    def tokens(self, eos_id: int) -> list[list[int]]:
-        """Returns the tokens of each output of one input, without the end."""
-        outputs = [row[:length].tolist() for row, length in zip(self.ids, self.lengths)]
-        return [ids[:-1] if ids[-1:] == [eos_id] else ids for ids in outputs]
-
-
-class Search(NamedTuple):
-    """B places. Each holds an input with its K open hypotheses, or nothing.
-
-    Inputs come and go while the search of other inputs continues.
-    """
-
-    # (B,) int32: most tokens of an output, including the end; 0: an empty place
-    limits: jax.Array
-    lengths: jax.Array  # (B,) int32: tokens of each open hypothesis
-    open: Beams  # (B, K, T)
-    ended: Beams  # (B, K, T)
-    state: State  # the tokens that the model has read
-    # (B, P) int32: the tokens in front of an output, -1 for padding there; None: no constraint
-    # reads them
-    before: jax.Array | None = None
-
-    @property
-    def slots(self) -> int:
-        """The most tokens T that there is room for."""
-        return self.open.ids.shape[2]
-
-
-def length_penalty(
-    length: Array | float | int, alpha: float, kind: str = "gnmt"
-) -> Array | float:
+def length_penalty(length: Array | float | int, alpha: float, kind: str = "gnmt") -> Array | float:
     """Returns ((5 + length) / 6)^alpha, or length^alpha for the kind "length" of transformers.
 
     The length counts the end token.
@@ -80,12 +37,11 @@ class BeamSearch:
 
     An input is done when none of its open hypotheses can come among its `n_best` any more. The
     log-probability only falls, so an upper bound of a score is the present log-probability over
-    the penalty of the longest output. So it is with `early_stopping` "exact". The other values
-    are those of transformers, `_beam_search` in generation/utils.py:
-
-    "never": none can come among the best `beam`. "estimate" (False there): none could with its
-    present length. "first" (True): `beam` hypotheses have ended. In all three a hypothesis ends
-    only if it is among the `beam` likeliest as it ends, and its input's limit ends it as well.
+    the penalty of the longest output. This is `early_stopping` "exact". The other values are those
+    of transformers, `_beam_search` in generation/utils.py. "never": none can come among the best
+    `beam`. "estimate" (False there): none could with its present length. "first" (True there):
+    `beam` hypotheses have ended. With these three, a hypothesis ends with `eos_id` or at the limit,
+    and only where it is among the `beam` likeliest candidates.
     """
 
     beam: int

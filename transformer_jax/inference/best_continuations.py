@@ -14,8 +14,9 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
-from transformer_jax.inference.beam_search import BeamSearch, Outputs
+from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.inference.generation import limit_in_window
+from transformer_jax.inference.hypotheses import Outputs
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
@@ -59,9 +60,9 @@ class BestContinuations:
                 for row in range(len(ids))
             ]
             program, inputs = self._inputs(ids, limits, size, search)
-            beams = jax.device_get(hosts.run(_Program.best, program, params, *inputs))
+            outputs = jax.device_get(hosts.run(_Program.best, program, params, *inputs))
             for row, prompt in enumerate(ids):
-                yield self._continuations(prompt, jax.tree.map(lambda x: x[row], beams))
+                yield self._continuations(prompt, outputs.of_input(row))
             first += len(texts)
 
     def _inputs(
@@ -89,7 +90,10 @@ class BestContinuations:
         begin, *texts = self.tokenizer.decode([prompt, *(prompt + ids for ids in rows)])
         return [
             ScoredContinuation(
-                text[len(begin) :], len(ids), "length" if len(ids) == length else "end", float(score)
+                text[len(begin) :],
+                len(ids),
+                "length" if len(ids) == length else "end",
+                float(score),
             )
             for text, ids, length, score in zip(texts, rows, outputs.lengths, outputs.scores)
         ]

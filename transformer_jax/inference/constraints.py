@@ -5,11 +5,12 @@ that is impossible gets -inf, and the others keep their log-probabilities.
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.inference.hypotheses import Search
 
 LogProbs = Float[Array, "B K V"]
 
@@ -24,11 +25,12 @@ class Constraints:
     first: tuple[int, ...] = ()  # the first tokens of each output
     force_end: bool = False  # an output that reaches its limit ends there
 
-    def __call__(self, log_p: LogProbs, search: Any, eos_id: int) -> LogProbs:
+    def __call__(self, log_p: LogProbs, search: Search, eos_id: int) -> LogProbs:
         """Returns the log-probabilities of the tokens that the open hypotheses may write next."""
         if self.no_repeat_ngram:
             text = jnp.concatenate(
-                [jnp.repeat(search.before[:, None], log_p.shape[1], axis=1), search.open.ids], axis=2
+                [jnp.repeat(search.before[:, None], log_p.shape[1], axis=1), search.open.ids],
+                axis=2,
             )
             lengths = search.before.shape[1] + search.lengths
             log_p = without_repeats(log_p, text, lengths, self.no_repeat_ngram)

@@ -1,0 +1,117 @@
+"""The options of transformers' `generate`, and the keys of `config.decode` that equal them.
+
+A checkpoint has them in generation_config.json, an older one in config.json. A length there counts
+the start that the decoder reads first; ours counts the tokens of the output alone.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.huggingface import family, tensors
+from transformer_jax.pictures.progress import say
+
+FILE = "generation_config.json"
+_EARLY_STOPPING = {False: "estimate", True: "first", "never": "never"}
+# {option that we do not have: its values without effect}
+_WITHOUT_EFFECT = {
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "diversity_penalty": (None, 0.0),
+    "do_sample": (None, False),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+    "exponential_decay_length_penalty": (None,),
+}
+_MAX_LENGTH = 512  # written for runs without a limit
+
+
+class EncoderDecoder(family.Family):
+    """A family whose checkpoints have options of `generate`."""
+
+    def decode_keys(self, hf_config: dict, folder: pathlib.Path) -> dict:
+        options = stored(hf_config, folder)
+        for remark in remarks(options, hf_config):
+            say(f"{folder}: {remark}")
+        # The tokenizer says what a whole text begins with.
+        first = options.get("forced_bos_token_id")
+        if first not in (None, hf_config.get("bos_token_id")):
+            raise UserError(f"forced_bos_token_id={first}: only bos_token_id is supported")
+        return decode_keys(options)
+
+    def generation_config(self, task: Any) -> dict:
+        return options_of(task.config.decode, task.tokenizer.target, task.model.window)
+
+
+def stored(hf_config: dict, folder: pathlib.Path) -> dict:
+    """Returns the options of the checkpoint in `folder`."""
+    path = folder / FILE
+    return tensors.read_json(path) if path.exists() else hf_config
+
+
+def decode_keys(options: dict) -> dict:
+    """Returns the keys of config.decode for options of `generate`.
+
+    An option that is absent or null has the default of transformers. But where no most length is
+    given, transformers writes 20 tokens, and ours is config.decode.max_extra.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    early_stopping = given.get("early_stopping", False)
+    if early_stopping not in _EARLY_STOPPING:
+        raise UserError(f"early_stopping={early_stopping!r}: must be true, false or 'never'")
+    min_length = given.get("min_length", 0)
+    if given.get("min_new_tokens"):
+        min_length = given["min_new_tokens"] + 1  # the end is no new token there
+    return dict(
+        beam=given.get("num_beams", 1),
+        alpha=given.get("length_penalty", 1.0),
+        penalty="length",
+        max_length=given.get("max_new_tokens", given.get("max_length", 1) - 1),
+        min_length=min_length,
+        no_repeat_ngram=given.get("no_repeat_ngram_size", 0),
+        force_end="forced_eos_token_id" in given,
+        early_stopping=_EARLY_STOPPING[early_stopping],
+    )
+
+
+def remarks(options: dict, hf_config: dict) -> Iterator[str]:
+    """Yields the options that are not read, and the flags of the tasks that config.json names."""
+    for key, values in _WITHOUT_EFFECT.items():
+        if options.get(key) not in values:
+            yield f"{key}={options[key]!r} of transformers' generate has no equivalent"
+    for task, others in (hf_config.get("task_specific_params") or {}).items():
+        keys = decode_keys(options | others)
+        changed = {
+            key: keys[key] for key, value in decode_keys(options).items() if keys[key] != value
+        }
+        flags = " ".join(f"--config.decode.{key}={value}" for key, value in changed.items())
+        prefix = f"; its inputs begin with {others['prefix']!r}" if others.get("prefix") else ""
+        yield f"task {task}: {flags or 'no other values of config.decode'}{prefix}"
+
+
+def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
+    """Returns the content of generation_config.json for config.decode.
+
+    `tokenizer` is that of the outputs, and `window` the most tokens that the model reads.
+    """
+    first = tokenizer.framed([])[:-1]
+    values = {True: True, "exact": "never"} | {ours: hf for hf, ours in _EARLY_STOPPING.items()}
+    content = {
+        "num_beams": decode.beam,
+        "length_penalty": decode.alpha,
+        "max_length": decode.max_length + 1 if decode.max_length else min(window, _MAX_LENGTH),
+        "min_length": decode.min_length,
+        "no_repeat_ngram_size": decode.no_repeat_ngram,
+        "early_stopping": values[decode.early_stopping],
+        "bad_words_ids": [[i] for i in tokenizer.never] or None,
+        "forced_bos_token_id": first[0] if first else None,
+        "forced_eos_token_id": tokenizer.eos_id if decode.force_end else None,
+        "decoder_start_token_id": tokenizer.start_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    return {key: value for key, value in content.items() if value is not None}
