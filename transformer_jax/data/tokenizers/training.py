@@ -1,6 +1,6 @@
 """Training tokenizers, once for each text and setting."""
 
-import itertools
+import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +19,8 @@ from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
+
+_SENTENCE_PIECE = ("unigram", "bpe")
 
 
 def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -> Tokenizer:
@@ -132,9 +134,7 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
     }
 
     def make() -> dict[str, bytes]:
-        # No character of the text may be unknown to a tokenizer of characters.
-        reads_all = data.tokenizer == "characters"
-        sample = Sample(documents, math.inf if reads_all else data.tokenizer_bytes)
+        sample = Sample(documents, _sample_bytes(data))
         tokenizer = train(sample, data.tokenizer, vocab_size, data.cased)
         sample.say()
         return tokenizer.files()
@@ -148,25 +148,23 @@ def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> P
     They are trained once, on a `Sample`, and then read from `config.data.cache`. Both sides share
     one tokenizer where there is no `source_vocab_size`. The pairs have parts and a fingerprint.
     """
-    kind = data.tokenizer
-    if kind not in ("unigram", "bpe"):
-        raise UserError(f"config.data.tokenizer={kind}: must be unigram or bpe for sentence pairs")
     key = {
         "text": pairs.fingerprint(),
-        "type": kind,
+        "type": data.tokenizer,
         "sizes": [source_vocab_size, vocab_size],
         "sample": data.tokenizer_bytes,
         "sentencepiece": sentencepiece.__version__,
     }
+    if data.tokenizer not in _SENTENCE_PIECE:
+        key |= {"cased": data.cased, "tokenizers": huggingface.__version__}
 
     def make() -> dict[str, bytes]:
-        sample = Sample(pairs, data.tokenizer_bytes)
+        sample = Sample(pairs, _sample_bytes(data))
         if source_vocab_size is None:
-            source = SentencePiece.train(itertools.chain.from_iterable(sample), vocab_size, kind)
-            target = source
+            source = target = _train_on_lines(_Sides(sample, (0, 1)), data, vocab_size)
         else:
-            source = SentencePiece.train(_side(sample, 0), source_vocab_size, kind)
-            target = SentencePiece.train(_side(sample, 1), vocab_size, kind)
+            source = _train_on_lines(_Sides(sample, (0,)), data, source_vocab_size)
+            target = _train_on_lines(_Sides(sample, (1,)), data, vocab_size)
         sample.say()
         return Pair(source, target).files()
 
@@ -174,5 +172,25 @@ def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> P
     return Pair.of_files(files)
 
 
-def _side(pairs: Iterable[tuple[str, str]], index: int) -> Iterator[str]:
-    return (pair[index] for pair in pairs)
+@dataclasses.dataclass(frozen=True)
+class _Sides:
+    """The texts on some sides of pairs, which are read more than once."""
+
+    pairs: Iterable[tuple[str, str]]
+    indices: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[str]:
+        return (pair[index] for pair in self.pairs for index in self.indices)
+
+
+def _train_on_lines(lines: _Sides, data, vocab_size: int) -> Tokenizer:
+    """Returns a tokenizer trained on lines; that of SentencePiece joins neighbouring spaces."""
+    if data.tokenizer in _SENTENCE_PIECE:
+        return SentencePiece.train(lines, vocab_size, data.tokenizer)
+    return train(lines, data.tokenizer, vocab_size, data.cased)
+
+
+def _sample_bytes(data) -> float:
+    """Returns the size of the sample that a tokenizer is trained on."""
+    # No character of the text may be unknown to a tokenizer of characters.
+    return math.inf if data.tokenizer == "characters" else data.tokenizer_bytes
