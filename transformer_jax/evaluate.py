@@ -4,6 +4,10 @@
 --prompts=FILE.json --shots=0,1,8 evaluates a language model by prompts instead; see
 inference/prompt_file.py for the format of the file. --config.decode.beam=1,
 --config.data.test_source=FILE and the like hold for this call.
+
+--against=DIR2 compares the run with another one, whose outputs for the same set are scored with the
+same measures: both scores, their difference with its 95 % interval, and its p-value, by the paired
+bootstrap.
 """
 
 import json
@@ -32,6 +36,7 @@ def define_flags() -> None:
     cli.define_workdir()
     cli.define_step()
     flags.DEFINE_enum("set", "valid", ["valid", "test"], "Part of the data to evaluate.")
+    flags.DEFINE_string("against", None, "Workdir of another run, to compare outputs with.")
     flags.DEFINE_string(
         "prompts", None, "JSON file of a task, its examples and its items, instead of --set."
     )
@@ -45,6 +50,8 @@ def main() -> None:
     _check_flags(options)
     if options.prompts:
         results = _by_prompts(options)
+    elif options.against:
+        results = {"set": options.set, "against": options.against, **_compared(options)}
     else:
         task, params = cli.open_run("evaluate", "can be evaluated", ALLOWED)
         results = {"set": options.set, **task.evaluate(params, options.set)}
@@ -56,6 +63,21 @@ def _check_flags(options) -> None:
         raise UserError("--shots needs --prompts")
     if options["set"].present and options.prompts:
         raise UserError("--set and --prompts: give one of them")
+    if options.against and options.prompts:
+        raise UserError("--against and --prompts: give one of them")
+
+
+def _compared(options) -> dict:
+    """Returns the comparison of the outputs of --workdir and --against."""
+    from transformer_jax.inference import answering
+
+    answers = []
+    for workdir in (options.against, options.workdir):
+        task, params = cli.open_run("answers", "has outputs to compare", ALLOWED, workdir)
+        answers.append(task.answers(params, options.set))
+    others, own = answers
+    compared = answering.comparison(task.measures, own, others)
+    return {"examples": len(own.outputs), "scores": compared}
 
 
 def _by_prompts(options) -> dict:

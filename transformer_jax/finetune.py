@@ -14,10 +14,10 @@ from transformer_jax.train import main as train
 
 def main() -> None:
     from transformer_jax import config as configs
-    from transformer_jax.runs.begin import fine_tunes
+    from transformer_jax.runs.begin import takes_model
 
     config = configs.read(cli.FLAGS.config)
-    if not fine_tunes(config):
+    if not takes_model(config):
         raise UserError(
             f"--config={cli.FLAGS.config}: config.task.name={config.task.name!r} is no task of "
             "fine-tuning"

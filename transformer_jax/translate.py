@@ -26,9 +26,10 @@ def define_flags() -> None:
     )
     flags.DEFINE_enum(
         "long",
-        "split",
+        None,
         ["split", "truncate", "skip", "refuse"],
-        "A line too long for the model: split it at sentence ends, cut it, skip it, or refuse it.",
+        "A line too long for the model: split it at sentence ends, cut it, skip it, or refuse it. "
+        "By default a translation splits it, and other tasks cut it.",
     )
     flags.DEFINE_bool(
         "scores", False, "Write SCORE<tab>TEXT: the log-probability over the length penalty."

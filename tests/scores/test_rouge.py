@@ -11,7 +11,7 @@ from transformer_jax.scores.rouge import NAMES, Rouge
 
 
 def of(output, reference):
-    measure = Rouge()
+    measure = Rouge(str.splitlines)
     return bootstrap.scores(measure, measure.statistics([output], [reference]))
 
 
@@ -32,7 +32,7 @@ def test_means_over_examples_are_those_of_the_library():
     references = ["Return a list.", "Close a file\nopen it", "Raise an error."]
     scorer = rouge_scorer.RougeScorer(NAMES, use_stemmer=True)
     expected = [scorer.score(*pair) for pair in zip(references, outputs)]
-    measure = Rouge()
+    measure = Rouge(str.splitlines)
     scores = bootstrap.scores(measure, measure.statistics(outputs, references))
     for name in NAMES:
         mean = sum(example[name].fmeasure for example in expected) / 3
@@ -42,4 +42,4 @@ def test_means_over_examples_are_those_of_the_library():
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(UserError, match=r"pip install 'transformer_jax\[summaries\]'"):
-        Rouge().check()
+        Rouge(str.splitlines).check()

@@ -136,18 +136,25 @@ def load_config(argument: str = ""):
     return config.load(path, _overrides)
 
 
-def open_run(method: str, ability: str, allowed: tuple[str, ...] = ("decode.",)):
+def open_run(
+    method: str,
+    ability: str,
+    allowed: tuple[str, ...] = ("decode.",),
+    workdir: str | None = None,
+):
     """Returns (task, params) of --workdir and --step, with the overrides of `allowed` keys.
 
-    The keys of `config.mesh` are always allowed: they split the work over the local devices.
-    Raises UserError where the task lacks `method`: the run is not one that `ability`.
+    `workdir` takes the place of --workdir. The keys of `config.mesh` are always allowed: they split
+    the work over the local devices. Raises UserError where the task lacks `method`: the run is not
+    one that `ability`.
     """
     from transformer_jax.runs.open import open_run
 
-    task, params = open_run(FLAGS.workdir, FLAGS.step, overrides((*allowed, "mesh.")))
+    workdir = workdir or FLAGS.workdir
+    task, params = open_run(workdir, FLAGS.step, overrides((*allowed, "mesh.")))
     if not callable(getattr(task, method, None)):
         raise UserError(
-            f"--workdir={FLAGS.workdir}: a {task.config.task.name} run, not one that {ability}"
+            f"--workdir={workdir}: a {task.config.task.name} run, not one that {ability}"
         )
     return task, params
 

@@ -16,8 +16,8 @@ class Data:
     # Results do not change
     readers: int = 0
     # a built-in corpus instead of files: grammar (sentence pairs), python (sources of the standard
-    # library) or pydoc (its documentation)
-    corpus: Literal["", "grammar", "python", "pydoc"] = ""
+    # library), pydoc (its documentation) or functions (its functions and their summaries)
+    corpus: Literal["", "grammar", "python", "pydoc", "functions"] = ""
     corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
     # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl holds
     # JSON objects, one a line

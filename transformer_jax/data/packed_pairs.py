@@ -143,11 +143,12 @@ class _Packing:
     tokenizer: tokenizers.Pair
     limits: tuple[int, int]
     seed: int
+    cuts: bool
 
     def __call__(self, writer: store.Writer, numbered: tuple[int, Iterable]) -> dict:
         """Writes the rows of the pairs, source and target in turn, and returns their counts."""
         number, pairs = numbered
-        source, target, skipped = _encoded(pairs, self.tokenizer, self.limits)
+        source, target, skipped = _encoded(pairs, self.tokenizer, self.limits, self.cuts)
         key = (self.seed, number)
         rows = packing.plan(source.lengths, target.lengths, *self.limits, key)
         first_tokens = [0]
@@ -169,10 +170,12 @@ def build(
     source_length: int,
     target_length: int,
     split: str,
+    cuts: bool = False,
 ) -> PackedPairs:
     """Returns the packed rows of a split; tokenises and packs its parts that do not exist.
 
-    Each part is packed by itself. Raises UserError where all pairs are empty or too long.
+    Each part is packed by itself. A pair that is too long for a row is left out; where `cuts` is
+    true, its texts are cut. Raises UserError where no pair is left.
     """
     limits = source_length, target_length
     key = {
@@ -181,6 +184,8 @@ def build(
         "lengths": limits,
         "seed": data.seed,
     }
+    if cuts:
+        key["cuts"] = True
 
     def whole(parts: list[dict]) -> dict:
         names = ("pairs", "rows", "empty", "long", "target_tokens")
@@ -202,7 +207,7 @@ def build(
 
     content = store.Content(
         parts=lambda: [*enumerate(pairs.parts())],
-        fill=_Packing(tokenizer, limits, data.seed),
+        fill=_Packing(tokenizer, limits, data.seed, cuts),
         whole=whole,
         title=f"packing {split}",
     )
@@ -211,11 +216,11 @@ def build(
         data.cache, f"pairs-{split}", key, vocab_size, content, rebuild=data.rebuild
     )
     packed = PackedPairs(stored, source_length, target_length)
-    say(f"{split}: {_summary(packed)}")
+    say(f"{split}: {_summary(packed, cuts)}")
     return packed
 
 
-def _summary(packed: PackedPairs) -> str:
+def _summary(packed: PackedPairs, cuts: bool) -> str:
     meta = packed.meta
     summary = (
         f"{meta['pairs']:,} pairs in {len(packed):,} rows, "
@@ -223,17 +228,21 @@ def _summary(packed: PackedPairs) -> str:
     )
     for reason, adjective in (("long", "over-long"), ("empty", "empty")):
         if meta["skipped"][reason]:
-            summary += f", dropped {meta['skipped'][reason]:,} {adjective}"
+            verb = "cut" if cuts and reason == "long" else "dropped"
+            summary += f", {verb} {meta['skipped'][reason]:,} {adjective}"
     return summary
 
 
 def _encoded(
-    pairs: Iterable[tuple[str, str]], tokenizer: tokenizers.Pair, limits: tuple[int, int]
+    pairs: Iterable[tuple[str, str]],
+    tokenizer: tokenizers.Pair,
+    limits: tuple[int, int],
+    cuts: bool,
 ) -> tuple[_EncodedSide, _EncodedSide, dict[str, int]]:
-    """Returns the encoded sources and targets, and the number of pairs that were skipped.
+    """Returns the encoded sources and targets, and the numbers of empty and of over-long pairs.
 
     Each sentence is framed: it ends with the end token. `limits` are the lengths of a row's two
-    sides.
+    sides. A longer text is cut where `cuts` is true; else its pair is left out.
     """
     source_limit, target_limit = limits
     source, target = _EncodedSide(), _EncodedSide()
@@ -254,8 +263,18 @@ def _encoded(
         ]
         skipped["empty"] += len(encoded) - len(filled)
         skipped["long"] += len(filled) - len(fitting)
+        if cuts:
+            fitting = [
+                (_cut(source_ids, source_limit), _cut(target_ids, target_limit))
+                for source_ids, target_ids in filled
+            ]
         source.append([ids for ids, _ in fitting])
         target.append([ids for _, ids in fitting])
     source.join()
     target.join()
     return source, target, skipped
+
+
+def _cut(ids: list[int], limit: int) -> list[int]:
+    """Returns a framed text of at most `limit` tokens, its end included."""
+    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]

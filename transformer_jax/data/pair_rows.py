@@ -1,12 +1,13 @@
-"""The rows of translation: packed sentence pairs that `config.data` names."""
+"""The rows of encoder-decoders: packed pairs of texts that `config.data` names."""
 
 import dataclasses
+from typing import ClassVar
 
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
 from transformer_jax.data import packed_pairs, rows
-from transformer_jax.data.sources import pairs
+from transformer_jax.data.sources import column_pairs, pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,7 @@ class PairRows:
     config: ConfigDict
     source_length: int
     target_length: int
+    cuts: ClassVar[bool] = False  # whether longer texts are cut; false: such pairs are left out
 
     def text(self, split: str):
         """Returns the pairs of a split; None where `config.data` names none.
@@ -44,10 +46,37 @@ class PairRows:
 
     def _packed(self, tokenizer, split: str) -> packed_pairs.PackedPairs:
         return packed_pairs.build(
-            self.text(split),
+            self._written(split),
             self.config.data,
             tokenizer,
             source_length=self.source_length,
             target_length=self.target_length,
             split=split,
+            cuts=self.cuts,
         )
+
+    def _written(self, split: str):
+        """Returns the pairs of a split as the model reads them."""
+        return self.text(split)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnRows(PairRows):
+    """Rows of several sources and targets, which are columns of a table, or built-in."""
+
+    columns: tuple[str, str]
+    prefix: str
+    lead_sentences: int
+    cuts = True
+
+    def text(self, split: str) -> column_pairs.LeadPairs | None:
+        """Returns the pairs of a split, without the prefix; None where there are none."""
+        data = self.config.data
+        return column_pairs.of_split(data, split, self.columns, self.lead_sentences)
+
+    def training_text(self):
+        return self._written("train")
+
+    def _written(self, split: str):
+        text = self.text(split)
+        return column_pairs.Prefixed(text, self.prefix) if self.prefix else text

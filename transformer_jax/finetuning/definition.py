@@ -12,6 +12,7 @@ from transformer_jax.finetuning.predictions import Unlabelled
 class Definition(abc.ABC):
     """The methods that a subclass of FineTuning defines."""
 
+    takes_model = True
     fine_tunes = True
     evaluates_rows = False  # the loss is measured with the scores
     summarises = True  # whether the head reads one vector a row, not one a token

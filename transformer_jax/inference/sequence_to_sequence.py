@@ -27,20 +27,20 @@ class SequenceToSequenceUse:
         return attention.kinds(self.model)
 
     def translate(
-        self, params, lines: Iterable[str], n_best: int = 1, *, long: str = "split"
+        self, params, lines: Iterable[str], n_best: int = 1, *, long: str | None = None
     ) -> Iterator[list[Hypothesis]]:
         """Yields the `n_best` translations of each line, in order. An empty line stays empty.
 
         The beam search is that of `config.decode`; one beam is greedy search. More translations
         than beams raise UserError. The number of lines in memory is bounded.
 
-        `long` decides about a line that is longer than `config.model.max_length` allows. "split"
-        translates its sentences one by one, and a longer sentence in parts that end at a space; it
-        joins their n-th translations and adds their scores. "truncate" cuts the line, "skip"
-        leaves its translation empty, "refuse" raises UserError. A warning at the end names the
-        numbers of these lines.
+        `long` decides about a line that is longer than `config.model.max_length` allows. "split",
+        the default, translates its sentences one by one, and a longer sentence in parts that end at
+        a space; it joins their n-th translations and adds their scores. "truncate" cuts the
+        line, "skip" leaves its translation empty, "refuse" raises UserError. A warning at the end
+        names the numbers of these lines.
         """
-        return self.translator(params, arguments.as_texts(lines), n_best, long)
+        return self.translator(params, arguments.as_texts(lines), n_best, long or "split")
 
     def translated_pairs(
         self, params, pairs: Iterable[tuple[str, str]], count: int | None = None

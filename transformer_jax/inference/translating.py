@@ -34,12 +34,18 @@ class Translator:
     tokenizers: Any  # source and target
     decode: Any  # config.decode
     mesh: Any  # config.mesh
+    source_length: int = 2**30  # most tokens of a source with its end, as in training
+
+    @property
+    def _room(self) -> int:
+        """The positions of a source, its end included, that leave room for the output."""
+        return self.model.window - (0 if self.decode.max_length else self.decode.max_extra)
 
     @property
     def max_source(self) -> int:
         """The number of source tokens that can be translated at once."""
-        additional = 0 if self.decode.max_length else self.decode.max_extra
-        return self.model.window - additional - len(self.tokenizers.source.framed([]))
+        frame = len(self.tokenizers.source.framed([]))
+        return min(self._room, self.source_length) - frame
 
     def __call__(
         self, params, lines: Iterable[str], n_best: int, long: str
@@ -49,11 +55,11 @@ class Translator:
                 f"config.decode.beam={self.decode.beam}: must be at least {n_best}, "
                 "the number of translations of each line"
             )
-        less = "the end" if self.decode.max_length else "config.decode.max_extra and the end"
-        limit = (
-            f"the {self.max_source} tokens that can be translated at once (config.model."
-            f"max_length={self.model.max_length} less {less})"
-        )
+        key = f"config.task.source_length={self.source_length} less the end"
+        if self._room <= self.source_length:
+            less = "the end" if self.decode.max_length else "config.decode.max_extra and the end"
+            key = f"config.model.max_length={self.model.max_length} less {less}"
+        limit = f"the {self.max_source} tokens that can be translated at once ({key})"
         return self._translations(params, lines, n_best, LongLines(long, WAYS, limit))
 
     def stream(self, params, n_best: int) -> Stream:

@@ -1,5 +1,5 @@
-"""Beginning with another run: `config.init_from` gives parameters, tokenizer and, to a fine-tuning,
-the shape of the model.
+"""Beginning with another run: `config.init_from` gives parameters, tokenizer and, to a task that
+takes it, the shape of the model.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from transformer_jax.config import UserError
 from transformer_jax.configuration import variants
 from transformer_jax.configuration.beginnings import Beginning, beginnings
 from transformer_jax.runs import record
-from transformer_jax.runs.record import Record, fine_tunes
+from transformer_jax.runs.record import Record, fine_tunes, takes_model
 from transformer_jax.storage import buckets
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.origin import Origin, Part
@@ -25,8 +25,8 @@ def source(config) -> Record | None:
     """Returns the record of the run that `config.init_from` names; None where it names none.
 
     Of several runs it is the one without a prefix, else the first. Raises UserError where that
-    workdir holds no run, or where a run without a prefix is of another model family. A fine-tuning
-    takes any family.
+    workdir holds no run, or where a run without a prefix is of another model family. A task that
+    takes the model of that run takes any family.
     """
     runs = beginnings(config.init_from)
     if not runs:
@@ -34,7 +34,7 @@ def source(config) -> Record | None:
     main = next((run for run in runs if not run.prefix), runs[0])
     earlier = _record(main, config)
     model = earlier.config.model.name
-    may_differ = fine_tunes(config) and "model" not in variants.in_config(config)
+    may_differ = takes_model(config) and "model" not in variants.in_config(config)
     if model != config.model.name and not main.prefix and not may_differ:
         raise UserError(
             f"config.init_from={main.run}: a run of config.model.name={model!r}, "
@@ -68,20 +68,23 @@ def origin(config, workdir) -> Origin | None:
 
 
 def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigDict:
-    """Returns a fine-tuning config with the model of an earlier run.
+    """Returns a config with the model of an earlier run, for a task that takes it.
 
     `earlier` is the run that it continues, else the run that it begins with. The keys of
-    config.model that differ from their defaults, and `overrides`, change that model.
+    config.model that differ from their defaults, and `overrides`, change that model. Raises
+    UserError where a fine-tuning has no such run; other tasks then begin anew.
     """
-    if earlier is None:
+    if earlier is None and fine_tunes(config):
         raise UserError(
             "config.init_from is missing: the run (or converted checkpoint) to fine-tune"
         )
-    changes = [*_non_defaults(config.model), *overrides]
-    with config.ignore_type():
-        config.model = earlier.config.model
+    changes = list(overrides)
+    if earlier is not None:
+        changes = [*_non_defaults(config.model), *overrides]
+        with config.ignore_type():
+            config.model = earlier.config.model
     model = configs.named_class("model", config.model.name)
-    if model.kind == "causal" and not earlier.has_head:
+    if model.kind == "causal" and fine_tunes(config) and not earlier.has_head:
         configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
     for key, value in changes:
         configs.set_key(config, key, value)

@@ -56,6 +56,11 @@ def fine_tunes(config) -> bool:
     return configs.named_class("task", config.task.name).fine_tunes
 
 
+def takes_model(config) -> bool:
+    """Returns whether config.model is that of the run in config.init_from."""
+    return configs.named_class("task", config.task.name).takes_model
+
+
 def exists(workdir) -> bool:
     return (buckets.folder_of_run(workdir) / "config.json").exists()
 

@@ -25,8 +25,9 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 class Run:
     """A complete and validated description of a run. Nothing changes it.
 
-    `config` is read-only. That of a fine-tuning has the model of the run in `config.init_from`, and
-    its labels by name. `workdir` is None for a run that is only planned.
+    `config` is read-only. That of a task that takes it has the model of the run in
+    `config.init_from`; that of a fine-tuning also has its labels by name. `workdir` is None for a
+    run that is only planned.
     """
 
     config: FrozenConfigDict
@@ -47,10 +48,10 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
     """
     files, overrides = variants.split(dict(overrides).items())
     config = _copy(config, files)
-    fine_tunes = begin.fine_tunes(config)
-    of_model = [pair for pair in overrides if fine_tunes and pair[0].startswith("model.")]
+    takes_model = begin.takes_model(config)
+    of_model = [pair for pair in overrides if takes_model and pair[0].startswith("model.")]
     for key, value in overrides:
-        if (key, value) not in of_model:  # a fine-tuning's model is not known yet
+        if (key, value) not in of_model:  # the model of the earlier run is not known yet
             configs.set_key(config, key, value)
     configs.validate(config)
     recorded = record.find(workdir, variants.in_config(config))
@@ -62,7 +63,7 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
             f"not a {config.task.name} one; take another folder"
         )
     earlier = recorded or begin.source(config)
-    if fine_tunes:
+    if takes_model:
         config = begin.with_model(config, earlier, of_model)
         config = _with_labels(config, recorded, earlier)
         if recorded and begin.names_same_run(config.init_from, recorded.config.init_from):

@@ -1,7 +1,7 @@
 """ROUGE (Lin 2004): the scores of summaries, by the library rouge-score."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +15,11 @@ NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 class Rouge:
     """The mean F1 of words, pairs of words and longest common subsequences, from 0 to 100.
 
-    Words are reduced to their Porter stems. The sentences of a text stand on lines of their own:
-    rougeLsum joins the subsequences of all pairs of sentences; papers print it as ROUGE-L.
+    Words are reduced to their Porter stems. rougeLsum joins the subsequences of all pairs of
+    sentences; papers on summaries print it as ROUGE-L.
     """
+
+    sentences: Callable[[str], list[str]]  # splits a text
 
     @cached_property
     def _scorer(self):
@@ -37,10 +39,15 @@ class Rouge:
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
         """Returns float64 (N, 4): the F1 of each example."""
         scored = [
-            self._scorer.score(reference, output) for output, reference in zip(outputs, references)
+            self._scorer.score(self._lines(reference), self._lines(output))
+            for output, reference in zip(outputs, references)
         ]
         values = [[example[name].fmeasure for name in NAMES] for example in scored]
         return np.array(values, np.float64).reshape(-1, len(NAMES))
+
+    def _lines(self, text: str) -> str:
+        """Returns a text with a sentence a line, as the library reads it."""
+        return "\n".join(self.sentences(text))
 
     def scores(self, sums: np.ndarray, count: int) -> dict[str, float]:
         return dict(zip(NAMES, (100 * sums / count).tolist()))

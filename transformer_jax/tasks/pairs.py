@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.inference import lowering
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.losses import cross_entropy
 from transformer_jax.tasks.base import TextTask, check_row_length
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.task import Context, EvaluationProgram, Loss
 
 
 @dataclasses.dataclass
@@ -76,6 +77,16 @@ class PairTask(SequenceToSequenceUse, TextTask):
         if context.train:  # without smoothing, as the loss of an evaluation
             metrics["nll"] = (nll, count)
         return Loss({"loss": loss}, metrics)
+
+    def search_programs(self, params) -> dict[str, EvaluationProgram]:
+        """Returns the programs of a beam search over sources as long as a row."""
+        batch = self.config.decode.batch
+        remedy = f"--config.decode.batch={max(batch // 2, 1)}: fewer sentences at a time"
+        programs = lowering.beam_search(self.model, params, self.config, self.source_length)
+        return {
+            f"beam search, {name}": EvaluationProgram(*program, remedy)
+            for name, program in programs.items()
+        }
 
     def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes.

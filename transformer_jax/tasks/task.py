@@ -114,7 +114,9 @@ class Task(abc.ABC):
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
     evaluates_rows: bool = True  # the mean loss of `Rows.eval` is measured, where there are such
-    fine_tunes: bool = False  # puts a head of its own on the model of another run
+    # config.model is that of the run in config.init_from, with the keys that the config changes
+    takes_model: bool = False
+    fine_tunes: bool = False  # puts a head of its own on that model
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:

@@ -6,15 +6,14 @@ from functools import cached_property, partial
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.pair_rows import PairRows
-from transformer_jax.inference import lowering
+from transformer_jax.inference.answering import Answering, Answers
 from transformer_jax.inference.translating import check_lengths
 from transformer_jax.scores import bleu
 from transformer_jax.tasks.pairs import PairTask
-from transformer_jax.tasks.task import EvaluationProgram
 
 
 @dataclasses.dataclass
-class Translation(PairTask):
+class Translation(Answering, PairTask):
     """The objective of Vaswani et al. 2017, section 5."""
 
     bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
@@ -39,6 +38,10 @@ class Translation(PairTask):
             self.model.vocab_size,
         )
 
+    @property
+    def measures(self):
+        return (bleu.Bleu(),)
+
     def evaluations(self):
         valid = self.texts.text("valid")
         if valid is None or not self.bleu_lines:
@@ -46,28 +49,26 @@ class Translation(PairTask):
         return {"valid": partial(self._score, valid, self.bleu_lines)}
 
     def evaluation_programs(self, params):
-        """Returns those of a beam search over sentences as long as a row."""
-        if not self.bleu_lines:
-            return {}
-        batch = self.config.decode.batch
-        remedy = f"--config.decode.batch={max(batch // 2, 1)}: fewer sentences at a time"
-        programs = lowering.beam_search(self.model, params, self.config, self.source_length)
-        return {
-            f"beam search, {name}": EvaluationProgram(*program, remedy)
-            for name, program in programs.items()
-        }
+        return self.search_programs(params) if self.bleu_lines else {}
 
     # evaluation
 
     def evaluate(self, params, split: str) -> dict:
         """Returns BLEU, chrF and the measure of the paper for a split, with their signatures.
 
-        Raises UserError where the run has no such split.
+        "intervals" has that of BLEU. Raises UserError where the run has no such split.
         """
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
         outputs, references = self.translated_pairs(params, pairs)
         signatures = bleu.signatures(outputs, references, pairs.target_language)
-        return bleu.scores(outputs, references) | signatures
+        intervals = {"intervals": self.intervals(outputs, references)}
+        return bleu.scores(outputs, references) | signatures | intervals
+
+    def answers(self, params, split):
+        pairs = arguments.held_out(self.texts.text, split, "source", "target")
+        sources = [source for source, _ in pairs]
+        outputs, references = self.translated_pairs(params, pairs)
+        return Answers(sources, references, outputs)
 
     def _score(self, pairs, count, params) -> dict[str, float]:
         return bleu.scores(*self.translated_pairs(params, pairs, count))

@@ -57,7 +57,7 @@ def _standard_library(split: str) -> Iterator[tuple[str, str]]:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if _SKIPPED_FOLDERS & set(name.split("/")) or _split_of(name) != split:
+        if _SKIPPED_FOLDERS & set(name.split("/")) or split_of(name) != split:
             continue
         try:
             yield name, path.read_text("utf-8")
@@ -65,7 +65,7 @@ def _standard_library(split: str) -> Iterator[tuple[str, str]]:
             continue
 
 
-def _split_of(name: str) -> str:
+def split_of(name: str) -> str:
     number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20
     return _HELD_OUT.get(number, "train")
 

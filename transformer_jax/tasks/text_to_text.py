@@ -1,0 +1,136 @@
+"""Text to text: summaries, answers and labels as text (Raffel et al. 2020; Lewis et al. 2019)."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
+
+from transformer_jax.config import UserError
+from transformer_jax.data import arguments, sentences, tokenizers
+from transformer_jax.data.pair_rows import ColumnRows
+from transformer_jax.inference.answering import Answering, Answers
+from transformer_jax.inference.translating import Hypothesis, Translator, check_lengths
+from transformer_jax.pictures.progress import track
+from transformer_jax.scores.bleu import Bleu
+from transformer_jax.scores.bootstrap import Measure
+from transformer_jax.scores.exact_match import ExactMatch
+from transformer_jax.scores.rouge import Rouge
+from transformer_jax.tasks.pairs import PairTask
+
+_MEASURES = {
+    "rouge": partial(Rouge, partial(sentences.split, manner="punctuation")),
+    "bleu": Bleu,
+    "exact_match": ExactMatch,
+}
+
+
+@dataclasses.dataclass
+class TextToText(Answering, PairTask):
+    """The target of each source, as a text of one line.
+
+    A column is a name in a table's header, a key of JSON lines, or a TFDS feature; in a table
+    without a header it is a number from 1. A source that is longer than a row is cut.
+    """
+
+    takes_model = True
+
+    source: str = "1"  # column of the sources
+    target: str = "2"  # column of the targets
+    prefix: str = ""  # text in front of each source, e.g. "summarize: "
+    # scores of the outputs: rouge, bleu, exact_match (the share of equal texts)
+    scores: tuple = ("rouge",)
+    scored_examples: int = 200  # validation examples answered at each evaluation; 0: none
+    # first sentences of a source that are the baseline of its summary
+    lead_sentences: int = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_lengths(self.model, self.config.decode)
+        for name in self.scores:
+            if name not in _MEASURES:
+                raise UserError(
+                    f"config.task.scores: {name!r} must be one of {', '.join(_MEASURES)}"
+                )
+        for key in ("scored_examples", "lead_sentences"):
+            if getattr(self, key) < 0:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
+
+    @property
+    def texts(self) -> ColumnRows:
+        return ColumnRows(
+            self.config,
+            self.source_length,
+            self.target_length,
+            (self.source, self.target),
+            self.prefix,
+            self.lead_sentences,
+        )
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Pair:
+        return tokenizers.pair_of_run(
+            self.tokenizer_folder,
+            self.config.data,
+            self.texts.training_text,
+            self.model.source_vocab_size,
+            self.model.vocab_size,
+        )
+
+    @cached_property
+    def measures(self) -> list[Measure]:
+        return [_MEASURES[name]() for name in self.scores]
+
+    def evaluations(self):
+        valid = self.texts.text("valid")
+        if valid is None or not self.scored_examples or not self.scores:
+            return {}
+        return {"valid": partial(self._score, valid)}
+
+    def _score(self, valid, params) -> dict[str, float]:
+        answers = self._answers(params, itertools.islice(valid, self.scored_examples))
+        return self.scored(answers.outputs, answers.references)
+
+    def evaluation_programs(self, params):
+        return self.search_programs(params) if self.scored_examples and self.scores else {}
+
+    # use
+
+    @property
+    def translator(self) -> Translator:
+        return dataclasses.replace(super().translator, source_length=self.source_length)
+
+    def translate(
+        self, params, lines: Iterable[str], n_best: int = 1, *, long: str | None = None
+    ) -> Iterator[list[Hypothesis]]:
+        """Yields the `n_best` outputs for each line, as that of `SequenceToSequenceUse`.
+
+        The prefix is put in front of each line. By default a line that is longer than
+        `config.task.source_length` is cut, as in training.
+        """
+        lines = arguments.as_texts(lines)
+        prefixed = (self.prefix + line if line.strip() else "" for line in lines)
+        return super().translate(params, prefixed, n_best, long=long or "truncate")
+
+    # evaluation
+
+    def answers(self, params, split):
+        return self._answers(params, arguments.held_out(self.texts.text, split, "files"))
+
+    def _answers(self, params, pairs: Iterable[tuple[str, str]]) -> Answers:
+        sources, references = map(list, zip(*pairs))
+        best = self.translate(params, track(sources, "answering", len(sources)))
+        return Answers(sources, references, [hypotheses[0].text for hypotheses in best])
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the scores of a split, their intervals, and those of the lead baseline.
+
+        "data" describes the examples. Raises UserError where the run has no such split.
+        """
+        pairs = arguments.held_out(self.texts.text, split, "files")
+        _, references, outputs = self._answers(params, pairs)
+        results = self.scored(outputs, references)
+        results["intervals"] = self.intervals(outputs, references)
+        if self.lead_sentences:
+            leads = [pairs.lead(source) for source, _ in pairs]
+            results["lead"] = self.scored(leads, references)
+        return results | {"examples": len(references), "data": pairs.fingerprint()}
