@@ -14,7 +14,9 @@ from tests.fixtures.make_huggingface import HERE, PROMPT
 from tests.fixtures.make_huggingface_decoder import QWEN2
 from transformer_jax import convert
 from transformer_jax.config import UserError
+from transformer_jax.configuration.sections import Decode
 from transformer_jax.distributed.placement import Placement
+from transformer_jax.huggingface import generation
 from transformer_jax.inference.beam_search import BeamSearch, length_penalty
 from transformer_jax.inference.best_continuations import BestContinuations
 from transformer_jax.models.decoder import Decoder
@@ -94,11 +96,22 @@ def opened(converted):
     return opening.open_run(converted, overrides={"decode.alpha": 0.0})
 
 
-@pytest.mark.parametrize("end", make.ENDS)
-def test_they_equal_those_of_transformers(opened, end):
-    """transformers drops ends beyond the likeliest K candidates, so its third text may be worse."""
+@pytest.mark.parametrize(
+    "case, early_stopping, equal",
+    # transformers drops ends beyond the likeliest K candidates, so its third text may be worse.
+    [
+        ("no end", "exact", 3),
+        ("ends", "exact", 2),
+        ("ends", "estimate", 3),
+        ("no repeats", "estimate", 3),
+    ],
+)
+def test_they_equal_those_of_transformers(opened, case, early_stopping, equal):
     task, params = opened
-    search = BeamSearch(make.BEAM, 0.0, end, make.N_BEST, continues=True)
+    options = make.CASES[case]
+    keys = generation.decode_keys(options) | dict(beam=make.BEAM, early_stopping=early_stopping)
+    end = options["eos_token_id"]
+    search = BeamSearch.of(Decode(**keys), end, make.N_BEST, continues=True)
     tokenizer = task.tokenizer
 
     class Tokenizer:
@@ -113,13 +126,12 @@ def test_they_equal_those_of_transformers(opened, end):
     placement = Placement.of(params, task.config.mesh)
     find = BestContinuations(task.model, Tokenizer(), task.with_start, 4, placement)
     expected = np.load(make.FOLDER / "beams.npz")
-    equal = make.N_BEST if end == make.ENDS[0] else 2
     for number, best in enumerate(find(params, make.PROMPTS, search, make.MAX_TOKENS)):
         scores = [each.score for each in best]
         np.testing.assert_allclose(
-            scores[:equal], expected[f"scores-{end}-{number}"][:equal], rtol=1e-5
+            scores[:equal], expected[f"scores-{case}-{number}"][:equal], rtol=1e-5
         )
-        for each, ids in zip(best[:equal], expected[f"ids-{end}-{number}"]):
+        for each, ids in zip(best[:equal], expected[f"ids-{case}-{number}"]):
             assert each.text.split() == [str(one) for one in ids[: each.tokens]]
             assert (each.finished == "end") == (end in ids)
 

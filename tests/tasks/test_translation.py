@@ -80,6 +80,43 @@ def test_a_translation_does_not_depend_on_its_batch(translation, beam):
     assert texts[0] == texts[1]
 
 
+def test_outputs_are_as_long_as_they_should_and_repeat_nothing(translation):
+    task, params = opened(
+        translation,
+        beam=3,
+        max_length=9,
+        min_length=4,
+        no_repeat_ngram=2,
+        force_end=True,
+        penalty="length",
+        early_stopping="first",
+    )
+    source, target = task.tokenizer.source, task.tokenizer.target
+    lines = [line for line in LINES if line]
+    inputs = [source.framed(ids) for ids in source.encode(lines)]
+    prepared = task.model.for_decoding(params)
+    texts = best_texts(task, params, lines)
+    for number, outputs in task.stream(params, 1)(prepared, inputs, [9] * len(lines)):
+        (ids,) = outputs.tokens(target.eos_id)
+        assert 4 <= len(ids) + 1 == outputs.lengths[0] <= 9
+        assert target.eos_id not in ids and len(set(zip(ids, ids[1:]))) == len(ids) - 1
+        assert texts[number] == target.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "decode, message",
+    [
+        (dict(max_length=129), "max_length=129: must be at most config.model.max_length=128"),
+        (dict(max_length=9, min_length=10), "min_length=10: must be at most config.decode.max_l"),
+        (dict(no_repeat_ngram=-1), "no_repeat_ngram=-1: must not be negative"),
+        (dict(early_stopping="true"), "early_stopping='true' is not one of 'exact', 'never'"),
+    ],
+)
+def test_wrong_values_of_beam_search_are_refused(translation, decode, message):
+    with pytest.raises(UserError, match=f"config.decode.{message}"):
+        opened(translation, **decode)
+
+
 def test_more_translations_than_beams_are_refused(translation):
     task, params = opened(translation, beam=2)
     with pytest.raises(UserError, match="config.decode.beam=2: must be at least 3"):

@@ -36,7 +36,9 @@ def held(arrays) -> float:
     ids=str,
 )
 def test_a_mesh_gives_the_translations_of_one_device(translation, mesh, monkeypatch):
-    task, alone = open_run(translation.workdir, overrides={"decode.beam": 3})
+    decode = {"beam": 3, "no_repeat_ngram": 2, "max_length": 24, "early_stopping": "estimate"}
+    overrides = {f"decode.{key}": value for key, value in decode.items()}
+    task, alone = open_run(translation.workdir, overrides=overrides)
     monkeypatch.setattr(opening, "local_devices", jax.local_devices)
     sizes = {f"mesh.{axis}": mesh.get(axis, 1) for axis in AXES}
     _, split = open_run(translation.workdir, overrides=sizes)

@@ -54,9 +54,12 @@ class BeamSearch:
     constraints: Constraints = Constraints()
 
     @classmethod
-    def of(cls, decode: Any, eos_id: int, n_best: int = 1, **others) -> "BeamSearch":
+    def of(
+        cls, decode: Any, eos_id: int, n_best: int = 1, *, continues: bool = False, **others
+    ) -> "BeamSearch":
         """Returns the search of config.decode. `others` are further constraints."""
         return cls(
+            continues=continues,
             beam=decode.beam,
             alpha=decode.alpha,
             eos_id=eos_id,
@@ -172,7 +175,7 @@ class BeamSearch:
         """Returns the best hypotheses of each place, (B, n_best)."""
         unended = search.open.scores / self._penalty(search.limits)[:, None]
         # Hypotheses without an end rank behind all that have ended, unless texts are continued.
-        behind = 0 if self.continues else _EMPTY
+        behind = 0 if self.continues and self.early_stopping == "exact" else _EMPTY
         ranking = jnp.concatenate([search.ended.scores, unended + behind], axis=1)
         _, order = jax.lax.top_k(ranking, self.n_best)
         ids = _pick(jnp.concatenate([search.ended.ids, search.open.ids], axis=1), order)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, padded, rounded_up
@@ -135,7 +136,7 @@ def _at_the_end(prompts: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Int[Ar
 
 
 def checked_search(
-    beam: Any, n_best: Any, *, decode: Any, eos_id: int, vocab_size: int
+    beam: Any, n_best: Any, *, decode: Any, tokenizer: Tokenizer, vocab_size: int
 ) -> BeamSearch:
     """Returns the search of config.decode with other numbers of beams and outputs.
 
@@ -148,5 +149,5 @@ def checked_search(
         raise UserError(
             f"n_best={n_best}: must be at most beam={beam} and config.model.vocab_size={vocab_size}"
         )
-    search = BeamSearch.of(decode, eos_id, n_best)
-    return dataclasses.replace(search, beam=beam, continues=True)
+    search = BeamSearch.of(decode, tokenizer.eos_id, n_best, continues=True, never=tokenizer.never)
+    return dataclasses.replace(search, beam=beam)

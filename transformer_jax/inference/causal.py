@@ -85,8 +85,9 @@ class CausalUse:
 
         `beam` hypotheses are open at a time (default: `config.decode.beam`); one beam always takes
         the likeliest token. A score is the log-probability over the length penalty of
-        `config.decode.alpha`. A continuation ends where the document ends, or after `max_tokens`
-        tokens (default: 100, at most the room that the window has left).
+        `config.decode.alpha`. The other keys of config.decode hold, but for `max_length` and
+        `max_extra`. A continuation ends where the document ends, or after `max_tokens` tokens
+        (default: 100, at most the room that the window has left).
 
         Raises UserError for a prompt that exceeds the window together with `max_tokens`.
         """
@@ -95,7 +96,7 @@ class CausalUse:
             decode.beam if beam is None else beam,
             n_best,
             decode=decode,
-            eos_id=self.tokenizer.eos_id,
+            tokenizer=self.tokenizer,
             vocab_size=model.vocab_size,
         )
         placement = Placement.of(params, self.config.mesh).decoding()
