@@ -94,6 +94,7 @@ def from_hf(folder, target, overrides=()) -> None:
             tensors.views(targets, family.table(config.model)),
             family.prefix,
             family.ignored,
+            family.constants(config.model),
         )
         record.create(unfinished, task, family.ours(params, task))
 
@@ -144,7 +145,9 @@ def to_hf(run, target, step="best", overrides=()) -> None:
             path = unfinished / "generation_config.json"
             path.write_text(json.dumps(options, indent=2) + "\n")
         params = family.theirs(params, task)
-        tensors.write(unfinished, tensors.views(params, family.table(config.model)))
+        arrays = tensors.views(params, family.table(config.model))
+        arrays |= {name: [values] for name, values in family.constants(config.model).items()}
+        tensors.write(unfinished, arrays)
         for name, data in files.items():
             (unfinished / name).write_bytes(data)
     if task.tokenizer is not None and not files:

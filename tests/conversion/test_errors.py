@@ -23,9 +23,9 @@ from transformer_jax.config import UserError
     [
         (
             GPT2,
-            {"architectures": ["MarianMTModel"]},
-            r"config.json: architectures=\['MarianMTModel'\]: "
-            "only BertForPreTraining, .*, OpenAIGPTLMHeadModel, GPT2LMHeadModel, ",
+            {"architectures": ["BloomForCausalLM"]},
+            r"config.json: architectures=\['BloomForCausalLM'\]: "
+            "only .*BertForPreTraining, .*, OpenAIGPTLMHeadModel, GPT2LMHeadModel, ",
         ),
         (GPT2, {"architectures": None}, "config.json: architectures=None"),
         (GPT2, {"activation_function": "relu"}, "activation_function='relu': only 'gelu_new'"),

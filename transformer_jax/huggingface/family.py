@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import ClassVar
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
@@ -21,13 +22,8 @@ from transformer_jax.huggingface.tensors import Table
 from transformer_jax.pictures.progress import say
 
 _PACKAGE = __name__.rpartition(".")[0]
-_SHARED = (
-    "family",
-    "generation",
-    "heads",
-    "keys",
-    "tensors",
-)  # modules of this folder that define no family
+# Modules of this folder that define no family.
+_SHARED = ("encoder_decoder", "family", "generation", "heads", "keys", "tensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +50,10 @@ class Family:
     def table(self, model: ConfigDict) -> Table:
         """Returns the names and layouts of the tensors of a model with these keys."""
         return self.tensors
+
+    def constants(self, model: ConfigDict) -> dict[str, np.ndarray]:
+        """Returns the tensors with values that no run changes. A checkpoint may lack them."""
+        return {}
 
     def model_keys(self, hf_config: dict) -> dict:
         """Returns the keys of config.model for the content of config.json.

@@ -10,8 +10,7 @@ from typing import Any
 
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers import Tokenizer
-from transformer_jax.huggingface import family, tensors
-from transformer_jax.pictures.progress import say
+from transformer_jax.huggingface import tensors
 
 FILE = "generation_config.json"
 _EARLY_STOPPING = {False: "estimate", True: "first", "never": "never"}
@@ -27,23 +26,6 @@ _WITHOUT_EFFECT = {
     "exponential_decay_length_penalty": (None,),
 }
 _MAX_LENGTH = 512  # written for runs without a limit
-
-
-class EncoderDecoder(family.Family):
-    """A family whose checkpoints have options of `generate`."""
-
-    def decode_keys(self, hf_config: dict, folder: pathlib.Path) -> dict:
-        options = stored(hf_config, folder)
-        for remark in remarks(options, hf_config):
-            say(f"{folder}: {remark}")
-        # The tokenizer says what a whole text begins with.
-        first = options.get("forced_bos_token_id")
-        if first not in (None, hf_config.get("bos_token_id")):
-            raise UserError(f"forced_bos_token_id={first}: only bos_token_id is supported")
-        return decode_keys(options)
-
-    def generation_config(self, task: Any) -> dict:
-        return options_of(task.config.decode, task.tokenizer.target, task.model.window)
 
 
 def stored(hf_config: dict, folder: pathlib.Path) -> dict:

@@ -5,6 +5,8 @@ import json
 import operator
 import pathlib
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -114,18 +116,21 @@ def read(
     targets: dict[str, list[np.ndarray]],
     prefix: str,
     ignored: tuple[str, ...],
+    constants: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
     """Fills the views `targets` with the folder's tensors. Holds one tensor in memory at a time.
 
     Names in the folder may lack `prefix`. Tensors whose names end in `ignored` are not read.
 
     Raises UserError for a tensor that is missing or unknown, or that has another shape. It also
-    raises one for values that are not finite, and for a dtype other than a float of 16 or 32 bits.
+    raises one for values that are not finite, for a dtype other than a float of 16 or 32 bits, and
+    for a tensor with other values than those in `constants`.
     """
     targets = {name.removeprefix(prefix): parts for name, parts in targets.items()}
     tensors = {name.removeprefix(prefix): source for name, source in stored(folder).items()}
     missing = targets.keys() - tensors.keys()
-    unknown = {name for name in tensors.keys() - targets.keys() if not name.endswith(ignored)}
+    others = tensors.keys() - targets.keys() - constants.keys()
+    unknown = {name for name in others if not name.endswith(ignored)}
     if missing:
         raise UserError(f"{folder}: missing from the weights: {_listed(missing)}")
     if unknown:
@@ -135,6 +140,11 @@ def read(
     for name, parts in targets.items():
         file, stored_name = tensors[name]
         _fill(f"{folder}: {stored_name}", parts, file, stored_name)
+    for name in constants.keys() & tensors.keys():
+        values = np.empty_like(constants[name])
+        _fill(f"{folder}: {name}", [values], *tensors[name])
+        if not np.array_equal(values, constants[name]):
+            raise UserError(f"{folder}: {name} has values for which our model has no parameter")
 
 
 def _listed(names: set[str]) -> str:
