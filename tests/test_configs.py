@@ -42,6 +42,8 @@ OF_EACH_KIND = (
     "bert/base.py",
     "decoder/quickstart.py",
     "albert/base.py",
+    "bart/quickstart.py",
+    "t5/quickstart.py",
     "finetune/glue.py:stsb",
     "finetune/glue.py:mrpc,gpt",
     "finetune/squad.py:2.0",

@@ -1,4 +1,4 @@
-"""Decoder and ALBERT in training: equal losses on a mesh, and a resumed run is bit-equal."""
+"""Families in training: a resumed run is bit-equal, and a mesh with microbatches has its losses."""
 
 import shutil
 
@@ -14,25 +14,40 @@ from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.loop import Program, run
 
 SHARED = dict(d_model=16, num_layers=2, num_heads=4, max_length=32)
+SEQUENCE_TO_SEQUENCE = dict(
+    d_model=16, d_ff=24, num_encoder_layers=2, num_decoder_layers=2, num_heads=4, dropout=0.0
+)
 MODELS = {
     "decoder": dict(name="decoder", vocab_size=300, d_ff=24, num_kv_heads=2, **SHARED),
     "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
     | SHARED,
+    "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
+    "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
     "albert": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
+    "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
+    "t5": (
+        build_bert,
+        dict(
+            name="denoising",
+            noises=(("span_corruption",),),
+            source_length=24,
+            target_length=12,
+        ),
+    ),
 }
 STEPS = 3
 
 
-def config_of(family, folder, **mesh):
+def config_of(family, folder, accumulation=1, **mesh):
     build, task = TASKS[family]
     other = build(folder)
     config = configs.experiment(model=MODELS[family], task=task, mesh=mesh)
     for section in ("data", "optimizer", "decode"):
         config[section] = other[section]
-    train = dict(num_steps=STEPS, log_every=1, batch=8)
+    train = dict(num_steps=STEPS, log_every=1, batch=8, accumulation=accumulation)
     for key, value in train.items():
         configs.set_key(config, f"train.{key}", value)
     configs.set_key(config, "checkpoint.every", 1)
@@ -58,5 +73,6 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(family, tmp_path):
     assert lines(tmp_path / "resumed") == lines(tmp_path / "straight")
 
     one = [line["train/loss"] for line in lines(tmp_path / "straight") if "train/loss" in line]
-    many, _ = losses(config_of(family, tmp_path, data=2, fsdp=2, tensor=2), STEPS, devices=8)
+    mesh = dict(accumulation=2, data=2, fsdp=2, tensor=2)
+    many, _ = losses(config_of(family, tmp_path, **mesh), STEPS, devices=8)
     np.testing.assert_allclose(many, one, atol=1e-5, rtol=0)
