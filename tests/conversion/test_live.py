@@ -17,10 +17,12 @@ from tests.conversion.heads import (
     head_config,
 )
 from tests.conversion.test_bert import assert_outputs_of_bert
+from tests.conversion.test_sequences import logits as sequence_logits
 from tests.fixtures import make_huggingface as make
 from tests.fixtures import make_huggingface_bert as make_bert
 from tests.fixtures import make_huggingface_decoder as make_decoder
 from tests.fixtures import make_huggingface_heads as make_heads
+from tests.fixtures import make_huggingface_sequences as make_sequences
 from transformer_jax import convert
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.train import train
@@ -146,6 +148,43 @@ def test_decoder_from_and_to_transformers(architecture, sizes, tmp_path):
     for text in make_decoder.TEXTS:
         assert tokenizer(text, add_special_tokens=False).input_ids == ours.encode(text)
     assert tokenizer.eos_token_id == ours.eos_id == model.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize(
+    "name, sizes",
+    [
+        (make_sequences.BART, dict(encoder_layers=1, d_model=24, forced_eos_token_id=None)),
+        (make_sequences.T5, dict(num_decoder_layers=None, d_kv=3, num_heads=4)),
+        (make_sequences.T5_1_1, dict(relative_attention_num_buckets=32, d_ff=40)),
+        (make_sequences.T5_1_1, dict(feed_forward_proj="relu")),
+    ],
+)
+def test_sequences_from_and_to_transformers(name, sizes, tmp_path):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    vocab_size = make_sequences.save_tokenizer(name, tmp_path / "hf")
+    if "relative_attention_num_buckets" in sizes:
+        sizes = dict(sizes, relative_attention_max_distance=128)
+    model = make_sequences.random_sequence_model(name, 5, vocab_size=vocab_size, **sizes)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    inputs = make_sequences.inputs(vocab_size, 60)
+    expected = make_sequences.computed(model, **inputs)
+    convert.from_hf(tmp_path / "hf", tmp_path / "run")
+    np.testing.assert_allclose(sequence_logits(tmp_path / "run", **inputs), expected, **CLOSE)
+
+    convert.to_hf(tmp_path / "run", tmp_path / "back")
+    model, loading = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "back", output_loading_info=True
+    )
+    assert type(model).__name__ == name.removesuffix("-1.1") and not any(loading.values())
+    np.testing.assert_array_equal(make_sequences.computed(model.eval(), **inputs), expected)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    ours = transformer_jax.load(tmp_path / "run")[2].target
+    ids = ours.framed(ours.encode(make_sequences.PROMPT))
+    assert tokenizer(make_sequences.PROMPT).input_ids == ids
+    options = model.generation_config
+    assert options.decoder_start_token_id == ours.start_id
+    assert (options.eos_token_id, options.pad_token_id) == (ours.eos_id, ours.pad_id)
 
 
 @pytest.mark.parametrize("architecture", make_bert.ARCHITECTURES)

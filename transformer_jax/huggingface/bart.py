@@ -106,7 +106,7 @@ class Writer(EncoderDecoder):
 
 
 FAMILIES = [
-    Writer("BartForConditionalGeneration", "bart", _KEYS, _BART, "translation"),
+    Writer("BartForConditionalGeneration", "bart", _KEYS, _BART, "text_to_text"),
     # The published checkpoints of pre-training name no head. Runs are written as the first.
-    Writer("BartModel", "bart", _KEYS, _BART, "translation"),
+    Writer("BartModel", "bart", _KEYS, _BART, "text_to_text"),
 ]

@@ -12,7 +12,9 @@ from transformer_jax.pictures.progress import say
 
 # The tasks whose models write a text for a text.
 _TASKS = ("translation", "denoising", "text_to_text")
-_MAX_LENGTH = 512  # tokens of a source or target in the rows of such a task
+# Tokens of a source or target in the rows of such a task.
+_MAX_LENGTH = 1024
+_LENGTH = 512  # for a model without a limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class EncoderDecoder(Family):
         return generation.decode_keys(options)
 
     def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
-        length = min(config.model.get("max_length", _MAX_LENGTH), _MAX_LENGTH)
+        length = min(config.model.get("max_length", _LENGTH), _MAX_LENGTH)
         return {"source_length": length, "target_length": length}
 
     def other_keys(self, config: ConfigDict, tokenizer) -> dict:

@@ -110,4 +110,4 @@ def _has_tied_output(hf_config: dict) -> bool:
     return hf_config.get("scale_decoder_outputs", tied)
 
 
-FAMILIES = [Writer("T5ForConditionalGeneration", "t5", _KEYS, _table(_MLP), "translation")]
+FAMILIES = [Writer("T5ForConditionalGeneration", "t5", _KEYS, _table(_MLP), "text_to_text")]
