@@ -182,6 +182,8 @@ class Decode:
     min_length: int = 0  # fewest tokens of an output, its end included
     no_repeat_ngram: int = 0  # no output has a sequence of so many tokens twice; 0: it may
     force_end: bool = False  # an output with the most tokens has the end as its last
+    # the probabilities of the tokens that these rules leave sum to 1
+    renormalize: bool = False
     # when an input is done: exact: no open hypothesis can come among the n best. As in
     # transformers: never: none can come among the best `beam`; estimate (False there): none could
     # with its present length; first (True there): `beam` outputs have ended

@@ -121,6 +121,7 @@ decode.no_repeat_ngram: no_repeat_ngram_size
 decode.min_length: min_len minlen min_new_tokens min_decoding_length
 decode.max_length: val_max_target_length max_decoding_length max_len_b
 decode.force_end: forced_eos_token_id
+decode.renormalize: renormalize_logits
 decode.average: average_checkpoints num_avg_checkpoints checkpoint_average
 --workdir: output_dir out_dir save_dir model_dir checkpoint_dir ckpt_dir run_dir logdir log_dir
 --workdir: outdir

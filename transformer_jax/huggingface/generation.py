@@ -55,6 +55,7 @@ def decode_keys(options: dict) -> dict:
         min_length=min_length,
         no_repeat_ngram=given.get("no_repeat_ngram_size", 0),
         force_end="forced_eos_token_id" in given,
+        renormalize=given.get("renormalize_logits", False),
         early_stopping=_EARLY_STOPPING[early_stopping],
     )
 
@@ -80,17 +81,18 @@ def options_of(decode: Any, tokenizer: Tokenizer, window: int) -> dict:
     `tokenizer` is that of the outputs, and `window` the most tokens that the model reads.
     """
     first = tokenizer.framed([])[:-1]
-    values = {True: True, "exact": "never"} | {ours: hf for hf, ours in _EARLY_STOPPING.items()}
+    early_stopping = {ours: hf for hf, ours in _EARLY_STOPPING.items()} | {"exact": "never"}
     content = {
         "num_beams": decode.beam,
         "length_penalty": decode.alpha,
         "max_length": decode.max_length + 1 if decode.max_length else min(window, _MAX_LENGTH),
         "min_length": decode.min_length,
         "no_repeat_ngram_size": decode.no_repeat_ngram,
-        "early_stopping": values[decode.early_stopping],
+        "early_stopping": early_stopping[decode.early_stopping],
         "bad_words_ids": [[i] for i in tokenizer.never] or None,
         "forced_bos_token_id": first[0] if first else None,
         "forced_eos_token_id": tokenizer.eos_id if decode.force_end else None,
+        "renormalize_logits": decode.renormalize or None,
         "decoder_start_token_id": tokenizer.start_id,
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,

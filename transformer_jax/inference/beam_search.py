@@ -70,6 +70,7 @@ class BeamSearch:
                 min_length=decode.min_length,
                 no_repeat_ngram=decode.no_repeat_ngram,
                 force_end=decode.force_end,
+                renormalize=decode.renormalize,
                 **others,
             ),
         )

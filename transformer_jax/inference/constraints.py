@@ -1,11 +1,13 @@
 """Constraints of beam search: they change the log-probabilities of the next tokens.
 
 Each equals the class of the same purpose in transformers, `generation/logits_process.py`. A token
-that is impossible gets -inf, and the others keep their log-probabilities.
+that is impossible gets -inf. The others keep their log-probabilities unless `renormalize` says
+otherwise.
 """
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -24,6 +26,7 @@ class Constraints:
     no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0: each may
     first: tuple[int, ...] = ()  # the first tokens of each output
     force_end: bool = False  # an output that reaches its limit ends there
+    renormalize: bool = False  # the probabilities of the tokens that are left sum to 1
 
     def __call__(self, log_p: LogProbs, search: Search, eos_id: int) -> LogProbs:
         """Returns the log-probabilities of the tokens that the open hypotheses may write next."""
@@ -43,7 +46,7 @@ class Constraints:
             log_p = forced(log_p, search.lengths == place, token)
         if self.force_end:
             log_p = forced(log_p, search.lengths + 1 == search.limits, eos_id)
-        return log_p
+        return normalized(log_p) if self.renormalize else log_p
 
 
 def without(log_p: LogProbs, tokens: tuple[int, ...]) -> LogProbs:
@@ -78,6 +81,12 @@ def without_repeats(
     tokens = jnp.where(repeats, text[..., size - 1 :], vocab)
     inputs, hypotheses = jnp.ogrid[:batch, :beams]
     return log_p.at[inputs[..., None], hypotheses[..., None], tokens].set(-jnp.inf, mode="drop")
+
+
+def normalized(log_p: LogProbs) -> LogProbs:
+    """Returns the log-probabilities of the possible tokens among themselves."""
+    total = jax.nn.logsumexp(log_p, axis=-1, keepdims=True)
+    return log_p - jnp.where(jnp.isfinite(total), total, 0.0)
 
 
 def _rows(x: Array) -> Array:
