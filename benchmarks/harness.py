@@ -49,7 +49,7 @@ def main(
     use_huge_pages()  # for the peers, too
     arguments = _parser(doc, cases, data, plot is not None).parse_args()
     case_arguments = (arguments.tiny, arguments.data) if data else (arguments.tiny,)
-    header = {"machine": _machine(), "versions": _versions(libraries), "command": _command()}
+    header = {"machine": machine(), "versions": _versions(libraries), "command": _command()}
     rows = []
     for name in arguments.case or default or cases:
         for row in cases[name](*case_arguments):
@@ -79,7 +79,7 @@ def _parser(doc: str, cases: Iterable[str], data: str, plots: bool) -> argparse.
     return parser
 
 
-def _machine() -> str:
+def machine() -> str:
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     return ", ".join(filter(None, [_cpu(), cores, gpu()]))
 

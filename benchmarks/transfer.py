@@ -176,6 +176,12 @@ def prepare(data: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     rows = [f"{tweet}\t{labels[tweet.split(chr(9))[0]]}" for tweet in tweets]
     text = "\n".join([f"{header}\tsubtask_a", *rows]) + "\n"
     (folder / "olid.tsv").write_text(text, "utf-8")
+    split_articles(data, folder)
+    return folder
+
+
+def split_articles(data: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes XQuAD's articles into `folder`: every fourth is held out."""
     articles = json.loads((data / "xquad/xquad.en.json").read_text("utf-8"))["data"]
     parts = {
         "train": [article for i, article in enumerate(articles) if i % 4],
@@ -183,7 +189,6 @@ def prepare(data: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     }
     for name, part in parts.items():
         (folder / f"xquad_{name}.json").write_text(json.dumps({"data": part}), "utf-8")
-    return folder
 
 
 if __name__ == "__main__":

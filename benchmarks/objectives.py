@@ -1,0 +1,482 @@
+"""Compares the objectives of pre-training on one small budget, as table 1 of Lewis et al. 2019.
+
+python benchmarks/objectives.py --text=unsup.txt --data=DIR --workdir=DIR [--objective=NAME] \\
+    [--json=FILE] [--tiny]
+python benchmarks/objectives.py --table --json=FILE
+
+`--text` is IMDB's unlabelled reviews, a sentence a line with a blank line between reviews; every
+fiftieth review is held out. `--data` holds sst2/{train,dev}.tsv and xquad/xquad.en.json. A part is
+one objective: its run of configs/objectives/pretrain.py, then SST-2, XQuAD (every fourth article is
+held out), and summaries of the functions of Python's standard library. Its row is put into --json
+as soon as it ends. Complete runs are not repeated, and a part that was stopped goes on. `--table`
+prints the rows as Markdown and draws them in a PNG file beside --json.
+
+The budget is in updates and tokens:
+- pre-training: 1,500 updates of 2,048 tokens, 3.1 of the text's 16.4 million;
+- SST-2: 434 updates of 32 sentences, 2 epochs, 3 seeds;
+- XQuAD: 300 updates of 16 rows of 256 tokens, 2 seeds;
+- summaries: 1,200 updates of 2,048 tokens, about 6 epochs of 3,961 functions, 2 seeds.
+
+A function is read up to its 128th token. All models write their summaries greedily. Perplexities
+are per token of the references and of their ends, with one tokenizer for all models.
+- BART's runs are fine-tuned as they are; `none` begins anew with their shape and tokenizer.
+- The language model reads documents SOURCE MARKER TARGET, and learns all their tokens. Its
+  perplexity is that of the target.
+- The masked language model becomes an encoder, and its decoder of 2 layers is new (Rothe et al.
+  2020, BERT2RND).
+"""
+
+import argparse
+import collections
+import dataclasses
+import datetime
+import functools
+import itertools
+import json
+import math
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import types
+from typing import NamedTuple
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import numpy as np
+import transfer
+from harness import machine
+
+from transformer_jax.train import spread
+
+ROOT = pathlib.Path(__file__).parent.parent
+PRETRAINING = "configs/objectives/pretrain.py"
+SUMMARIES = "configs/objectives/summaries.py"
+
+
+class Objective(NamedTuple):
+    """Its label; its SQuAD 1.1 F1, MNLI accuracy and XSum perplexity in Lewis et al. 2019."""
+
+    label: str
+    published: tuple[float, float, float] | None = None
+    # the run that gives tokenizer and shape to a model that is not pre-trained
+    shape: str = ""
+
+
+# The most informative first.
+OBJECTIVES = {
+    "text-infilling": Objective("BART, text infilling", (90.8, 84.0, 6.61)),
+    "none": Objective("BART, not pre-trained", shape="text-infilling"),
+    "language-model": Objective("language model", (76.7, 80.1, 7.00)),
+    "masked": Objective("masked language model", (90.0, 83.5, 7.87)),
+    "masked-seq2seq": Objective("masked seq2seq", (87.0, 82.1, 6.80)),
+    "document-rotation": Objective("BART, document rotation", (77.2, 75.3, 17.14)),
+    "infilling-permutation": Objective("BART, infilling and permutation", (90.8, 83.8, 6.62)),
+    "token-deletion": Objective("BART, token deletion", (90.4, 84.1, 6.90)),
+    "token-masking": Objective("BART, token masking", (90.4, 84.1, 7.08)),
+    "sentence-permutation": Objective("BART, sentence permutation", (85.4, 81.5, 10.93)),
+}
+
+
+def with_steps(name: str, steps: int) -> transfer.Case:
+    case = transfer.CASES[name]
+    return dataclasses.replace(case, keys=case.keys | {"train.num_steps": steps})
+
+
+# Each with its number of seeds.
+CASES = {"sst2": (with_steps("sst2", 434), 3), "xquad": (with_steps("xquad", 300), 2)}
+SUMMARY_SEEDS = 2
+# Splits of the functions, and those of the corpus that they join.
+SPLITS = {"train": ("train",), "valid": ("valid", "test")}
+SOURCE_TOKENS = 128  # of a function
+OUTPUT_TOKENS = 50
+ROUGE = ("rouge1", "rouge2", "rougeL")
+MARKER = "<summary>"
+# The keys in which the fine-tuning of a language model differs from its pre-training. The rows are
+# longer, so that few documents are divided.
+LANGUAGE_MODEL = {
+    "task.length": 512,
+    "data.mask_documents": "true",
+    "data.marker": MARKER,
+    "train.num_steps": 1200,
+    "train.batch": 4,
+    "train.eval_every": 1200,
+    "checkpoint.every": 1200,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.warmup_steps": 0.1,
+}
+TWO_STEPS = {"train.num_steps": 2}
+TINY = TWO_STEPS | {"model.d_model": 16, "model.d_ff": 32, "model.vocab_size": 400}
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    if arguments.table:
+        rows = json.loads(arguments.json.read_text())["rows"]
+        print(table(rows))
+        draw(rows, arguments.json.with_suffix(".png"))
+        return
+    folder = prepare(arguments)
+    for name in arguments.objective or OBJECTIVES:
+        row = measured(arguments, folder, name)
+        print(json.dumps(row), flush=True)
+        if arguments.json:
+            tokens = pretraining(arguments, name) / "tokenizer"
+            add(arguments.json, [floor(arguments, tokens), row])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("text", "data", "workdir", "json"):
+        parser.add_argument(f"--{name}", type=pathlib.Path)
+    parser.add_argument(
+        "--objective", choices=list(OBJECTIVES), action="append", help="only it; may be repeated"
+    )
+    parser.add_argument("--table", action="store_true", help="show the rows of --json")
+    parser.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
+    return parser
+
+
+def prepare(arguments) -> pathlib.Path:
+    """Writes the splits of the text and of XQuAD into a folder, and returns it."""
+    folder = arguments.workdir / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    transfer.split_articles(arguments.data, folder)
+    reviews = arguments.text.read_text("utf-8").strip().split("\n\n")
+    reviews = reviews[:200] if arguments.tiny else reviews
+    parts = {
+        "train": [review for number, review in enumerate(reviews, 1) if number % 50],
+        "valid": reviews[49::50],
+    }
+    for name, part in parts.items():
+        (folder / f"{name}.txt").write_text("\n\n".join(part) + "\n", "utf-8")
+    return folder
+
+
+# parts
+
+
+def pretraining(arguments, name: str) -> pathlib.Path:
+    """Returns the workdir of the run that a part begins with."""
+    return arguments.workdir / (OBJECTIVES[name].shape or name) / "pretraining"
+
+
+def measured(arguments, folder: pathlib.Path, name: str) -> dict:
+    """Returns the row of an objective. `folder` holds the data."""
+    run, shape = pretraining(arguments, name), OBJECTIVES[name].shape
+    keys = {f"data.{split}_files": folder / f"{split}.txt" for split in SPLITS}
+    keys |= TINY if arguments.tiny else {}
+    train(arguments, f"{PRETRAINING}:{shape or name}", run, keys)
+    begin = {"init_from": run} | ({"train.pretrained": "false"} if shape else {})
+    workdir = arguments.workdir / name
+    row = {"objective": name, **described(run)}
+    for case, (settings, seeds) in CASES.items():
+        options = types.SimpleNamespace(
+            init_from=run,
+            data=arguments.data,
+            workdir=workdir,
+            tiny=arguments.tiny,
+            seeds=1 if arguments.tiny else seeds,
+        )
+        settings = dataclasses.replace(settings, keys=settings.keys | begin)
+        row[case] = transfer.fine_tuned(options, folder, case, settings)
+    return row | summarised(arguments, folder, workdir / "summaries", begin)
+
+
+def train(arguments, config: str, workdir: pathlib.Path, keys: dict, seeds: int = 0) -> dict:
+    """Trains a run, or several seeds. Returns the last scores of the seeds."""
+    command = [
+        sys.executable,
+        "-m",
+        "transformer_jax.train",
+        f"--config={config}",
+        f"--workdir={workdir}",
+        f"--config.data.cache={arguments.workdir / 'cache'}",
+        *([f"--seeds={seeds}"] if seeds else []),
+        *(f"--config.{key}={value}" for key, value in keys.items()),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout) if seeds else {}
+
+
+def described(run: pathlib.Path) -> dict:
+    """Returns the size of a run's model, and the origin of its row."""
+    from transformer_jax.data.sources.python_functions import PythonFunctions
+    from transformer_jax.planning import counts
+    from transformer_jax.runs import record
+    from transformer_jax.runs.resolve import make_task
+
+    recorded = record.read(run)
+    config = recorded.config
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    revision = subprocess.run(describe, stdout=subprocess.PIPE, check=True, text=True).stdout
+    splits = itertools.chain.from_iterable(SPLITS.values())
+    return {
+        "parameters": counts.parameters(make_task(config, run))["params"],
+        "updates": config.train.num_steps,
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "revision": revision.strip(),
+        "python": platform.python_version(),
+        "functions": {split: PythonFunctions(split).fingerprint()["functions"] for split in splits},
+        "tokenizer": recorded.fingerprint["tokenizer"],
+    }
+
+
+# summaries
+
+
+class Function(NamedTuple):
+    """A function's first tokens, its summary, and the baseline of that."""
+
+    source: str
+    target: str
+    lead: str
+
+
+@functools.cache
+def functions(split: str, tokens: pathlib.Path) -> list[Function]:
+    """Returns the functions of a split; `tokens` is the folder of the tokenizer that cuts them."""
+    from transformer_jax.data import tokenizers
+    from transformer_jax.data.sources.python_functions import PythonFunctions
+
+    tokenizer = tokenizers.load(tokens)
+    cut = []
+    for corpus in map(PythonFunctions, SPLITS[split]):
+        sources, targets = map(list, zip(*corpus))
+        first = [ids[:SOURCE_TOKENS] for ids in tokenizer.encode(sources)]
+        cut += map(Function, tokenizer.decode(first), targets, map(corpus.lead, sources))
+    return cut
+
+
+def write_functions(folder: pathlib.Path, tokens: pathlib.Path) -> None:
+    """Writes the functions of both splits as JSON lines, and as files of sources and targets."""
+    for split in SPLITS:
+        pairs = functions(split, tokens)
+        objects = [json.dumps({"source": pair.source, "target": pair.target}) for pair in pairs]
+        (folder / f"{split}.jsonl").write_text("\n".join(objects) + "\n", "utf-8")
+        for side in ("source", "target"):
+            lines = [getattr(pair, side) for pair in pairs]
+            (folder / f"{split}.{side}").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def targets(split: str, tokens: pathlib.Path) -> list[list[int]]:
+    """Returns the ids of the summaries of a split, without marks."""
+    from transformer_jax.data import tokenizers
+
+    return tokenizers.load(tokens).encode([pair.target for pair in functions(split, tokens)])
+
+
+def summarised(arguments, folder: pathlib.Path, workdir: pathlib.Path, begin: dict) -> dict:
+    """Returns the scores of the summaries of a run, fine-tuned to write them."""
+    from transformer_jax.runs import record
+
+    run = begin["init_from"]
+    tokens = run / "tokenizer"
+    write_functions(folder, tokens)
+    family = record.read(run).config.model.name
+    if family == "gpt":
+        answers = by_language_model(arguments, folder, workdir, begin)
+    else:
+        if family == "bert":
+            begin = {"init_from": with_decoder(run, workdir / "encoder")}
+        answers = by_encoder_decoder(arguments, folder, workdir, begin)
+    count = sum(len(ids) + 1 for ids in targets("valid", tokens))
+    return {
+        "perplexity": spread([math.exp(-log_prob / count) for log_prob, _ in answers]),
+        "rouge": rouge([outputs for _, outputs in answers], functions("valid", tokens)),
+        "outputs": [outputs[:3] for _, outputs in answers],
+    }
+
+
+def seeds_of(arguments, workdir: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the workdirs of the seeds of a fine-tuning for summaries."""
+    return [workdir / f"seed-{n}" for n in range(1 if arguments.tiny else SUMMARY_SEEDS)]
+
+
+def by_encoder_decoder(arguments, folder, workdir, begin) -> list[tuple[float, list[str]]]:
+    """Returns for each seed the log-probability of all references, and the outputs."""
+    from transformer_jax.runs.open import open_run
+
+    files = {f"data.{split}_files": folder / f"{split}.jsonl" for split in SPLITS}
+    keys = begin | files | (TWO_STEPS if arguments.tiny else {})
+    runs = seeds_of(arguments, workdir)
+    losses = train(arguments, SUMMARIES, workdir, keys, len(runs))["valid/loss"]["values"]
+    answers = []
+    for run, loss in zip(runs, losses):
+        task, params = open_run(run, "latest")
+        framed = task.tokenizer.target.framed
+        count = sum(len(framed(ids)) for ids in targets("valid", run / "tokenizer"))
+        sources = [pair.source for pair in functions("valid", run / "tokenizer")]
+        best = task.translate(params, sources)
+        answers.append((-loss * count, [hypotheses[0].text for hypotheses in best]))
+    return answers
+
+
+def by_language_model(arguments, folder, workdir, begin) -> list[tuple[float, list[str]]]:
+    """Returns for each seed the log-probability of all references, and the outputs."""
+    from transformer_jax.runs.open import open_run
+
+    sides = itertools.product(SPLITS, ("source", "target"))
+    files = {f"data.{split}_{side}": folder / f"{split}.{side}" for split, side in sides}
+    keys = begin | files | LANGUAGE_MODEL | (TINY if arguments.tiny else {})
+    runs = seeds_of(arguments, workdir)
+    train(arguments, f"{PRETRAINING}:language-model", workdir, keys, len(runs))
+    answers = []
+    for run in runs:
+        task, params = open_run(run, "latest")
+        pairs = functions("valid", run / "tokenizer")
+        prompts = [f"{pair.source} {MARKER}" for pair in pairs]
+        texts = [f"{prompt} {pair.target}" for prompt, pair in zip(prompts, pairs)]
+        ids = [
+            (task.with_start(prompt), [*text[len(prompt) :], task.tokenizer.eos_id])
+            for prompt, text in zip(*map(task.tokenizer.encode, (prompts, texts)))
+        ]
+        log_prob = sum(each.log_prob for each in task.token_log_likelihoods(params, ids))
+        written = task.generate(params, prompts, max_tokens=OUTPUT_TOKENS, temperature=0)
+        answers.append((log_prob, [continuation.text.strip() for continuation in written]))
+    return answers
+
+
+def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
+    """Returns a run of BART at step 0: its encoder is that of a BERT, its decoder is new.
+
+    BERT's vector of the first text is added to its positions, because BART has no types of tokens.
+    """
+    from transformer_jax import config as configs
+    from transformer_jax.runs import record
+    from transformer_jax.runs.open import open_run
+    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.training import state
+
+    if record.exists(workdir):
+        return workdir
+    bert, known = open_run(run, "latest")
+    shape = {f"model.{key}": bert.config.model[key] for key in ("d_model", "d_ff", "vocab_size")}
+    shape["model.num_encoder_layers"] = bert.config.model.num_layers
+    # This key gives the tokenizer alone. The parameters are put in their places below.
+    shape["init_from"] = {"encoder": str(run)}
+    task = make_task(configs.load(f"{PRETRAINING}:text-infilling", shape))
+    params = state.init_params(task)
+    params |= {name: known[name] for name in ("encoder", "token_embed", "embed_norm")}
+    positions = known["position_embed"]["embedding"] + known["type_embed"]["embedding"][0]
+    table = params["position_embed"]["embedding"]
+    params["position_embed"] = {"embedding": table.at[-len(positions) :].set(positions)}
+    record.create(workdir, task, params)
+    return workdir
+
+
+def rouge(outputs: list[list[str]], pairs: list[Function]) -> dict[str, dict]:
+    """Returns ROUGE of the outputs of each seed: means, and the bootstrap over functions."""
+    from transformer_jax.scores import bootstrap
+    from transformer_jax.scores.rouge import Rouge
+
+    measure = Rouge(str.splitlines)
+    references = [pair.target for pair in pairs]
+    statistics = np.mean([measure.statistics(each, references) for each in outputs], axis=0)
+    means = bootstrap.scores(measure, statistics)
+    intervals = bootstrap.intervals(measure, statistics)
+    return {name: {"mean": means[name], "interval": intervals[name]} for name in ROUGE}
+
+
+def floor(arguments, tokens: pathlib.Path) -> dict:
+    """Returns the row of the baselines.
+
+    They are the most frequent label; the frequencies of tokens in the summaries for training, each
+    counted once more than it occurs; and the lead, a function's name and parameters.
+    """
+    from transformer_jax.data import tokenizers
+
+    dev = (arguments.data / "sst2/dev.tsv").read_text("utf-8").splitlines()
+    labels = collections.Counter(line.rpartition("\t")[2] for line in dev)
+    tokenizer = tokenizers.load(tokens)
+    known, held_out = (
+        collections.Counter(itertools.chain(*([*ids, tokenizer.eos_id] for ids in each)))
+        for each in (targets(split, tokens) for split in SPLITS)
+    )
+    size = known.total() + tokenizer.vocab_size
+    log_prob = sum(count * math.log((known[i] + 1) / size) for i, count in held_out.items())
+    pairs = functions("valid", tokens)
+    return {
+        "objective": "floor",
+        "sst2": spread([max(labels.values()) / labels.total()]),
+        "perplexity": spread([math.exp(-log_prob / held_out.total())]),
+        "rouge": rouge([[pair.lead for pair in pairs]], pairs),
+    }
+
+
+# results
+
+
+def add(path: pathlib.Path, new: list[dict]) -> None:
+    """Puts rows into a file, in place of those of their objectives."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    by_name = {row["objective"]: row for row in [*rows, *new]}
+    ordered = [by_name[name] for name in ("floor", *OBJECTIVES) if name in by_name]
+    command = "python benchmarks/objectives.py --text=unsup.txt --data=DIR --workdir=DIR --json"
+    path.write_text(json.dumps({"command": command, "rows": ordered}, indent=2) + "\n")
+
+
+COLUMNS = {
+    "sst2": ("SST-2 accuracy", 100),
+    "xquad": ("XQuAD F1", 100),
+    "perplexity": ("perplexity of summaries", 1),
+}
+
+
+def table(rows: list[dict]) -> str:
+    """Returns the rows as Markdown, beside the published scores."""
+    scores = [name for name, _ in COLUMNS.values()] + ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    published = ["SQuAD F1", "MNLI", "XSum perplexity"]
+    lines = [
+        ["objective", "parameters", *scores, *(f"published {name}" for name in published)],
+        ["---"] * (5 + len(scores)),
+    ]
+    for row in rows:
+        objective = OBJECTIVES.get(row["objective"], Objective("floor"))
+        cells = [objective.label, f"{row['parameters']:,}" if "parameters" in row else ""]
+        cells += [_spread_cell(row.get(key), unit) for key, (_, unit) in COLUMNS.items()]
+        for name in ROUGE:
+            low, high = row["rouge"][name]["interval"]
+            cells.append(f"{row['rouge'][name]['mean']:.1f} ({low:.1f} to {high:.1f})")
+        lines.append([*cells, *map(str, objective.published or ("",) * len(published))])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _spread_cell(score: dict | None, unit: float) -> str:
+    if score is None:
+        return ""
+    cell = f"{unit * score['mean']:.1f}"
+    return f"{cell} ± {unit * score['deviation']:.1f}" if len(score["values"]) > 1 else cell
+
+
+def draw(rows: list[dict], path: pathlib.Path) -> None:
+    """Draws the scores of each objective with their deviations, and ROUGE-L with its interval."""
+    from transformer_jax.pictures.figure import new_figure, save
+
+    figure = new_figure((11, 4.5), "Objectives of pre-training on one budget")
+    axes = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
+    for panel, (key, (name, unit)) in zip(axes, COLUMNS.items()):
+        for place, row in enumerate(rows):
+            if score := row.get(key):
+                mean, deviation = unit * score["mean"], unit * score["deviation"]
+                panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
+        panel.set_xlabel(name)
+    for place, row in enumerate(rows):
+        score = row["rouge"]["rougeL"]
+        around = np.abs(np.array(score["interval"]) - score["mean"])
+        axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
+    axes[-1].set_xlabel("ROUGE-L of summaries")
+    labels = [OBJECTIVES.get(row["objective"], Objective("floor")).label for row in rows]
+    axes[0].set_yticks(range(len(rows)), labels)
+    axes[0].invert_yaxis()
+    for panel in axes:
+        panel.grid(axis="x", alpha=0.3)
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    main()

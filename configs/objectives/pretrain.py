@@ -1,0 +1,100 @@
+"""Pre-trains one of the small models that `benchmarks/objectives.py` compares.
+
+    python -m transformer_jax.train --config=configs/objectives/pretrain.py:text-infilling \\
+        --workdir=DIR --config.data.train_files=train.txt --config.data.valid_files=valid.txt
+
+The argument is an objective of Lewis et al. 2019, sections 4.1 and 2.2:
+
+    language-model          GPT, 4 layers
+    masked                  BERT, 4 layers, single texts
+    masked-seq2seq          BART, 2 + 2 layers, as all below; half of a text is missing (MASS)
+    token-masking           30 % of the tokens are masked
+    token-deletion          30 % of the tokens are deleted
+    text-infilling          spans with 30 % of the words, each in place of one mask
+    document-rotation       a text begins at a random token
+    sentence-permutation    sentences in random order
+    infilling-permutation   both
+
+All have a width of 128, rows of 256 tokens, and the same optimizer and number of tokens.
+"""
+
+from transformer_jax.config import choice, experiment
+
+# tokens of a row, and of what the decoder writes
+LENGTH = 256
+
+
+def bart(*noises, target_length=LENGTH):
+    """Returns the sections of an encoder-decoder that learns to undo noises."""
+    return dict(
+        model=dict(name="bart", num_encoder_layers=2, num_decoder_layers=2, unroll=2),
+        task=dict(
+            name="denoising", source_length=LENGTH, target_length=target_length, noises=noises
+        ),
+    )
+
+
+OBJECTIVES = {
+    "language-model": dict(
+        model=dict(name="gpt", num_layers=4, unroll=4), task=dict(name="causal_lm", length=LENGTH)
+    ),
+    "masked": dict(
+        model=dict(name="bert", num_layers=4, unroll=4),
+        task=dict(name="masked_lm", phases=((1.0, LENGTH, 39),), next_sentence=0.0),
+    ),
+    "masked-seq2seq": bart(("mass", 0.5), target_length=LENGTH // 2),
+    "token-masking": bart(("masking", 0.3)),
+    "token-deletion": bart(("deletion", 0.3)),
+    "text-infilling": bart(("infilling", 0.3)),
+    "document-rotation": bart(("rotation",)),
+    "sentence-permutation": bart(("permutation",)),
+    "infilling-permutation": bart(("permutation",), ("infilling", 0.3)),
+}
+
+
+def TINY(objective="text-infilling"):
+    """Returns the variant for tests: it trains in seconds on a CPU."""
+    lengths = {
+        "causal_lm": dict(length=32),
+        "masked_lm": dict(phases=((1.0, 32, 5),)),
+        "denoising": dict(source_length=32, target_length=32),
+    }
+    model = dict(vocab_size=300, d_model=16, d_ff=32, num_heads=2)
+    return dict(
+        model=model,
+        task=lengths[OBJECTIVES[objective]["task"]["name"]],
+        train=dict(batch=8, num_steps=2),
+    )
+
+
+def get_config(objective="text-infilling"):
+    values = choice(objective, OBJECTIVES)
+    steps = 1500
+    return experiment(
+        model=dict(
+            vocab_size=8000,
+            d_model=128,
+            d_ff=512,
+            num_heads=4,
+            max_length=512,
+            init_std=0.05,
+            dropout=0.0,
+            attention_dropout=0.0,
+            **values["model"],
+        ),
+        task=values["task"],
+        # The tokenizer reads the whole text.
+        data=dict(tokenizer="roberta_bpe", tokenizer_bytes=100_000_000),
+        train=dict(num_steps=steps, batch=8, log_every=50, eval_every=steps),
+        optimizer=dict(
+            name="adamw",
+            learning_rate=2e-3,
+            schedule="linear",
+            warmup_steps=1 / 20,
+            b2=0.98,
+            eps=1e-6,
+            weight_decay=0.01,
+            clip_norm=1.0,
+        ),
+        checkpoint=dict(every=steps, keep=1),
+    )
