@@ -25,6 +25,14 @@ _WITHOUT_EFFECT = {
     "begin_suppress_tokens": (None,),
     "exponential_decay_length_penalty": (None,),
 }
+_WHOLE = (
+    "num_beams",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+)
 _MAX_LENGTH = 512  # written for runs without a limit
 
 
@@ -41,6 +49,9 @@ def decode_keys(options: dict) -> dict:
     given, transformers writes 20 tokens, and ours is config.decode.max_extra.
     """
     given = {key: value for key, value in options.items() if value is not None}
+    for key in _WHOLE:
+        if type(given.get(key, 0)) is not int:
+            raise UserError(f"{key}={given[key]!r}: must be a whole number")
     early_stopping = given.get("early_stopping", False)
     if early_stopping not in _EARLY_STOPPING:
         raise UserError(f"early_stopping={early_stopping!r}: must be true, false or 'never'")
