@@ -4,9 +4,10 @@
 #   launch/quickstart.sh            # translation, on the built-in English-German grammar
 #   launch/quickstart.sh gpt        # a language model, on the sources of Python's standard library
 #   launch/quickstart.sh bert       # an encoder, on the documentation strings of the same
+#   launch/quickstart.sh summarise  # an encoder-decoder, which summarises functions of the same
 #
 # It takes minutes on a laptop's CPU and downloads packages only. The run is in runs/quickstart,
-# runs/quickstart_gpt or runs/quickstart_bert, or in the folder $2.
+# runs/quickstart_gpt, runs/quickstart_bert or runs/quickstart_summarise, or in the folder $2.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,13 +16,28 @@ case $family in
   wmt) run=${2:-runs/quickstart} ;;
   gpt) run=${2:-runs/quickstart_gpt} ;;
   bert) run=${2:-runs/quickstart_bert} ;;
-  *) echo "quickstart.sh: no family $family; there are: wmt, gpt, bert" >&2; exit 2 ;;
+  summarise) run=${2:-runs/quickstart_summarise} extra=summaries ;;
+  *) echo "quickstart.sh: no family $family; there are: wmt, gpt, bert, summarise" >&2; exit 2 ;;
 esac
-python=$(bash "$root/launch/setup_venv.sh")
+python=$(bash "$root/launch/setup_venv.sh" ${extra:-})
 cd "$root"
 tool() { "$python" -m "transformer_jax.$1" --workdir="$run" "${@:2}"; }
 
-tool "train_$family" --config="configs/$family/quickstart.py"
+train_summarise() {
+  config=configs/bart/functions.py
+  "$python" -m transformer_jax.train --config=$config:pretrain --workdir="$run/pretrained"
+  echo "fine-tuning" >&2
+  tool finetune --config=$config:summarise --config.init_from="$run/pretrained"
+  echo "training the same model without the pre-training" >&2
+  "$python" -m transformer_jax.finetune --config=$config:summarise --workdir="$run/anew" \
+    --config.init_from="$run/pretrained" --config.train.pretrained=false
+}
+
+if [[ $family == summarise ]]; then
+  train_summarise
+else
+  tool "train_$family" --config="configs/$family/quickstart.py"
+fi
 
 show_wmt() {
   echo "evaluating on 1,000 held-out sentences" >&2
@@ -128,6 +144,58 @@ What to try next
   $python -m transformer_jax.train_bert --config=configs/bert/small.py:tiny --workdir=runs/mine \\
       --config.data.train_files='FILE,FILE' --config.data.valid_files=FILE
   $python -m transformer_jax.dry_run --config=configs/bert/large.py --devices=8
+  launch/quickstart.sh summarise
+MESSAGE
+}
+
+show_summarise() {
+  echo "evaluating on held-out modules" >&2
+  scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
+import json, sys
+scores = json.load(sys.stdin)
+low, high = scores["intervals"]["rougeL"]
+lead, data = scores["lead"], scores["data"]
+print("ROUGE-1 {rouge1:.1f}, ROUGE-2 {rouge2:.1f}, ROUGE-L {rougeL:.1f}".format(**scores),
+      f"(95 %: {low:.1f} to {high:.1f}); {scores["examples"]} functions")
+print("{:24}name and parameters alone: ROUGE-L {rougeL:.1f}".format("", **lead))
+print("{:24}Python {python}, digest {functions:.8}".format("", **data))')
+  against=$(tool evaluate --set=test --against="$run/anew" 2> /dev/null | "$python" -c '
+import json, sys
+print("ROUGE-L {against:.1f}; difference {difference:.1f} (95 %: {interval[0]:.1f} to "
+      "{interval[1]:.1f}), p = {p_value:.3f}".format(**json.load(sys.stdin)["scores"]["rougeL"]))')
+
+  "$python" - "$run" <<'PY'
+import pathlib
+import sys
+
+from transformer_jax.data.sources.python_functions import PythonFunctions
+
+functions = list(PythonFunctions("test"))
+sources, summaries = zip(*functions[:: len(functions) // 10][:10])
+run = pathlib.Path(sys.argv[1])
+(run / "examples.py.txt").write_text("\n".join(sources) + "\n", encoding="utf-8")
+(run / "examples.reference").write_text("\n".join(summaries) + "\n", encoding="utf-8")
+PY
+  tool translate < "$run/examples.py.txt" > "$run/examples.out" 2> /dev/null
+
+  echo
+  echo "Ten held-out functions: the beginning of the source, the model's summary, and the reference"
+  paste -d '\t' "$run/examples.py.txt" "$run/examples.out" "$run/examples.reference" |
+    while IFS=$'\t' read -r source output reference; do
+      printf '\n  %.96s\n  %s\n  (%s)\n' "$source" "$output" "$reference"
+    done
+
+  cat <<MESSAGE
+
+Test set:               $scores
+Without pre-training:   $against
+Learning curves:        $run/curves.png
+
+What to try next
+  echo "def read_lines(path): with open(path) as file: return file.readlines()" |
+      $python -m transformer_jax.translate --workdir=$run --n_best=3
+  $python -m transformer_jax.finetune --config=configs/bart/functions.py:summarise --workdir=runs/mine \\
+      --config.init_from=$run/pretrained --config.data.corpus= --config.data.train_files=FILE.tsv --config.data.valid_files=FILE.tsv
   launch/quickstart.sh
 MESSAGE
 }

@@ -19,6 +19,7 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 FILES = [str(path.relative_to(CONFIGS)) for path in sorted(CONFIGS.rglob("*.py"))]
 # The arguments to test. The tiny variants of other arguments are the same.
 ARGUMENTS = {
+    "bart/functions.py": ["pretrain", "summarise"],
     "wmt/base.py": ["en-de", "en-fr"],
     "wmt/big.py": ["en-de", "en-fr"],
     "gpt/shakespeare_char.py": ["gpu", "cpu"],
@@ -35,6 +36,7 @@ ARGUMENTS = {
 }
 # The others differ little from these in their tiny variants and need --slow.
 OF_EACH_KIND = (
+    "bart/functions.py:summarise",
     "wmt/multi30k.py",
     "gpt/to_de.py",
     "gpt/gpt3.py:175b",

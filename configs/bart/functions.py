@@ -1,0 +1,89 @@
+"""Summarises Python functions in a sentence: a small BART, pre-trained on Python's standard library
+and fine-tuned on its functions and the first sentences of their docstrings.
+
+It takes minutes on a laptop and downloads nothing.
+
+    python -m transformer_jax.train --config=configs/bart/functions.py:pretrain --workdir=DIR
+    python -m transformer_jax.finetune --config=configs/bart/functions.py:summarise \\
+        --config.init_from=DIR --workdir=DIR2
+"""
+
+from transformer_jax.config import choice, experiment
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(
+        vocab_size=300,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        max_length=64,
+    ),
+    task=dict(source_length=32, target_length=32),
+    train=dict(batch=8, num_steps=2),
+)
+MODEL = dict(
+    name="bart",
+    vocab_size=3000,
+    d_model=128,
+    d_ff=512,
+    num_heads=4,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    max_length=192,
+    init_std=0.05,
+    dropout=0.0,
+    unroll=2,
+)
+PRETRAINING = dict(
+    model=MODEL,
+    task=dict(
+        name="denoising",
+        noises=(("infilling", 0.3),),
+        source_length=128,
+        target_length=128,
+    ),
+    data=dict(corpus="python", tokenizer="wordpiece", cased=True),
+    train=dict(num_steps=2000, batch=16, log_every=100, eval_every=1 / 2),
+    optimizer=dict(
+        name="adamw",
+        learning_rate=2e-3,
+        schedule="cosine",
+        warmup_steps=1 / 20,
+        b2=0.98,
+        weight_decay=0.01,
+        clip_norm=1.0,
+    ),
+    checkpoint=dict(every=1 / 2, keep=1),
+)
+SUMMARIES = dict(
+    model=dict(name="bart", dropout=0.1),
+    task=dict(name="text_to_text", source_length=128, target_length=32, scored_examples=100),
+    data=dict(corpus="functions"),
+    train=dict(num_steps=1000, batch=16, log_every=100, eval_every=1 / 4),
+    optimizer=dict(
+        name="adamw",
+        learning_rate=1e-3,
+        schedule="linear",
+        warmup_steps=1 / 10,
+        b2=0.98,
+        weight_decay=0.01,
+        clip_norm=1.0,
+    ),
+    checkpoint=dict(every=1 / 4, keep=1, best_metric="valid/rougeL", best_mode="max"),
+    decode=dict(
+        beam=4,
+        penalty="length",
+        alpha=1.0,
+        max_length=40,
+        min_length=4,
+        no_repeat_ngram=3,
+    ),
+)
+PARTS = {"pretrain": PRETRAINING, "summarise": SUMMARIES}
+
+
+def get_config(argument="summarise"):
+    return experiment(**choice(argument, PARTS))
