@@ -14,8 +14,8 @@ prints the rows as Markdown and draws them in a PNG file beside --json.
 The budget is in updates and tokens:
 - pre-training: 1,500 updates of 2,048 tokens, 3.1 of the text's 16.4 million;
 - SST-2: 434 updates of 32 sentences, 2 epochs, 3 seeds;
-- XQuAD: 300 updates of 16 rows of 256 tokens, 2 seeds;
-- summaries: 1,200 updates of 2,048 tokens, about 6 epochs of 3,961 functions, 2 seeds.
+- XQuAD: 250 updates of 16 rows of 256 tokens, 2 seeds;
+- summaries: 1,000 updates of 2,048 tokens, about 5 epochs of 3,961 functions, 2 seeds.
 
 A function is read up to its 128th token. All models write their summaries greedily. Perplexities
 are per token of the references and of their ends, with one tokenizer for all models.
@@ -56,10 +56,12 @@ SUMMARIES = "configs/objectives/summaries.py"
 
 
 class Objective(NamedTuple):
-    """Its label; its SQuAD 1.1 F1, MNLI accuracy and XSum perplexity in Lewis et al. 2019."""
+    """An objective, or none."""
 
     label: str
+    # SQuAD 1.1 F1, MNLI accuracy and XSum perplexity in table 1 of Lewis et al. 2019
     published: tuple[float, float, float] | None = None
+    summaries: str = "as pre-trained"  # the model that writes them
     # the run that gives tokenizer and shape to a model that is not pre-trained
     shape: str = ""
 
@@ -67,9 +69,9 @@ class Objective(NamedTuple):
 # The most informative first.
 OBJECTIVES = {
     "text-infilling": Objective("BART, text infilling", (90.8, 84.0, 6.61)),
-    "none": Objective("BART, not pre-trained", shape="text-infilling"),
-    "language-model": Objective("language model", (76.7, 80.1, 7.00)),
-    "masked": Objective("masked language model", (90.0, 83.5, 7.87)),
+    "none": Objective("BART, not pre-trained", None, "begins anew", "text-infilling"),
+    "language-model": Objective("language model", (76.7, 80.1, 7.00), "source as prefix"),
+    "masked": Objective("masked language model", (90.0, 83.5, 7.87), "new decoder"),
     "masked-seq2seq": Objective("masked seq2seq", (87.0, 82.1, 6.80)),
     "document-rotation": Objective("BART, document rotation", (77.2, 75.3, 17.14)),
     "infilling-permutation": Objective("BART, infilling and permutation", (90.8, 83.8, 6.62)),
@@ -77,6 +79,7 @@ OBJECTIVES = {
     "token-masking": Objective("BART, token masking", (90.4, 84.1, 7.08)),
     "sentence-permutation": Objective("BART, sentence permutation", (85.4, 81.5, 10.93)),
 }
+FLOOR = Objective("no model", None, "name and parameters")
 
 
 def with_steps(name: str, steps: int) -> transfer.Case:
@@ -85,7 +88,7 @@ def with_steps(name: str, steps: int) -> transfer.Case:
 
 
 # Each with its number of seeds.
-CASES = {"sst2": (with_steps("sst2", 434), 3), "xquad": (with_steps("xquad", 300), 2)}
+CASES = {"sst2": (with_steps("sst2", 434), 3), "xquad": (with_steps("xquad", 250), 2)}
 SUMMARY_SEEDS = 2
 # Splits of the functions, and those of the corpus that they join.
 SPLITS = {"train": ("train",), "valid": ("valid", "test")}
@@ -99,10 +102,10 @@ LANGUAGE_MODEL = {
     "task.length": 512,
     "data.mask_documents": "true",
     "data.marker": MARKER,
-    "train.num_steps": 1200,
+    "train.num_steps": 1000,
     "train.batch": 4,
-    "train.eval_every": 1200,
-    "checkpoint.every": 1200,
+    "train.eval_every": 1000,
+    "checkpoint.every": 1000,
     "optimizer.learning_rate": 1e-3,
     "optimizer.warmup_steps": 0.1,
 }
@@ -204,26 +207,34 @@ def train(arguments, config: str, workdir: pathlib.Path, keys: dict, seeds: int 
 
 def described(run: pathlib.Path) -> dict:
     """Returns the size of a run's model, and the origin of its row."""
+    from transformer_jax.data import tokenizers
     from transformer_jax.data.sources.python_functions import PythonFunctions
     from transformer_jax.planning import counts
     from transformer_jax.runs import record
     from transformer_jax.runs.resolve import make_task
 
-    recorded = record.read(run)
-    config = recorded.config
-    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    revision = subprocess.run(describe, stdout=subprocess.PIPE, check=True, text=True).stdout
+    config = record.read(run).config
     splits = itertools.chain.from_iterable(SPLITS.values())
     return {
         "parameters": counts.parameters(make_task(config, run))["params"],
         "updates": config.train.num_steps,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "revision": revision.strip(),
+        "revision": revision(),
         "python": platform.python_version(),
         "functions": {split: PythonFunctions(split).fingerprint()["functions"] for split in splits},
-        "tokenizer": recorded.fingerprint["tokenizer"],
+        "tokenizer": tokenizers.load(run / "tokenizer").fingerprint(),
     }
+
+
+def revision() -> str:
+    """Returns the commit of the checkout, marked where files other than results differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout.strip()
+    unchanged = ["diff", "--quiet", "HEAD", "--", ":!benchmarks/results"]
+    return f"{commit}-dirty" if subprocess.run([*git, *unchanged]).returncode else commit
 
 
 # summaries
@@ -432,12 +443,19 @@ def table(rows: list[dict]) -> str:
     scores = [name for name, _ in COLUMNS.values()] + ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
     published = ["SQuAD F1", "MNLI", "XSum perplexity"]
     lines = [
-        ["objective", "parameters", *scores, *(f"published {name}" for name in published)],
-        ["---"] * (5 + len(scores)),
+        [
+            "objective",
+            "parameters",
+            "summaries",
+            *scores,
+            *(f"published {name}" for name in published),
+        ],
+        ["---"] * (6 + len(scores)),
     ]
     for row in rows:
-        objective = OBJECTIVES.get(row["objective"], Objective("floor"))
+        objective = OBJECTIVES.get(row["objective"], FLOOR)
         cells = [objective.label, f"{row['parameters']:,}" if "parameters" in row else ""]
+        cells.append(objective.summaries)
         cells += [_spread_cell(row.get(key), unit) for key, (_, unit) in COLUMNS.items()]
         for name in ROUGE:
             low, high = row["rouge"][name]["interval"]
@@ -470,7 +488,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
         around = np.abs(np.array(score["interval"]) - score["mean"])
         axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
     axes[-1].set_xlabel("ROUGE-L of summaries")
-    labels = [OBJECTIVES.get(row["objective"], Objective("floor")).label for row in rows]
+    labels = [OBJECTIVES.get(row["objective"], FLOOR).label for row in rows]
     axes[0].set_yticks(range(len(rows)), labels)
     axes[0].invert_yaxis()
     for panel in axes:

@@ -15,7 +15,13 @@ The argument is an objective of Lewis et al. 2019, sections 4.1 and 2.2:
     sentence-permutation    sentences in random order
     infilling-permutation   both
 
-All have a width of 128, rows of 256 tokens, and the same optimizer and number of tokens.
+All have a width of 128, rows of 256 tokens, and the same optimizer and number of tokens. The
+learning rate suits all; training loss at the end of runs of 150 updates:
+
+    learning rate   language-model   masked   text-infilling, update 50
+    1e-3                      6.42     7.00                        7.57
+    2e-3                      6.21     7.08                        7.39
+    4e-3                      6.13     7.57
 """
 
 from transformer_jax.config import choice, experiment
