@@ -11,6 +11,8 @@ from transformer_jax.tasks.task import Context
 CLASSIFIER = "BertForSequenceClassification"
 TAGGER = "BertForTokenClassification"
 SPAN = "BertForQuestionAnswering"
+BART_CLASSIFIER = "BartForSequenceClassification"
+BART_SPAN = "BartForQuestionAnswering"
 CHOICE = "BertForMultipleChoice"
 # An input line of `predict` for each architecture.
 LINES = {
@@ -19,15 +21,19 @@ LINES = {
     SPAN: "who saw the rat\tThe cat sat on the mat, and the cat saw the rat.",
     CHOICE: "the cat saw\ta rat\ta book",
     make.GPT2: "the cat saw a rat",
+    BART_CLASSIFIER: "the cat saw a rat",
+    BART_SPAN: "who saw the rat\tThe cat sat on the mat, and the cat saw the rat.",
 }
 
 
 def assert_outputs(run, inputs, expected):
     """Asserts the outputs of the run's head, at filled positions only."""
     task, params = open_run(run)
+    start = np.full_like(inputs["ids"][..., :1], task.tokenizer.start_id)
     batch = {
         "tokens": inputs["ids"],
-        "token_types": inputs["types"],
+        "decoder_tokens": np.concatenate([start, inputs["ids"][..., :-1]], axis=-1),
+        "token_types": inputs.get("types"),
         "segment_ids": inputs["filled"],
     }
     outputs = np.asarray(task.outputs(params, batch, Context())[0])
@@ -45,6 +51,10 @@ def head_config(task, model="bert", **options):
     if model == "gpt":
         sizes |= dict(vocab_size=267 + 3, vocab_multiple=64)
         tokenizer = make.GPT2
+    elif model == "bart":
+        num_layers = sizes.pop("num_layers")
+        sizes |= dict(vocab_size=271, d_ff=32, num_decoder_layers=2, num_encoder_layers=num_layers)
+        tokenizer = BART_CLASSIFIER
     else:
         sizes |= dict(vocab_size=43, norm_epsilon=1e-3)
     if "norm_position" in options:

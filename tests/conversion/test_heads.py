@@ -43,7 +43,7 @@ def test_a_checkpoint_gives_the_published_outputs(architecture, tmp_path):
     elif architecture == CHOICE:
         assert text in ("0", "1") and len(prediction["probabilities"]) == 2
     else:
-        assert text in LINES[SPAN]
+        assert text in LINES[architecture]
 
 
 @HEADS
@@ -247,6 +247,10 @@ def test_missing_and_unknown_tensors_of_a_head_are_named(tmp_path):
         (
             dict(task="classification", model="gpt", norm_position="post"),
             "config.model.name='gpt' with config.task.name='classification': only",
+        ),
+        (
+            dict(task="tagging", model="bart"),
+            "config.model.name='bart' with config.task.name='tagging': only",
         ),
         (
             dict(task="classification", pair="2", label="3", symmetric=True),

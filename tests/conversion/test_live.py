@@ -8,6 +8,8 @@ import transformer_jax
 from tests.conftest import build_bert
 from tests.conversion.checkpoints import CLOSE, GPT1, GPT2, gpt_config, logits, random_run
 from tests.conversion.heads import (
+    BART_CLASSIFIER,
+    BART_SPAN,
     CHOICE,
     CLASSIFIER,
     LINES,
@@ -233,6 +235,9 @@ def test_heads_from_transformers(architecture, wide, tmp_path):
     sizes = {}
     if wide and architecture == make_heads.GPT2:
         sizes = dict(n_embd=24, n_layer=3, n_head=3)
+    elif wide and make_heads.is_bart(architecture):
+        sizes = dict(d_model=24, encoder_layers=3)
+        sizes |= dict(encoder_attention_heads=3, decoder_attention_heads=3)
     elif wide:
         sizes = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3)
         sizes["layer_norm_eps"] = 1e-12
@@ -272,6 +277,17 @@ def test_heads_from_transformers(architecture, wide, tmp_path):
             dict(task="classification", model="gpt", regression=True),
             ["the cat sat", "a book"],
         ),
+        # Each pair has two separators and the end.
+        (
+            BART_CLASSIFIER,
+            dict(task="classification", model="bart", pair="2", label="3"),
+            ["the cat sat\ton the mat", "the man reads\ta book and a rat"],
+        ),
+        (
+            BART_SPAN,
+            dict(task="span", model="bart"),
+            [LINES[BART_SPAN], "a book\tthe man reads"],
+        ),
     ],
 )
 def test_heads_to_transformers(architecture, options, lines, tmp_path):
@@ -289,7 +305,9 @@ def test_heads_to_transformers(architecture, options, lines, tmp_path):
     rows = [task.row(example) for example in examples]
     names = {"ids": "tokens", "types": "token_types", "filled": "segment_ids"}
     inputs = {
-        key: np.stack([row[name] for row in rows]).astype(np.int64) for key, name in names.items()
+        key: np.stack([row[name] for row in rows]).astype(np.int64)
+        for key, name in names.items()
+        if name in rows[0]
     }
     assert_outputs(run, inputs, make_heads.computed(model.eval(), **inputs))
     if "labels" in task.config.task and task.config.task.labels:
@@ -298,7 +316,7 @@ def test_heads_to_transformers(architecture, options, lines, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     ids = tokenizer("the cat saw", add_special_tokens=False).input_ids
     assert ids == task.tokenizer.encode(["the cat saw"])[0]
-    if options.get("model") == "gpt":
+    if options.get("model") in ("gpt", "bart"):
         for line, row in zip(lines, rows, strict=True):
             expected = row["tokens"][row["segment_ids"] > 0].tolist()
             assert tokenizer(*line.split("\t")).input_ids == expected

@@ -1,11 +1,13 @@
-"""BART that writes texts, from and to `models/bart.py`."""
+"""BART that writes texts, and BART with heads, from and to `models/bart.py`."""
 
 import dataclasses
 
 import numpy as np
 
 from transformer_jax.config import UserError
-from transformer_jax.huggingface.encoder_decoder import EncoderDecoder
+from transformer_jax.huggingface import heads
+from transformer_jax.huggingface.encoder_decoder import EncoderDecoder, special_keys
+from transformer_jax.huggingface.family import Family
 from transformer_jax.huggingface.keys import Keys
 from transformer_jax.huggingface.tensors import Table, layers, linear, norm
 
@@ -63,7 +65,7 @@ STACKS = {
         _LAYER | _attention("encoder_attn", "cross_attention"),
     ),
 }
-_BART = {
+_TENSORS = {
     "model.shared.weight": ("same", "token_embed/embedding"),
     "model.encoder.embed_positions.weight": ("same", "position_embed/embedding"),
     "model.decoder.embed_positions.weight": ("same", "decoder_position_embed/embedding"),
@@ -72,16 +74,19 @@ _BART = {
     **STACKS,
 }
 
+_CLASSIFIER = {
+    **linear("classification_head.dense", "head/pooler"),
+    **linear("classification_head.out_proj", "head/out"),
+}
+_SPAN = linear("qa_outputs", "head/out")
+
 
 @dataclasses.dataclass(frozen=True)
-class Writer(EncoderDecoder):
+class _BART(Family):
     model = "bart"
     prefix = "model."
     # Tied to the shared embeddings.
     ignored = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-
-    def constants(self, model):
-        return {"final_logits_bias": np.zeros((1, model.vocab_size), np.float32)}
 
     def model_keys(self, hf_config):
         for key, shared in _SHARED_KEYS.items():
@@ -105,8 +110,32 @@ class Writer(EncoderDecoder):
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Writer(_BART, EncoderDecoder):
+    def constants(self, model):
+        return {"final_logits_bias": np.zeros((1, model.vocab_size), np.float32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned(_BART):
+    def task_keys(self, config, hf_config):
+        return heads.read_keys(config, hf_config, hf_config.get("classifier_dropout", 0.0))
+
+    def other_keys(self, config, tokenizer):
+        keys = super().other_keys(config, tokenizer)
+        keys |= special_keys(tokenizer) | heads.write_keys(config.task)
+        # Hugging Face's head for spans has no dropout.
+        if self.task != "span":
+            keys["classifier_dropout"] = config.task.head_dropout
+        return keys
+
+
 FAMILIES = [
-    Writer("BartForConditionalGeneration", "bart", _KEYS, _BART, "text_to_text"),
+    Writer("BartForConditionalGeneration", "bart", _KEYS, _TENSORS, "text_to_text"),
     # The published checkpoints of pre-training name no head. Runs are written as the first.
-    Writer("BartModel", "bart", _KEYS, _BART, "text_to_text"),
+    Writer("BartModel", "bart", _KEYS, _TENSORS, "text_to_text"),
+    FineTuned(
+        "BartForSequenceClassification", "bart", _KEYS, _TENSORS | _CLASSIFIER, "classification"
+    ),
+    FineTuned("BartForQuestionAnswering", "bart", _KEYS, _TENSORS | _SPAN, "span"),
 ]

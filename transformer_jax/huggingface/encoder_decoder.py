@@ -17,6 +17,17 @@ _MAX_LENGTH = 1024
 _LENGTH = 512  # for a model without a limit
 
 
+def special_keys(tokenizer) -> dict:
+    """Returns the keys of config.json that name the special ids of a tokenizer."""
+    return {
+        "is_encoder_decoder": True,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.eos_id if tokenizer.pad_id is None else tokenizer.pad_id,
+        "decoder_start_token_id": tokenizer.start_id,
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder(Family):
     """A family whose checkpoints have options of transformers' `generate`."""
@@ -39,14 +50,7 @@ class EncoderDecoder(Family):
         return {"source_length": length, "target_length": length}
 
     def other_keys(self, config: ConfigDict, tokenizer) -> dict:
-        target = tokenizer.target
-        return {
-            "is_encoder_decoder": True,
-            "bos_token_id": target.bos_id,
-            "eos_token_id": target.eos_id,
-            "pad_token_id": target.eos_id if target.pad_id is None else target.pad_id,
-            "decoder_start_token_id": target.start_id,
-        }
+        return special_keys(tokenizer.target)
 
     def generation_config(self, task) -> dict:
         return generation.options_of(task.config.decode, task.tokenizer.target, task.model.window)
