@@ -1,5 +1,6 @@
 """The encoder-decoder BART (Lewis et al. 2019)."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -84,8 +85,12 @@ class BART(Attending):
         )
         decoder_block = partial(encoder_block, cross_attention=partial(attention, cross=True))
         stack = partial(Stack, unroll=self.unroll, remat=self.remat)
-        self.encoder = stack((encoder_block,), self.num_encoder_layers)
+        self._set_up_encoder(partial(stack, (encoder_block,)))
         self.decoder = stack((decoder_block,), self.num_decoder_layers)
+
+    def _set_up_encoder(self, stack: Callable[[int], Stack]):
+        """Sets up the encoder's layers. `stack` returns so many of them."""
+        self.encoder = stack(self.num_encoder_layers)
 
     def encoded(
         self,

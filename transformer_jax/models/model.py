@@ -5,6 +5,7 @@ calls the methods below. All models have the keys `vocab_size` and `d_model`.
 """
 
 import abc
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import flax.linen as nn
@@ -47,6 +48,9 @@ class Model(nn.Module, abc.ABC):
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
     # Parameters that only pre-training uses.
     heads: ClassVar[tuple[str, ...]] = ()
+    # Other families whose runs a run may begin with, and the value of `config.init_from` for the
+    # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
+    begins_with: ClassVar[Mapping[str, Mapping[str, Mapping[str, str]]]] = {}
     # The largest number of positions. Most families have it as a key. None: any number.
     max_length: ClassVar[int | None]
     # The stacks of layers that decoding applies to one token at a time.

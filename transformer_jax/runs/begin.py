@@ -26,7 +26,7 @@ def source(config) -> Record | None:
 
     Of several runs it is the one without a prefix, else the first. Raises UserError where that
     workdir holds no run, or where a run without a prefix is of another model family. A task that
-    takes the model of that run takes any family.
+    takes the model of that run takes any family, a model those of its `begins_with`.
     """
     runs = beginnings(config.init_from)
     if not runs:
@@ -35,12 +35,18 @@ def source(config) -> Record | None:
     earlier = _record(main, config)
     model = earlier.config.model.name
     may_differ = takes_model(config) and "model" not in variants.in_config(config)
+    may_differ = may_differ or model in _others(config)
     if model != config.model.name and not main.prefix and not may_differ:
         raise UserError(
             f"config.init_from={main.run}: a run of config.model.name={model!r}, "
             f"not {config.model.name!r}"
         )
     return earlier
+
+
+def _others(config):
+    """Returns the other families that a run of this model may begin with, and their parts."""
+    return configs.named_class("model", config.model.name).begins_with
 
 
 def _record(beginning: Beginning, config) -> Record:
@@ -63,7 +69,11 @@ def origin(config, workdir) -> Origin | None:
     parts = []
     for beginning in beginnings(config.init_from):
         earlier = _record(beginning, config)
-        parts.append(Part(earlier.workdir, earlier.config, beginning))
+        own = [beginning]
+        if isinstance(config.init_from, str):
+            of_family = _others(config).get(earlier.config.model.name, {}).items()
+            own = [Beginning(prefix, beginning.run, **keys) for prefix, keys in of_family] or own
+        parts += [Part(earlier.workdir, earlier.config, each) for each in own]
     return Origin(tuple(parts))
 
 

@@ -41,8 +41,7 @@ class Origin:
         another shape, or where no tensor is shared. Only the tensors of the vocabulary may have
         fewer rows.
         """
-        prefixes = {part.beginning.prefix for part in self.parts}
-        return [_match(part, config, program, prefixes) for part in self.parts]
+        return [_match(part, config, program, self.parts) for part in self.parts]
 
     def params(self, config, program, params):
         """`params` with the tensors of the best checkpoints in their place; prints their number."""
@@ -51,12 +50,13 @@ class Origin:
         return params
 
 
-def _match(part: Part, config, program, prefixes: set[str]) -> "Match":
+def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     folder = part.workdir / "checkpoints"
     checkpoints = Checkpoints(folder, part.config.checkpoint, read_only=True)
     step = checkpoints.pick("best")
     beginning = part.beginning
     stored = _below(by_name(checkpoints.abstract_params(step)), beginning.part)
+    prefixes = {other.beginning.prefix for other in parts}
     inner = {prefix for prefix in prefixes if _is_below(prefix, beginning.prefix)}
     everything = by_name(program.state.params)
     wanted = _below(everything, beginning.prefix, inner - {beginning.prefix})
@@ -91,7 +91,7 @@ def _match(part: Part, config, program, prefixes: set[str]) -> "Match":
         beginning=beginning,
         shared=sorted(shared),
         new=sorted(_joined(beginning.prefix, name) for name in wanted.keys() - shared),
-        dropped=sorted(_joined(beginning.part, name) for name in stored.keys() - shared),
+        dropped=sorted(_unread(stored.keys() - shared, beginning, parts)),
         stacks=stacks,
         vocab_size=vocab_size,
     )
@@ -190,6 +190,14 @@ def _below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
 
 def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name == prefix or name.startswith(f"{prefix}/")
+
+
+def _unread(names: Iterable[str], beginning: Beginning, parts: Iterable[Part]) -> list[str]:
+    """Returns the names in the checkpoint of those that no other part of its run takes."""
+    others = [other.beginning for other in parts if other.beginning.run == beginning.run]
+    taken = [other.part for other in others if other.part and other.part != beginning.part]
+    stored = [_joined(beginning.part, name) for name in names]
+    return [name for name in stored if not any(_is_below(name, part) for part in taken)]
 
 
 def _joined(prefix: str, name: str) -> str:

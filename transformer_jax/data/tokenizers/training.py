@@ -49,15 +49,19 @@ def pair_of_run(
 ) -> Pair:
     """Returns the tokenizers of a run. They are read as those of `of_run`.
 
-    Otherwise they are trained on the pairs that `pairs()` returns. Raises UserError where one has
-    more tokens than the model.
+    Otherwise they are trained on the pairs that `pairs()` returns. Where a single tokenizer is
+    read, and the source has a vocabulary of its own, it is the target's and the source's is
+    trained. Raises UserError where one has more tokens than the model.
     """
+    pair = None
     if folder:
         pair = Pair.load(folder)
     elif data.tokenizer_files:
         pair = Pair.read_published(buckets.path(data.tokenizer_files))
-    else:
+    if pair is None:
         pair = train_pair(pairs(), data, source_vocab_size, vocab_size)
+    elif pair.source is pair.target and source_vocab_size is not None:
+        pair = train_pair(pairs(), data, source_vocab_size, vocab_size, target=pair.target)
     check_pair(pair, source_vocab_size, vocab_size)
     return pair
 
@@ -142,16 +146,19 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
     return of_files(store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild))
 
 
-def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> Pair:
+def train_pair(
+    pairs, data, source_vocab_size: int | None, vocab_size: int, target: Tokenizer | None = None
+) -> Pair:
     """Returns the tokenizers of the training pairs.
 
     They are trained once, on a `Sample`, and then read from `config.data.cache`. Both sides share
-    one tokenizer where there is no `source_vocab_size`. The pairs have parts and a fingerprint.
+    one tokenizer where there is no `source_vocab_size`. Where `target` exists already, only the
+    source's is trained. The pairs have parts and a fingerprint.
     """
     key = {
         "text": pairs.fingerprint(),
         "type": data.tokenizer,
-        "sizes": [source_vocab_size, vocab_size],
+        "sizes": [source_vocab_size, target.fingerprint() if target else vocab_size],
         "sample": data.tokenizer_bytes,
         "sentencepiece": sentencepiece.__version__,
     }
@@ -161,12 +168,15 @@ def train_pair(pairs, data, source_vocab_size: int | None, vocab_size: int) -> P
     def make() -> dict[str, bytes]:
         sample = Sample(pairs, _sample_bytes(data))
         if source_vocab_size is None:
-            source = target = _train_on_lines(_Sides(sample, (0, 1)), data, vocab_size)
+            shared = _train_on_lines(_Sides(sample, (0, 1)), data, vocab_size)
+            pair = Pair(shared, shared)
         else:
-            source = _train_on_lines(_Sides(sample, (0,)), data, source_vocab_size)
-            target = _train_on_lines(_Sides(sample, (1,)), data, vocab_size)
+            pair = Pair(
+                _train_on_lines(_Sides(sample, (0,)), data, source_vocab_size),
+                target or _train_on_lines(_Sides(sample, (1,)), data, vocab_size),
+            )
         sample.say()
-        return Pair(source, target).files()
+        return pair.files()
 
     files = store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild)
     return Pair.of_files(files)
