@@ -26,6 +26,7 @@ ARGUMENTS = {
     "gpt/gpt2.py": ["124m"],
     "gpt/gpt3.py": ["175b"],
     "gpt/imdb.py": ["cpu", "tiny"],
+    "bart/multi30k.py": ["pretrain", "translate"],
     "bert/small.py": ["mini"],
     "bert/imdb.py": ["cpu", "gpu"],
     "decoder/llama2.py": ["7b"],
