@@ -18,14 +18,35 @@ def pretrained(folder, family, **overrides):
         sizes = dict(model__d_model=32, model__dropout=0.0)
         config = recurrent.build(folder / family, **sizes, **overrides)
     else:
-        build = {"bert": build_bert, "gpt": build_gpt, "encoder_decoder": build_config}[family]
+        build = {
+            "bert": build_bert,
+            "gpt": build_gpt,
+            "bart": _build_bart,
+            "encoder_decoder": build_config,
+        }[family]
         none = dict(model__dropout=0.0, model__attention_dropout=0.0)
         config = build(folder / family, **none, **overrides)
     task = make_task(config)
     workdir = folder / f"{family}_run"
-    workdir.mkdir()
+    workdir.mkdir(parents=True)
     record.create(workdir, task, init_params(task))
     return workdir
+
+
+def _build_bart(folder, **overrides):
+    """Returns a tiny BART's config, with the text of the tiny GPT."""
+    data = build_gpt(folder).data
+    data.tokenizer = "roberta_bpe"
+    sizes = dict(vocab_size=300, d_model=32, d_ff=64, num_heads=2, max_length=64)
+    layers = dict(num_encoder_layers=2, num_decoder_layers=2)
+    config = configs.experiment(
+        model=dict(name="bart", **sizes, **layers),
+        task=dict(name="denoising", source_length=32, target_length=32),
+        data=data.to_dict(),
+    )
+    for key, value in overrides.items():
+        configs.set_key(config, key.replace("__", "."), value)
+    return config
 
 
 def _sentence(i):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.finetuning.examples import FILES, LINES, build, task_of
+from tests.finetuning.examples import FILES, LINES, build, pretrained, task_of
 from transformer_jax.runs import begin
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task, resolve
@@ -121,13 +121,20 @@ def test_resuming_equals_running_straight(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["classification", pytest.param("tagging", marks=pytest.mark.slow)]
+    "kind, family",
+    [
+        ("classification", "bert"),
+        pytest.param("pairs", "bart", marks=pytest.mark.slow),
+        pytest.param("tagging", "bert", marks=pytest.mark.slow),
+    ],
 )
-def test_equal_losses_on_a_mesh(kind, runs, tmp_path):
+def test_equal_losses_on_a_mesh(kind, family, runs, tmp_path):
+    origin = runs.get(family) or pretrained(tmp_path / "origin", family)
+
     def losses(**mesh):
         overrides = {f"mesh__{axis}": size for axis, size in mesh.items()}
         overrides |= dict(train__num_steps=3, train__log_every=1)
-        config = build(tmp_path, kind, runs["bert"], **overrides)
+        config = build(tmp_path, kind, origin, **overrides)
         config = resolve(config, tmp_path / "none").config
         task, folder = make_task(config), tmp_path / f"run{len(mesh)}"
         program = Program.of(config, task, jax.devices()[: math.prod(mesh.values())])
