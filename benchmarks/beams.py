@@ -1,17 +1,20 @@
-"""The case `beam` of decode.py: translation by beam search."""
+"""The cases `beam` and `opus_mt` of decode.py: translation by beam search."""
 
 import dataclasses
 import functools
 import pathlib
-import types
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
-from harness import gpu, sides
+from harness import apart, gpu, sides
 from steps import random_params
 
+from transformer_jax import convert
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
+from transformer_jax.data.tokenizers import marian
+from transformer_jax.runs.open import open_run
 from transformer_jax.tasks.translation import Translation
 
 
@@ -24,6 +27,7 @@ class Beams:
     vocab_size: int
     lengths: np.ndarray  # (sentences, 2), of source and target
     size: int
+    activation: str = "relu"
 
     def sentences(self) -> list[np.ndarray]:
         random = np.random.default_rng(0)
@@ -52,6 +56,24 @@ def beam(tiny: bool, data: str | None):
     lengths = _lengths(data, vocab_size, 16 if tiny else 1000)
     sizes = (4, 8) if tiny else (32, 64)
     cases = [Beams(layers, width, vocab_size, lengths, size) for size in sizes]
+    source = "Multi30k's lengths" if data else "drawn lengths"
+    yield from _rows(f"{layers} layers of {width}, {source}", cases, our_beams, 1 if tiny else 3)
+
+
+def opus_mt(tiny: bool, data: str | None):
+    """A converted checkpoint of OPUS-MT's size, with beam 4 and 32 sentences at a time.
+
+    Otherwise it is the case `beam`. Ours also keeps padding out of the outputs.
+    """
+    layers, width, vocab_size = (1, 64, 96) if tiny else (6, 512, 58_101)
+    lengths = _lengths(None, vocab_size, 16 if tiny else 200)
+    case = Beams(layers, width, vocab_size, lengths, 4 if tiny else 32, "swish")
+    title = f"OPUS-MT, {layers} layers of {width}, vocabulary {vocab_size:,}"
+    yield from _rows(title, [case], converted_beams, 1 if tiny else 3)
+
+
+def _rows(title: str, cases: list[Beams], ours: Callable, repeats: int):
+    """Yields the rows of all cases against all peers. `ours` makes the call of a case."""
     # {name: (library, method of engines.Beams, sort_by)}
     peers = {
         "HF generate, file order": ("torch", "generate", None),
@@ -60,24 +82,21 @@ def beam(tiny: bool, data: str | None):
     }
     if gpu():
         del peers["CTranslate2, sorted"]
-    makers = {("ours", case.size): ("jax", functools.partial(our_beams, case)) for case in cases}
+    makers = {("ours", case.size): ("jax", functools.partial(ours, case)) for case in cases}
     for case in cases:
         for name, (library, engine, sort_by) in peers.items():
             maker = functools.partial(peer_beams, case, engine, sort_by)
             makers[name, case.size] = (library, maker)
-    spent = sides(makers, 1 if tiny else 3)
-    tokens = int(lengths[:, 1].sum())
-    source = "Multi30k's lengths" if data else "drawn lengths"
+    spent = sides(makers, repeats)
+    tokens = int(cases[0].lengths[:, 1].sum())
     for name, size in [*spent][len(cases) :]:
-        ours = spent["ours", size]
-        peer = spent[name, size]
         yield {
-            "case": f"beam 4, {size} at a time, {layers} layers of {width}, {source}",
-            "ours": tokens / ours,
+            "case": f"beam 4, {size} at a time, {title}",
+            "ours": tokens / spent["ours", size],
             "unit": "tokens/s",
-            "peer": tokens / peer,
+            "peer": tokens / spent[name, size],
             "peer_name": name,
-            "ratio": peer / ours,
+            "ratio": spent[name, size] / spent["ours", size],
         }
 
 
@@ -97,9 +116,36 @@ def our_beams(case: Beams) -> Callable[[], None]:
         decode=dict(beam=4, batch=case.size),
     )
     task = Translation(config, None)
-    # Without an end, each hypothesis is written to its limit.
-    task.tokenizer = types.SimpleNamespace(target=types.SimpleNamespace(bos_id=0, eos_id=-1))
-    params = task.model.for_decoding(random_params(task))
+    shared = tokenizers.Tokenizer(b"")
+    shared.pad_id = 0
+    task.tokenizer = tokenizers.Pair(shared, shared)
+    return _written(task, random_params(task), case)
+
+
+def converted_beams(case: Beams) -> Callable[[], None]:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, run = pathlib.Path(folder) / "checkpoint", pathlib.Path(folder) / "run"
+        apart(_save_checkpoint, case, checkpoint)
+        convert.from_hf(checkpoint, run)
+        task, params = open_run(run, overrides=[("decode.batch", case.size)])
+    return _written(task, params, case)
+
+
+def _save_checkpoint(case: Beams, folder: pathlib.Path) -> None:
+    """Writes a Marian with random weights, and tokenizers that have few of its tokens."""
+    model = _marian(case)
+    model.generation_config.update(num_beams=4, early_stopping=True, max_length=512)
+    model.save_pretrained(folder)
+    pieces = tokenizers.train(["the cat sat on the mat"], "unigram", 30)
+    tokenizer, _ = marian.of_sentence_piece(pieces, case.vocab_size)
+    for name, content in marian.hf_files(tokenizer, tokenizer).items():
+        (folder / name).write_bytes(content)
+
+
+def _written(task: Translation, params, case: Beams) -> Callable[[], None]:
+    """Returns a call that writes all sentences. Without an end, each is as long as its limit."""
+    task.tokenizer.target.eos_id = -1
+    params = task.model.for_decoding(params)
     sentences = case.sentences()
     order = np.concatenate(case.batches(sort_by=0))
     limits = case.lengths[order, 1]
@@ -108,22 +154,28 @@ def our_beams(case: Beams) -> Callable[[], None]:
 
 def peer_beams(case: Beams, engine: str, sort_by: int | None) -> Callable[[], None]:
     import engines
-    import peers
 
-    model = peers.marian(
-        vocab_size=case.vocab_size,
-        d_model=case.width,
-        d_ff=4 * case.width,
-        num_layers=case.layers,
-        num_heads=case.width // 64,
-        length=512,
-    )
+    model = _marian(case)
     write = getattr(engines.Beams(model, 4), engine)
     sentences = case.sentences()
     return lambda: [
         write([sentences[i] for i in batch], case.lengths[batch, 1])
         for batch in case.batches(sort_by)
     ]
+
+
+def _marian(case: Beams):
+    import peers
+
+    return peers.marian(
+        vocab_size=case.vocab_size,
+        d_model=case.width,
+        d_ff=4 * case.width,
+        num_layers=case.layers,
+        num_heads=case.width // 64,
+        length=512,
+        activation=case.activation,
+    )
 
 
 def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:

@@ -1,12 +1,12 @@
 """Measures decoding: with and without the key/value cache, and against other engines.
 
-python benchmarks/decode.py [--json=FILE] [--case=cache] [--case=beam] [--case=gpt2] \\
-    [--data=DIR] [--tiny]
+python benchmarks/decode.py [--json=FILE] [--case=cache] [--case=beam] [--case=opus_mt] \\
+    [--case=gpt2] [--data=DIR] [--tiny]
 
 `cache` compares with a run of the whole prefix for each token and needs no torch. The peers of
-`beam` and `gpt2` are Hugging Face's `generate` and CTranslate2 (benchmarks/peers.py says how to
-install them). There the weights are random, and all sides write the same number of tokens. On a GPU
-both sides compute in bfloat16, and CTranslate2 is left out.
+the others are Hugging Face's `generate` and CTranslate2 (benchmarks/peers.py says how to install
+them). There the weights are random, and all sides write the same number of tokens. On a GPU both
+sides compute in bfloat16, and CTranslate2 is left out.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beams import beam
+from beams import beam, opus_mt
 from harness import main, seconds, sides
 from steps import random_params
 
@@ -160,7 +160,7 @@ def peer_texts(case: Texts) -> Callable[[], None]:
 if __name__ == "__main__":
     main(
         __doc__,
-        {"cache": cache, "beam": beam, "gpt2": gpt2},
+        {"cache": cache, "beam": beam, "opus_mt": opus_mt, "gpt2": gpt2},
         ("jax", "flax"),
         data="folder of Multi30k for `beam`, with train and test_2016_flickr, .en and .de; "
         "without it, the lengths are drawn",

@@ -101,7 +101,14 @@ def bert(
 
 
 def marian(
-    *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, num_heads: int, length: int
+    *,
+    vocab_size: int,
+    d_model: int,
+    d_ff: int,
+    num_layers: int,
+    num_heads: int,
+    length: int,
+    activation: str = "relu",
 ) -> torch.nn.Module:
     """Returns a Marian model. Token 0 is the end; the last token is padding and beginning."""
     return transformers.MarianMTModel(
@@ -118,7 +125,7 @@ def marian(
             dropout=0.0,
             attention_dropout=0.0,
             activation_dropout=0.0,
-            activation_function="relu",
+            activation_function=activation,
             scale_embedding=True,
             share_encoder_decoder_embeddings=True,
             tie_word_embeddings=True,

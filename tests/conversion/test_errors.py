@@ -14,6 +14,7 @@ from tests.conversion.checkpoints import (
     weights,
 )
 from tests.fixtures import make_huggingface as make
+from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
 
@@ -146,5 +147,13 @@ def test_models_that_transformers_lacks_are_refused(model, message, tmp_path):
     with pytest.raises(UserError, match=message):
         convert.to_hf(random_run(gpt_config(**model), tmp_path / "run"), tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
-    with pytest.raises(UserError, match="config.model.name='encoder_decoder'"):
-        convert.to_hf(make.HERE.parent / "format_1", tmp_path / "hf")
+
+
+def test_a_family_that_transformers_lacks_is_refused(tmp_path):
+    config = configs.experiment(
+        model=dict(name="lstm", vocab_size=267, d_model=16, num_layers=1),
+        task=dict(name="causal_lm", length=24),
+        data=dict(train_files="unknown", tokenizer_files=str(make.HERE / GPT2)),
+    )
+    with pytest.raises(UserError, match="config.model.name='lstm' .* only .* can be written"):
+        convert.to_hf(random_run(config, tmp_path / "run"), tmp_path / "hf")

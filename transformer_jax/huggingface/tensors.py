@@ -25,6 +25,10 @@ def _vector(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1)
 
 
+def _row(x: np.ndarray) -> np.ndarray:
+    return x.reshape(1, -1)
+
+
 def _linear(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), -1).T
 
@@ -46,6 +50,7 @@ def _conv1d_merge(x: np.ndarray) -> np.ndarray:
 LAYOUTS = {
     "same": _same,
     "vector": _vector,  # bias (H, D) -> (H D,)
+    "row": _row,  # bias (V,) -> (1, V)
     "linear": _linear,  # kernel (M, ...) -> (outputs, M)
     "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
     "conv1d": _conv1d,  # kernel (M, H, D) -> (M, H D)

@@ -6,6 +6,7 @@ import os
 import pathlib
 
 from transformer_jax.data.tokenizers import sentence_piece
+from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, known_ids, visible
 
 
@@ -89,10 +90,32 @@ def of_folder(folder: pathlib.Path) -> tuple[Marian, Marian]:
     )
 
 
+def of_sentence_piece(tokenizer: SentencePiece, size: int) -> tuple[Marian, list[int]]:
+    """Returns a tokenizer of the same pieces, and the ids of `tokenizer` in the order of its ids.
+
+    It has `size` ids. The last one, its <pad>, is the id that a decoder reads first.
+    """
+    processor = sentence_piece.loaded(tokenizer.model)
+    first = [tokenizer.eos_id, tokenizer.unk_id]
+    others = [i for i in range(size) if i not in (*first, tokenizer.start_id)]
+    names = [
+        processor.id_to_piece(i)
+        if i < tokenizer.vocab_size and i != tokenizer.pad_id
+        else f"<unused {i}>"
+        for i in others
+    ]
+    vocab = {piece: i for i, piece in enumerate(["</s>", "<unk>", *names, "<pad>"])}
+    return Marian.of(vocab, tokenizer.model), [*first, *others, tokenizer.start_id]
+
+
 def hf_files(source: Marian, target: Marian) -> dict[str, bytes]:
     """Returns the files that Hugging Face's MarianTokenizer reads."""
     is_separate = source.vocab != target.vocab
-    config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": is_separate}
+    config = {
+        "tokenizer_class": "MarianTokenizer",
+        "separate_vocabs": is_separate,
+        "clean_up_tokenization_spaces": False,
+    }
     files = {
         "source.spm": source.sentence_piece,
         "target.spm": target.sentence_piece,
