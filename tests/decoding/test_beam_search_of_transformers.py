@@ -72,4 +72,6 @@ def test_the_ways_of_stopping_differ():
 def test_live():
     pytest.importorskip("transformers")
     model = make.transformers_model()
-    assert {case: make.outputs(model, case) for case in make.CASES} == expected()
+    for case in make.CASES:
+        for rows, others in zip(make.outputs(model, case), expected()[case], strict=True):
+            assert [ids for ids, _ in rows] == [ids for ids, _ in others]

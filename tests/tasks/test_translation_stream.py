@@ -125,3 +125,13 @@ def test_values_that_are_not_finite_stay_with_their_input(endless, monkeypatch):
     assert np.isnan(spoilt[0].scores).all()
     np.testing.assert_array_equal(spoilt[1].ids, expected.ids)
     np.testing.assert_allclose(spoilt[1].scores, expected.scores, rtol=1e-5)
+
+
+def test_a_cache_is_no_longer_than_the_longest_output(endless):
+    """As in summaries: each token reads all slots."""
+    task, params = endless(2, 2)
+    search = task.stream(params, 1)
+    assert search.slots(1024, 142) == 144 and search.slots(16, 142) == 24 * 8
+    outputs = dict(search(params, sources(60, 50, 58), [5, 5, 5]))
+    assert {int(each.lengths[0]) for each in outputs.values()} == {5}
+    assert outputs[0].ids.shape == (1, stream._SOURCE_MULTIPLE)
