@@ -46,7 +46,7 @@ PRETRAINING = dict(
         target_length=128,
     ),
     data=dict(corpus="python", tokenizer="wordpiece", cased=True),
-    train=dict(num_steps=2000, batch=16, log_every=100, eval_every=1 / 2),
+    train=dict(num_steps=1400, batch=16, log_every=100, eval_every=1 / 2),
     optimizer=dict(
         name="adamw",
         learning_rate=2e-3,
@@ -62,7 +62,7 @@ SUMMARIES = dict(
     model=dict(name="bart", dropout=0.1),
     task=dict(name="text_to_text", source_length=128, target_length=32, scored_examples=100),
     data=dict(corpus="functions"),
-    train=dict(num_steps=1000, batch=16, log_every=100, eval_every=1 / 4),
+    train=dict(num_steps=600, batch=16, log_every=100, eval_every=1 / 3),
     optimizer=dict(
         name="adamw",
         learning_rate=1e-3,
@@ -72,13 +72,13 @@ SUMMARIES = dict(
         weight_decay=0.01,
         clip_norm=1.0,
     ),
-    checkpoint=dict(every=1 / 4, keep=1, best_metric="valid/rougeL", best_mode="max"),
+    checkpoint=dict(every=1 / 3, keep=1, best_metric="valid/rougeL", best_mode="max"),
     decode=dict(
         beam=4,
         penalty="length",
         alpha=1.0,
         max_length=40,
-        min_length=4,
+        min_length=10,
         no_repeat_ngram=3,
     ),
 )

@@ -11,7 +11,7 @@ import jax
 
 from transformer_jax import config as configs
 from transformer_jax.planning import shardings
-from transformer_jax.runs.begin import fine_tunes
+from transformer_jax.runs.begin import takes_model
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.program import Program
 
@@ -40,7 +40,7 @@ def cases():
 
 def layout(case):
     config = configs.load(str(ROOT / "configs" / case), MESH.items())
-    if fine_tunes(config):  # the model is that of another run
+    if takes_model(config):  # the model is that of another run
         return None
     if "vocab_multiple" in config.model:  # two does not divide a vocabulary of 50,257
         configs.set_key(config, "model.vocab_multiple", 128)
