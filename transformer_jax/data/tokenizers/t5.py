@@ -2,10 +2,11 @@
 
 import base64
 import json
+from collections.abc import Iterator
 
 import tokenizers as huggingface
-from sentencepiece import sentencepiece_model_pb2
 
+from transformer_jax.data.tokenizers import sentence_piece
 from transformer_jax.data.tokenizers.library import LibraryTokenizer
 from transformer_jax.data.tokenizers.tokenizer import known_ids, visible
 
@@ -97,11 +98,45 @@ def of_sentence_piece(model: bytes, config: dict) -> T5:
 
     The model has no sentinels. They follow its pieces.
     """
-    content = sentencepiece_model_pb2.ModelProto.FromString(model)
-    pieces = [(piece.piece, piece.score) for piece in content.pieces]
+    processor = sentence_piece.loaded(model)
+    ids = range(processor.vocab_size())
+    pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in ids]
     sentinels = reversed(range(config.get("extra_ids", _NUM_SENTINELS)))
     pieces += [(f"<extra_id_{i}>", 0.0) for i in sentinels]
-    return T5.of(pieces, content.normalizer_spec.precompiled_charsmap)
+    return T5.of(pieces, _characters(model))
+
+
+def _characters(model: bytes) -> bytes:
+    """Returns the table of normalized characters of a SentencePiece model."""
+    # Fields of sentencepiece_model.proto. Its Python module needs the newest protobuf.
+    specs = (content for number, content in _fields(model) if number == 3)  # normalizer_spec
+    tables = (table for spec in specs for number, table in _fields(spec) if number == 2)
+    return next(tables, b"")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields (number, content) of each field of a protocol buffer that has a length."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        size = {1: 8, 5: 4}.get(key & 7, 0)  # of numbers of 64 and 32 bits
+        if key & 7 in (0, 2):
+            value, place = _varint(message, place)
+        if key & 7 == 2:
+            size = value
+            yield key >> 3, message[place : place + size]
+        place += size
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """Returns the integer at `place`, and the place behind it."""
+    value, shift = 0, 0
+    while True:
+        byte = message[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
 
 
 def of_library(text: str) -> T5:
