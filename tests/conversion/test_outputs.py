@@ -8,6 +8,7 @@ import pytest
 from tests.conversion.checkpoints import read_json
 from tests.fixtures import make_huggingface_outputs as make
 from transformer_jax import convert
+from transformer_jax.config import UserError
 from transformer_jax.huggingface import generation
 from transformer_jax.runs.open import open_run
 
@@ -50,3 +51,47 @@ def test_live(name, tmp_path):
     expected = read_json(make.HERE / name / "outputs.json")
     for rows, others in zip(actual, expected, strict=True):
         assert [ids for ids, _ in rows] == [ids for ids, _ in others]
+
+
+def test_published_options_become_config_decode():
+    cnn = dict(  # facebook/bart-large-cnn
+        num_beams=4,
+        length_penalty=2.0,
+        min_length=56,
+        max_length=142,
+        no_repeat_ngram_size=3,
+        early_stopping=True,
+        forced_eos_token_id=2,
+    )
+    assert generation.decode_keys(cnn) == dict(
+        beam=4,
+        alpha=2.0,
+        penalty="length",
+        max_length=141,
+        min_length=56,
+        no_repeat_ngram=3,
+        force_end=True,
+        renormalize=False,
+        early_stopping="first",
+    )
+    # t5-small names options for each of its tasks; `generate` does not use them.
+    task = dict(num_beams=4, early_stopping=True, max_length=300, prefix="to German: ")
+    (remark,) = generation.remarks({}, {"task_specific_params": {"translation": task}})
+    assert remark == (
+        "task translation: --config.decode.beam=4 --config.decode.max_length=299 "
+        "--config.decode.early_stopping=first; its inputs begin with 'to German: '"
+    )
+    (remark,) = generation.remarks({"repetition_penalty": 1.2}, {})
+    assert remark == "repetition_penalty=1.2 of transformers' generate has no equivalent"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_length": "long"}, "max_length='long': must be a whole number"),
+        ({"early_stopping": "always"}, "early_stopping='always': must be true, false or 'never'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        generation.decode_keys(options)
