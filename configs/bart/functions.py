@@ -46,7 +46,8 @@ PRETRAINING = dict(
         target_length=128,
     ),
     data=dict(corpus="python", tokenizer="wordpiece", cased=True),
-    train=dict(num_steps=1400, batch=16, log_every=100, eval_every=1 / 2),
+    # Small batches: the beginning of a run is limited by its number of updates.
+    train=dict(num_steps=2800, batch=8, log_every=100, eval_every=1 / 2),
     optimizer=dict(
         name="adamw",
         learning_rate=2e-3,
@@ -62,7 +63,7 @@ SUMMARIES = dict(
     model=dict(name="bart", dropout=0.1),
     task=dict(name="text_to_text", source_length=128, target_length=32, scored_examples=100),
     data=dict(corpus="functions"),
-    train=dict(num_steps=600, batch=16, log_every=100, eval_every=1 / 3),
+    train=dict(num_steps=1200, batch=8, log_every=100, eval_every=1 / 3),
     optimizer=dict(
         name="adamw",
         learning_rate=1e-3,
