@@ -30,6 +30,8 @@ ARGUMENTS = {
     "bert/small.py": ["mini"],
     "bert/imdb.py": ["cpu", "gpu"],
     "decoder/llama2.py": ["7b"],
+    "t5/t5.py": ["11b"],
+    "t5/v1_1.py": ["xxl"],
     "finetune/glue.py": ["cola", "mrpc", "mrpc,gpt", "stsb", "mnli"],
     "finetune/sentiment.py": ["imdb", "olid"],
     "finetune/squad.py": ["1.1", "2.0"],

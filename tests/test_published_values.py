@@ -6,6 +6,8 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
+from transformer_jax.planning import counts
+from transformer_jax.runs.resolve import make_task
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Tables 2.1 of Brown et al. 2020; batch in millions of tokens.
@@ -19,6 +21,27 @@ GPT_3 = {
     "13b": (40, 5140, 40, 128, 2, 1e-4),
     "175b": (96, 12288, 96, 128, 3.2, 6e-5),
 }
+
+
+# Those of transformers' T5ForConditionalGeneration with the published configs. For version 1.1 it
+# ties the output, unless it reads a checkpoint that has one, as the published ones do.
+T5_PARAMETERS = {
+    "t5.py:small": 60_506_624,
+    "t5.py:base": 222_903_552,
+    "t5.py:large": 737_668_096,
+    "t5.py:3b": 2_851_598_336,
+    "t5.py:11b": 11_307_321_344,
+    "v1_1.py:small": 76_961_152,
+    "v1_1.py:base": 247_577_856,
+    "v1_1.py:large": 783_150_080,
+    "v1_1.py:xl": 2_849_757_184,
+    "v1_1.py:xxl": 11_135_332_352,
+}
+
+
+def parameters(config):
+    """Returns the number of parameters of a model that a text-to-text task trains."""
+    return counts.parameters(make_task(config))["params"]
 
 
 def assert_values(section, **expected):
@@ -96,6 +119,36 @@ def test_gpt_3(size):
     assert tokens(adam.decay_steps) == pytest.approx(260e9, rel=1e-4)
     assert tokens(adam.warmup_steps) == pytest.approx(375e6, rel=1e-3)
     assert 4e9 <= tokens(train.ramp_steps) <= 12.01e9
+
+
+@pytest.mark.parametrize(
+    "size, layers, d_model, num_parameters",
+    [("base", 6, 768, 139_420_416), ("large", 12, 1024, 406_291_456)],
+)
+def test_bart(size, layers, d_model, num_parameters):
+    """Lewis et al. 2019, sections 2.1, 4 and 5.1. The counts are those of transformers."""
+    config = configs.load(CONFIGS / f"bart/{size}.py")
+    model = config.model
+    assert_values(model, d_model=d_model, d_ff=4 * d_model, num_heads=d_model // 64)
+    assert_values(model, num_encoder_layers=layers, num_decoder_layers=layers, max_length=1024)
+    assert parameters(config) == num_parameters
+    assert config.task.noises == (("permutation",), ("infilling", 0.3))
+    published = dict(batch=8000, num_steps=500_000) if size == "large" else dict(num_steps=10**6)
+    assert_values(config.train, **published)
+
+
+@pytest.mark.parametrize("name", T5_PARAMETERS)
+def test_t5(name):
+    """Raffel et al. 2020, sections 3.1 and 3.7, and the published configurations."""
+    config = configs.load(CONFIGS / f"t5/{name}")
+    assert parameters(config) == T5_PARAMETERS[name]
+    assert_values(config.model, gated="v1_1" in name, tie_output="v1_1" not in name)
+    assert_values(config.model, num_buckets=32, max_distance=128, vocab_size=32_128)
+    assert_values(config.task, source_length=512, target_length=114)
+    assert config.task.noises == (("span_corruption", 0.15, 3),)
+    assert_values(config.train, num_steps=10**6, batch=2048)
+    adafactor = config.optimizer
+    assert_values(adafactor, name="adafactor", warmup_steps=10_000, learning_rate=0.01)
 
 
 def test_gpt():

@@ -37,6 +37,10 @@ def test_a_checkpoint_equals_transformers_and_is_written_unchanged(name, tmp_pat
     ((hypothesis,),) = task.translate(params, [PROMPT])
     assert hypothesis.text == tokenizer.decode(expected["greedy"][1:].tolist())
 
+    for kind in task.attentions:
+        attended = task.attention(params, PROMPT, "the cat", kind)
+        np.testing.assert_allclose(attended.weights.sum(axis=-1), 1, rtol=1e-4)
+
     convert.to_hf(run, tmp_path / "back")
     original, written = weights(folder), weights(tmp_path / "back")
     assert original.keys() == written.keys()

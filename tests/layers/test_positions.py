@@ -59,6 +59,19 @@ def test_buckets_of_the_relative_bias():
     np.testing.assert_array_equal(both, [0, 1, 2, 3, 5, 6, 7])
 
 
+def test_buckets_equal_the_published_code():
+    """The first distance of each bucket in `_relative_position_bucket` of transformers' T5."""
+    two_sided = [*range(9), 12, 16, 23, 32, 46, 64, 91]
+    causal = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    distance = np.arange(3000)
+    for starts, is_causal in ((causal, True), (two_sided, False)):
+        bias = RelativeBias(num_heads=2, causal=is_causal)
+        expected = np.searchsorted(starts, distance, side="right") - 1
+        np.testing.assert_array_equal(bias.bucket(distance), expected)
+        later = bias.bucket(-distance[1:])
+        np.testing.assert_array_equal(later, 0 if is_causal else expected[1:] + 16)
+
+
 def test_the_relative_bias_looks_up_its_table():
     bias = RelativeBias(num_heads=3, causal=True, num_buckets=4, max_distance=8)
     distance = Mask(causal=True).distance(5, 5)

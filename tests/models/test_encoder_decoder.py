@@ -26,13 +26,17 @@ SOURCE = jax.random.randint(jax.random.key(1), (3, 7), 1, 40)
 TARGET = jax.random.randint(jax.random.key(2), (3, 6), 1, 40)
 
 
-def init(cls=EncoderDecoder, **changes):
+def build(cls=EncoderDecoder, **changes):
     size = SIZE | changes
     if cls is T5:
         # No bound on positions; buckets few enough for distances to share one.
         size = {key: value for key, value in size.items() if key != "max_length"}
-        size |= dict(head_dim=6, num_buckets=4, max_distance=4)
-    model = cls(**size)
+        size = dict(head_dim=6, num_buckets=4, max_distance=4) | size
+    return cls(**size)
+
+
+def init(cls=EncoderDecoder, **changes):
+    model = build(cls, **changes)
     return model, nn.unbox(model.init(jax.random.key(0), SOURCE, TARGET))
 
 
@@ -259,12 +263,13 @@ def test_bfloat16_is_the_dtype_of_computation_and_not_of_parameters():
     )
 
 
-def test_flops_formula_against_the_compiler():
+@pytest.mark.parametrize("changes", [{}, {"cls": BART}, {"cls": T5, "head_dim": 24, "gated": True}])
+def test_flops_formula_against_the_compiler(changes):
     """The layers are unrolled, so that the compiler counts each of them.
 
     The compiler counts causal attention without its mask.
     """
-    model = EncoderDecoder(**{**SIZE, "d_model": 64, "d_ff": 256, "vocab_size": 128}, unroll=2)
+    model = build(d_model=64, d_ff=256, vocab_size=128, unroll=2, **changes)
     tokens = jnp.zeros((1, 64), int)
     variables = model.init(jax.random.key(0), tokens, tokens)
     compiled = jax.jit(model.apply).lower(variables, tokens, tokens).compile()

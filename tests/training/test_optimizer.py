@@ -53,6 +53,14 @@ def test_the_schedule_of_the_transformer():
         )
 
 
+def test_the_schedule_of_t5():
+    """1 / sqrt(max(s, 10^4)) at update s (Raffel et al. 2020, section 3.1.2)."""
+    keys = dict(learning_rate=0.01, schedule="truncated_inverse_sqrt", warmup_steps=10_000)
+    rate = optimizer.schedule(section(**keys), 2**19)
+    for step in (1, 9_999, 10_000, 10_001, 2**19):
+        assert float(rate(step - 1)) == pytest.approx(max(step, 10_000) ** -0.5, rel=1e-5)
+
+
 def test_schedules_that_fall_end_at_a_fraction_of_the_peak():
     falling = dict(num_steps=110, warmup_steps=10, final_fraction=0.1)
     cosine = rates((4, 9, 59, 109), schedule="cosine", **falling)

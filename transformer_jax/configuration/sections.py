@@ -105,6 +105,7 @@ OPTIMIZERS = {
 SCHEDULES = {
     "constant": (),
     "inverse_sqrt": (),
+    "truncated_inverse_sqrt": (),
     "linear": ("decay_steps", "final_fraction"),
     "cosine": ("decay_steps", "final_fraction"),
     "polynomial": ("decay_steps", "final_fraction", "power"),
@@ -121,7 +122,8 @@ class Optimizer:
     learning_rate: float = 1e-3  # the peak of the schedule
     # course of the learning rate after a linear warm-up
     schedule: Literal[*SCHEDULES] = "constant"
-    warmup_steps: Updates = 0  # updates of the linear warm-up
+    # updates of the linear warm-up; of truncated_inverse_sqrt: updates with the peak
+    warmup_steps: Updates = 0
     decay_steps: Updates | None = None  # end of a schedule that falls; None: the end of the run
     final_fraction: float = 0.0  # fraction of the peak at which a schedule ends
     power: float = 2.0  # of polynomial: exponent of the part of the run that is left

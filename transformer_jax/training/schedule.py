@@ -10,7 +10,8 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     """Returns the learning rate by applied update, from 0: a linear warm-up, then a course.
 
     inverse_sqrt is peak * sqrt(warmup / s) at update s, from 1. With peak =
-    (d_model * warmup)^-0.5 it is equation 3 of Vaswani et al. 2017. linear, cosine and polynomial
+    (d_model * warmup)^-0.5 it is equation 3 of Vaswani et al. 2017. truncated_inverse_sqrt has the
+    peak from the first update on (Raffel et al. 2020, section 3.1.2). linear, cosine and polynomial
     fall to `final_fraction` of the peak and stay there; so does warmup_stable_decay (Hu et al.
     2024, section 4) in its last `cooldown_steps`. They reach it at the update after the last of
     `decay_steps`, by default the length of the run. slanted_triangular rises from peak / ratio in
@@ -28,15 +29,17 @@ def schedule(config, num_steps: int) -> optax.Schedule:
 
     def after(step):
         fallen = progress(step, warmup_steps)
+        root = jnp.sqrt(warmup / jnp.maximum(step, warmup))
         shape = {
             "constant": 1.0,
-            "inverse_sqrt": jnp.sqrt(warmup / jnp.maximum(step, warmup)),
+            "inverse_sqrt": root,
+            "truncated_inverse_sqrt": root,
             "linear": 1 - fallen,
             "cosine": (1 + jnp.cos(jnp.pi * fallen)) / 2,
             "polynomial": (1 - fallen) ** config.power,
             "warmup_stable_decay": 1 - progress(step, max(num_steps - cooldown, warmup_steps)),
         }[config.schedule]
-        falls = config.schedule not in ("constant", "inverse_sqrt")
+        falls = config.schedule not in ("constant", "inverse_sqrt", "truncated_inverse_sqrt")
         final = config.final_fraction if falls else 0.0
         return final + (1 - final) * shape
 
@@ -49,6 +52,8 @@ def schedule(config, num_steps: int) -> optax.Schedule:
         step = count + 1
         if config.schedule == "slanted_triangular":
             return peak * slanted(step)
+        if config.schedule == "truncated_inverse_sqrt":
+            return peak * after(step)
         return peak * jnp.where(step < warmup_steps, step / warmup, after(step))
 
     return rate
