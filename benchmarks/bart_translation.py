@@ -5,16 +5,20 @@
 Budget on 2 quiet cores: {budget}
 
 DIR holds multi30k/ (train, val and test_2016_flickr, .de and .en) and imdb/unsup.txt. Runs are
-written to runs/bart_multi30k; a part that was stopped continues, and one that is finished is not
-repeated. The English BART never reads German, nor English that the translations do not also learn
+written to runs/bart_multi30k. A run that was stopped continues, and one that has ended is not
+repeated, so the cases may be measured one by one, --case=CASE, and the JSON file written at the end
+of all. The English BART never reads German, nor English that the translations do not also learn
 from, except for the reviews.
 """
 
+import dataclasses
+import functools
 import itertools
 import json
 import pathlib
 import time
 
+import numpy as np
 from harness import main
 
 import transformer_jax
@@ -24,7 +28,7 @@ from transformer_jax.scores import bleu, bootstrap
 
 CONFIG = "configs/bart/multi30k.py"
 RUNS = pathlib.Path("runs")
-REVIEWS = 12_000  # of 50,000: as many tokens as the pre-training reads
+REVIEWS = 12_000  # of 50,000: more tokens than the pre-training reads of them
 TINY = {
     "train.num_steps": 20,
     "model.d_model": 16,
@@ -33,110 +37,141 @@ TINY = {
     "train.batch": 4,
     "decode.beam": 1,
 }
-# Minutes of each part on 2 quiet cores.
-MINUTES = {"pre-training": 24, "two stages": 24, "no pre-training": 24}
+# Minutes of each case on 2 quiet cores.
+MINUTES = {"pretraining": 24, "two_stages": 24, "no_pretraining": 24, "difference": 1}
 SYSTEMS = {
-    "two stages": {},
-    "no pre-training": {"train.pretrained": False, "optimizer.groups": ()},
+    "two_stages": {},
+    "no_pretraining": {"train.pretrained": False, "optimizer.groups": ()},
 }
 
 
 def pretraining(tiny: bool, data: str):
     """The English BART, on captions and reviews."""
-    texts = _texts(tiny, pathlib.Path(data))
-    overrides = {
-        "data.mixture": tuple((str(texts / f"{name}.txt"), 1) for name in ("captions", "reviews")),
-        "data.valid_files": str(texts / "valid.txt"),
-    }
-    scores = _trained(tiny, "pretrain", "pre-training", overrides)
+    run = Run("pretraining", tiny, pathlib.Path(data))
     yield {
         "case": "English BART",
-        "ours": scores["valid/perplexity"],
+        "ours": run.result()["valid/perplexity"],
         "unit": "perplexity of captions",
-        "minutes": scores["minutes"],
+        "minutes": run.result()["minutes"],
     }
 
 
-def translation(tiny: bool, data: str):
-    """Translation with and without pre-training: BLEU of the test set, and their difference."""
-    folder = pathlib.Path(data) / "multi30k"
-    files = {
-        f"data.{split}_{side}": str(folder / f"{name}.{language}")
-        for split, name in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))
-        for side, language in (("source", "de"), ("target", "en"))
-    }
-    measure = bleu.Bleu()
-    statistics = {}
-    for system, overrides in SYSTEMS.items():
-        begin = {"init_from": str(_run(tiny, "pre-training"))}
-        scores = _trained(tiny, "translate", system, files | begin | overrides)
-        task, params = open_run(_run(tiny, system), "latest")
-        pairs = task.texts.text("test")
-        translated = task.translated_pairs(params, pairs, 20 if tiny else None)
-        statistics[system] = measure.statistics(*translated)
-        yield {
-            "case": system,
-            "ours": bootstrap.scores(measure, statistics[system])["bleu"],
-            "unit": "BLEU",
-            "interval": bootstrap.intervals(measure, statistics[system])["bleu"],
-            "signature": bleu.signatures(*translated, "en")["bleu_signature"],
-            "updates": task.config.train.num_steps,
-            "minutes": scores["minutes"],
-        }
-    of_both = bootstrap.comparison(measure, *statistics.values())["bleu"]
+def translation(system: str, tiny: bool, data: str):
+    """BLEU of the test set."""
+    run = Run(system, tiny, pathlib.Path(data))
+    measure, statistics = bleu.Bleu(), run.statistics()
     yield {
-        "case": "two stages less no pre-training",
-        "ours": of_both["difference"],
+        "case": system,
+        "ours": bootstrap.scores(measure, statistics)["bleu"],
         "unit": "BLEU",
-        "interval": of_both["interval"],
-        "p_value": of_both["p_value"],
+        "interval": bootstrap.intervals(measure, statistics)["bleu"],
+        "signature": run.result()["signature"],
+        "minutes": run.result()["minutes"],
     }
 
 
-def _texts(tiny: bool, data: pathlib.Path) -> pathlib.Path:
-    """Writes the English documents, with blank lines between them. Returns their folder."""
-    folder = _run(tiny, "texts")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, split in (("captions", "train"), ("valid", "val")):
-        captions = (data / "multi30k" / f"{split}.en").read_text().splitlines()
-        (folder / f"{name}.txt").write_text("\n\n".join(captions) + "\n")
-    with (data / "imdb" / "unsup.txt").open() as lines:
-        reviews = itertools.islice(_documents(lines), 50 if tiny else REVIEWS)
-        (folder / "reviews.txt").write_text("\n\n".join(reviews) + "\n")
-    return folder
+def difference(tiny: bool, data: str):
+    """The difference of both BLEU, by paired bootstrap."""
+    both = (Run(system, tiny, pathlib.Path(data)).statistics() for system in SYSTEMS)
+    compared = bootstrap.comparison(bleu.Bleu(), *both)["bleu"]
+    yield {
+        "case": " less ".join(SYSTEMS),
+        "ours": compared["difference"],
+        "unit": "BLEU",
+        "interval": compared["interval"],
+        "p_value": compared["p_value"],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One of the three runs, trained and measured when its result is first asked for."""
+
+    name: str
+    tiny: bool
+    data: pathlib.Path
+
+    @property
+    def workdir(self) -> pathlib.Path:
+        return RUNS / ("bart_multi30k_tiny" if self.tiny else "bart_multi30k") / self.name
+
+    def result(self) -> dict:
+        """Returns the last scores, the minutes and, of a translation, the translated test set.
+
+        The minutes are those of the session that ended the run.
+        """
+        path = self.workdir / "result.json"
+        if not path.exists():
+            is_translation = self.name in SYSTEMS
+            overrides = self._pairs() if is_translation else self._texts()
+            part = "translate" if is_translation else "pretrain"
+            overrides |= TINY if self.tiny else {}
+            started = time.monotonic()
+            config = configs.load(f"{CONFIG}:{part}", overrides=overrides)
+            result = transformer_jax.train(config, self.workdir)
+            result |= self._translated() if is_translation else {}
+            minutes = (time.monotonic() - started) / 60
+            path.write_text(json.dumps(result | {"minutes": minutes}))
+        return json.loads(path.read_text())
+
+    def statistics(self) -> np.ndarray:
+        """Returns the statistics of BLEU of each translation of the test set."""
+        return bleu.Bleu().statistics(self.result()["outputs"], self.result()["references"])
+
+    def _translated(self) -> dict:
+        task, params = open_run(self.workdir, "latest")
+        pairs = task.texts.text("test")
+        outputs, references = task.translated_pairs(params, pairs, 20 if self.tiny else None)
+        signature = bleu.signatures(outputs, references, "en")["bleu_signature"]
+        return {"outputs": outputs, "references": references, "signature": signature}
+
+    def _pairs(self) -> dict:
+        folder = self.data / "multi30k"
+        pretrained = Run("pretraining", self.tiny, self.data)
+        pretrained.result()
+        return (
+            SYSTEMS[self.name]
+            | {
+                f"data.{split}_{side}": str(folder / f"{name}.{language}")
+                for split, name in (
+                    ("train", "train"),
+                    ("valid", "val"),
+                    ("test", "test_2016_flickr"),
+                )
+                for side, language in (("source", "de"), ("target", "en"))
+            }
+            | {"init_from": str(pretrained.workdir)}
+        )
+
+    def _texts(self) -> dict:
+        """Writes the English documents, with blank lines between them."""
+        folder = self.workdir.parent / "texts"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, split in (("captions", "train"), ("valid", "val")):
+            captions = (self.data / "multi30k" / f"{split}.en").read_text().splitlines()
+            (folder / f"{name}.txt").write_text("\n\n".join(captions) + "\n")
+        with (self.data / "imdb" / "unsup.txt").open() as lines:
+            reviews = itertools.islice(_documents(lines), 50 if self.tiny else REVIEWS)
+            (folder / "reviews.txt").write_text("\n\n".join(reviews) + "\n")
+        files = tuple((str(folder / f"{name}.txt"), 1) for name in ("captions", "reviews"))
+        return {"data.mixture": files, "data.valid_files": str(folder / "valid.txt")}
 
 
 def _documents(lines):
+    """Yields the texts between empty lines."""
     for is_text, document in itertools.groupby(lines, lambda line: bool(line.strip())):
         if is_text:
             yield "".join(document).strip()
 
 
-def _run(tiny: bool, name: str) -> pathlib.Path:
-    folder = "bart_multi30k_tiny" if tiny else "bart_multi30k"
-    return RUNS / folder / name.replace(" ", "_")
-
-
-def _trained(tiny: bool, part: str, name: str, overrides: dict) -> dict[str, float]:
-    """Trains a run, or continues it. Returns its last scores and the minutes of all its sessions.
-
-    The minutes of a session that did not end are not known.
-    """
-    workdir = _run(tiny, name)
-    result = workdir / "result.json"
-    if not result.exists():
-        started = time.monotonic()
-        config = configs.load(CONFIG + f":{part}", overrides=overrides | (TINY if tiny else {}))
-        scores = transformer_jax.train(config, workdir)
-        minutes = (time.monotonic() - started) / 60
-        result.write_text(json.dumps(scores | {"minutes": minutes}))
-    return json.loads(result.read_text())
-
-
 if __name__ == "__main__":
     main(
         __doc__.format(budget=", ".join(f"{name} {n} minutes" for name, n in MINUTES.items())),
-        {"pretraining": pretraining, "translation": translation},
+        {
+            "pretraining": pretraining,
+            **{system: functools.partial(translation, system) for system in SYSTEMS},
+            "difference": difference,
+        },
         ("jax", "jaxlib", "flax"),
         data="folder of multi30k/ and imdb/",
     )

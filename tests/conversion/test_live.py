@@ -286,7 +286,7 @@ def test_heads_from_transformers(architecture, wide, tmp_path):
         (
             BART_SPAN,
             dict(task="span", model="bart"),
-            [LINES[BART_SPAN], "a book\tthe man reads"],
+            ["who?\tthe cat saw a rat", "a book\tthe man reads"],
         ),
     ],
 )
