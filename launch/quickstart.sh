@@ -154,11 +154,10 @@ show_summarise() {
 import json, sys
 scores = json.load(sys.stdin)
 low, high = scores["intervals"]["rougeL"]
-lead, data = scores["lead"], scores["data"]
 print("ROUGE-1 {rouge1:.1f}, ROUGE-2 {rouge2:.1f}, ROUGE-L {rougeL:.1f}".format(**scores),
-      f"(95 %: {low:.1f} to {high:.1f}); {scores["examples"]} functions")
-print("{:24}name and parameters alone: ROUGE-L {rougeL:.1f}".format("", **lead))
-print("{:24}Python {python}, digest {functions:.8}".format("", **data))')
+      "(95 %: {:.1f} to {:.1f}); {examples} functions".format(low, high, **scores))
+print(" " * 23, "name and parameters alone: ROUGE-L {rougeL:.1f}".format(**scores["lead"]))
+print(" " * 23, "Python {python}, digest {functions:.8}".format(**scores["data"]))')
   against=$(tool evaluate --set=test --against="$run/anew" 2> /dev/null | "$python" -c '
 import json, sys
 print("ROUGE-L {against:.1f}; difference {difference:.1f} (95 %: {interval[0]:.1f} to "
