@@ -126,7 +126,7 @@ def test_byte_bpe_has_the_special_tokens_of_its_vocabulary(tmp_path):
     assert tokenizer.required("cls", "sep", user="RoBERTa") == (size, size + 2)
     assert tokenizer.special.nonzero()[0].tolist() == list(ids)
     assert not set(tokenizer.encode("<s></s><mask>")) & set(ids)
-    first, second = tokenizer.encode(["the ", " runs"])
+    first, second = tokenizer.encode(["the", " runs"])
     masked = tokenizer.encode_masked("the [MASK] runs")
     assert masked == [*first, tokenizer.mask_id, *second]
     assert tokenizer.decode([[ids[0], *second, ids[2]]]) == [" runs"]

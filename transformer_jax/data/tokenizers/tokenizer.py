@@ -94,7 +94,8 @@ class Tokenizer:
 
     def encode_masked(self, text: str) -> list[int]:
         """Returns the ids of a text in which "[MASK]" stands for `mask_id`."""
-        first, *others = self.encode(text.split("[MASK]"))
+        # The space before a word belongs to the word, which the mask hides.
+        first, *others = self.encode(text.replace(" [MASK]", "[MASK]").split("[MASK]"))
         return [*first, *(i for ids in others for i in (self.mask_id, *ids))]
 
     @functools.cached_property
