@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from transformer_jax import pictures
 from transformer_jax.config import UserError
-from transformer_jax.data.noise import Composition, Pieces, Text
+from transformer_jax.data import tokenizers
+from transformer_jax.data.noise import Composition, Pieces, Text, noised_pieces
 
 V, MASK = 600, 599
 # Tokens from 500 on continue a word.
@@ -170,3 +172,22 @@ def test_a_prefix_is_of_any_length_or_of_a_share():
 def test_wrong_noises_are_refused(entries, message):
     with pytest.raises(UserError, match=f"^config.task.noises: .*{message}"):
         Composition.of(entries)
+
+
+def test_the_pieces_of_a_noised_text_have_their_places():
+    text = "The cat sat. A dog ran to it."
+    tokenizer = tokenizers.train([text] * 5, "wordpiece", 80)
+    (copy, target), (source, _) = (
+        noised_pieces(noises, tokenizer, text, seed=1)
+        for noises in ((), (("permutation",), ("masking", 0.5)))
+    )
+    words = ["the", "cat", "sat", ".", "a", "dog", "ran", "to", "it", "."]
+    assert copy == target == list(zip(words, range(10)))
+    assert [place for _, place in source if place is not None] != [*range(10)]
+    assert all(words[place] == piece for piece, place in source if place is not None)
+    assert [piece for piece, place in source if place is None] == ["[MASK]"] * 5
+    (axes,) = pictures.noised({"source": source, "target": target}, "noise").axes
+    assert [drawn.get_text() for drawn in axes.texts] == [
+        *("source", *(piece for piece, _ in source)),
+        *("target", *words),
+    ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from transformer_jax.config import UserError
@@ -35,6 +35,7 @@ class Translator:
     decode: Any  # config.decode
     mesh: Any  # config.mesh
     source_length: int = 2**30  # most tokens of a source with its end, as in training
+    encode: Callable[[list[str]], list[list[int]]] | None = None  # None: the tokenizer's
 
     @property
     def _room(self) -> int:
@@ -90,7 +91,7 @@ class Translator:
 
         An empty line has no part, a long line several, and any other line one.
         """
-        encode = self.tokenizers.source.encode
+        encode = self.encode or self.tokenizers.source.encode
         for (number, line), ids in zip(chunk, encode([line for _, line in chunk])):
             if len(ids) <= self.max_source:
                 yield [ids] if ids else []

@@ -13,6 +13,7 @@ from transformer_jax.pictures.attention_maps import (
 from transformer_jax.pictures.confusion_matrix import confusion
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.learning_curves import curves, growth
+from transformer_jax.pictures.noised import noised
 from transformer_jax.pictures.position_vectors import positions, similarity
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "growth",
     "masks",
     "mean_attention",
+    "noised",
     "place_of",
     "positions",
     "save",

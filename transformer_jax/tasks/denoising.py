@@ -7,6 +7,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.denoising_rows import DenoisingRows
 from transformer_jax.data.noise import NUM_SENTINELS, Composition
+from transformer_jax.inference.translating import Translator, check_lengths
 from transformer_jax.tasks.pairs import PairTask
 
 
@@ -28,9 +29,9 @@ class Denoising(PairTask):
     def __post_init__(self):
         super().__post_init__()
         self.noise = Composition.of(self.noises)
-        if self.config.model.get("source_vocab_size"):
+        if self.model.source_vocab_size:
             raise UserError(
-                f"config.model.source_vocab_size={self.config.model.source_vocab_size}: source and "
+                f"config.model.source_vocab_size={self.model.source_vocab_size}: source and "
                 "target of denoising share a vocabulary; leave it out"
             )
 
@@ -42,6 +43,11 @@ class Denoising(PairTask):
     def tokenizer(self) -> tokenizers.Pair:
         size = self.model.vocab_size
         if self.noise.num_sentinels(self.source_length) and not self._is_read:
+            if size <= NUM_SENTINELS:
+                raise UserError(
+                    f"config.model.vocab_size={size}: must be more than {NUM_SENTINELS}, which "
+                    "are the sentinels"
+                )
             size -= NUM_SENTINELS
         shared = tokenizers.of_run(
             self.tokenizer_folder, self.config.data, self.texts.training_text, size
@@ -53,6 +59,18 @@ class Denoising(PairTask):
     def _is_read(self) -> bool:
         """Whether the tokenizer is one that exists."""
         return bool(self.tokenizer_folder or self.config.data.tokenizer_files)
+
+    @property
+    def translator(self) -> Translator:
+        """Writes texts as they were. "[MASK]" in a line stands for the mask."""
+        check_lengths(self.model, self.config.decode)
+        encode = self._encoded if self.tokenizer.source.mask_id is not None else None
+        return dataclasses.replace(
+            super().translator, source_length=self.source_length, encode=encode
+        )
+
+    def _encoded(self, lines: list[str]) -> list[list[int]]:
+        return [*map(self.tokenizer.source.encode_masked, lines)]
 
     # evaluation
 
