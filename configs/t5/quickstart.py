@@ -48,14 +48,12 @@ def get_config():
         ),
         data=dict(corpus="pydoc", tokenizer="unigram"),
         train=dict(num_steps=1500, batch=16, log_every=50, eval_every=1 / 3),
+        # Adafactor's learning rate is relative to the size of a parameter, as T5's embeddings need.
         optimizer=dict(
-            name="adamw",
-            learning_rate=2e-3,
+            name="adafactor",
+            learning_rate=0.02,
             schedule="linear",
             warmup_steps=0.08,
-            eps=1e-6,
-            b2=0.98,
-            weight_decay=0.01,
             clip_norm=1.0,
         ),
         checkpoint=dict(every=1 / 3),
