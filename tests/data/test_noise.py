@@ -84,8 +84,8 @@ def test_infilling_replaces_spans_of_whole_words():
         assert len(text.tokens) <= len(tokens)
         is_mask = text.tokens == MASK
         np.testing.assert_array_equal(text.tokens[~is_mask] % 500, text.sentences[~is_mask])
-        kept = np.unique(text.sentences[~is_mask])
-        assert len(kept) == 42 and len(text.tokens[~is_mask]) == np.isin(words, kept).sum()
+        intact = np.unique(text.sentences[~is_mask])
+        assert len(intact) == 42 and len(text.tokens[~is_mask]) == np.isin(words, intact).sum()
         # The words that are missing between two masks; a mask between two words may be several.
         alone = np.flatnonzero(is_mask[1:-1] & ~is_mask[:-2] & ~is_mask[2:]) + 1
         missing = text.sentences[alone + 1] - text.sentences[alone - 1] - 1
@@ -105,8 +105,8 @@ def test_noises_are_composed_in_order():
     entries = ("permutation",), ("infilling", 0.3), ("deletion", 0.2), ("rotation",)
     sentences = np.repeat(range(6), 10)
     for text in noised(*entries, tokens=range(60), sentences=sentences, count=50):
-        kept = text.tokens != MASK
-        np.testing.assert_array_equal(text.sentences[kept], sentences[text.tokens[kept]])
+        intact = text.tokens != MASK
+        np.testing.assert_array_equal(text.sentences[intact], sentences[text.tokens[intact]])
         assert len(text.tokens) == len(text.sentences) < 60
         np.testing.assert_array_equal(text.target, range(60))
 

@@ -1,52 +1,28 @@
 """The rows of denoising: the texts of `config.data` with the noise of `config.task.noises`."""
 
 import dataclasses
-from functools import cached_property
-
-from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
 from transformer_jax.data import rows, sentence_pairs
+from transformer_jax.data.mixed_texts import MixedTexts
 from transformer_jax.data.noise import Composition, Pieces
 from transformer_jax.data.noised_texts import Frame, NoisedTexts, Room
-from transformer_jax.data.sources import documents
 
 
 @dataclasses.dataclass(frozen=True)
-class DenoisingRows:
+class DenoisingRows(MixedTexts):
     """Rows of `lengths`, source and target tokens, from a text or a mixture of training texts."""
 
-    config: ConfigDict
     lengths: tuple[int, int]
     noise: Composition
 
-    @cached_property
-    def mixture(self) -> list:
-        """The training texts with their weights."""
-        return documents.mixture(self.config.data)
-
-    def training_text(self) -> documents.Concatenation:
-        """Returns all training texts, one after the other."""
-        return documents.Concatenation(tuple(text for text, _ in self.mixture))
-
-    def text(self, split: str):
-        """Returns the documents of a split; None where `config.data` names none."""
-        return documents.of_split(self.config.data, split)
-
-    def fingerprint(self) -> dict:
-        content = {"train": [text.fingerprint() for text, _ in self.mixture]}
-        if len(self.mixture) > 1:
-            content["mixture"] = [weight for _, weight in self.mixture]
-        return content
-
     def train(self, tokenizer) -> rows.TrainRows:
         """Returns the training rows. The first call tokenises the texts."""
-        components = []
-        for number, (text, _) in enumerate(self.mixture):
-            name = "train" if len(self.mixture) == 1 else f"train-{number}"
-            components.append(self._component(text, tokenizer.source, name, (0, number)))
-        weights = [weight for _, weight in self.mixture]
-        return rows.train_rows(components, self.config, weights)
+
+        def component(text, name: str, number: int) -> NoisedTexts:
+            return self._component(text, tokenizer.source, name, (0, number))
+
+        return self.train_rows(component)
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
         place = ("train", "valid", "test").index(split), 0

@@ -53,9 +53,9 @@ class Infilling(Noise):
         # The first token of each word, then the number of tokens.
         bounds = np.flatnonzero(begins)
         words = self._lengths(_count(len(bounds) - 1, self.share, random), random)
-        num_kept = len(bounds) - 1 - words.sum()
-        # The words that are kept and the spans are in random order.
-        slots = random.permutation(num_kept + len(words))[: len(words)]
+        num_others = len(bounds) - 1 - words.sum()
+        # The other words and the spans are in random order.
+        slots = random.permutation(num_others + len(words))[: len(words)]
         slots.sort()
         first_words = slots - np.arange(len(words)) + np.cumsum(words) - words
         starts, ends = bounds[first_words], bounds[first_words + words]
@@ -112,13 +112,13 @@ def _replaced(text: Text, starts: np.ndarray, lengths: np.ndarray, mask_id: int)
     num_tokens = len(text.tokens)
     opened = np.bincount(starts, minlength=num_tokens + 1)
     closed = np.bincount(starts + lengths, minlength=num_tokens + 1)
-    kept = np.flatnonzero(np.cumsum(opened - closed)[:-1] == 0)
+    outside = np.flatnonzero(np.cumsum(opened - closed)[:-1] == 0)
     masks = starts - np.cumsum(lengths) + lengths + np.arange(len(starts))
-    is_mask = np.zeros(len(kept) + len(starts), bool)
+    is_mask = np.zeros(len(outside) + len(starts), bool)
     is_mask[masks] = True
     # The token that each one comes from; an insertion belongs to the sentence that it precedes.
     origins = np.empty(len(is_mask), np.int64)
-    origins[~is_mask] = kept
+    origins[~is_mask] = outside
     origins[is_mask] = np.minimum(starts, num_tokens - 1)
     tokens = text.tokens[origins]
     tokens[is_mask] = mask_id

@@ -25,10 +25,10 @@ class SpanCorruption(Noise):
         num_masked, num_spans = self._counts(num_tokens)
         if not num_spans:
             return text._replace(target=text.target[:0])
-        kept = _divided(num_tokens - num_masked, num_spans, random)
+        unmasked = _divided(num_tokens - num_masked, num_spans, random)
         masked = _divided(num_masked, num_spans, random)
-        # The bounds of kept and masked spans in turn.
-        ends = np.cumsum(np.stack([kept, masked], axis=1))
+        # The bounds of unmasked and masked spans in turn.
+        ends = np.cumsum(np.stack([unmasked, masked], axis=1))
         starts = np.concatenate([[0], ends[:-1]])
         is_masked = np.repeat(np.arange(len(ends)) % 2 == 1, ends - starts)
         ids = pieces.size - 1 - np.arange(num_spans)
