@@ -47,7 +47,8 @@ def layout(case):
     if config.train.batch % 4:
         configs.set_key(config, "train.batch", 64)
     program = Program.of(config, make_task(config))
-    _check_optimizer(program.state)
+    if config.optimizer.name != "adafactor":  # its moments are factored
+        _check_optimizer(program.state)
     return [
         line
         for line in shardings.table(program)

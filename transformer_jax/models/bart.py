@@ -42,6 +42,9 @@ class BART(Attending):
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.0  # on the attention weights
     activation_dropout: float = 0.0  # on the MLP's hidden layer
+    # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
+    # do not change
+    vocab_multiple: int = 1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     unroll: int = 1  # layers unrolled in each iteration of the scan over layers
@@ -56,7 +59,7 @@ class BART(Attending):
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.normal(self.init_std)
         embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
-        self.token_embed = embed(self.vocab_size)
+        self.token_embed = embed(self.vocab_size, multiple=self.vocab_multiple)
         positions = dict(axes=(None, "embed"), offset=_POSITION_OFFSET, key="max_length")
         self.position_embed = embed(self.max_length, **positions)
         self.decoder_position_embed = embed(self.max_length, **positions)
@@ -130,9 +133,15 @@ class BART(Attending):
             positions = row_positions(tokens, self.max_length)
         return embed(positions)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
-        """Returns the output projection: the token embeddings (V, M), and no bias."""
-        return self.token_embed.table(), None
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+        """Returns the output projection: the token embeddings (V, M), and bias (V,) or None.
+
+        The bias excludes the rows that pad the vocabulary.
+        """
+        return self.token_embed.output()
+
+    def num_padding(self) -> int:
+        return (-self.vocab_size % self.vocab_multiple) * self.d_model
 
     def layer_sizes(self) -> flops.LayerSizes:
         return flops.LayerSizes(self.d_model, self.d_model, self.d_ff)

@@ -8,7 +8,6 @@ from typing import Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers import flops
@@ -19,7 +18,6 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
-from transformer_jax.losses import NO_TOKEN
 from transformer_jax.models.causal import Cached
 
 
@@ -128,11 +126,7 @@ class GPT(Cached):
         The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias
         excludes the rows that pad the vocabulary.
         """
-        table = self.token_embed.table()
-        if table.shape[0] == self.vocab_size:
-            return table, None
-        is_token = jnp.arange(table.shape[0]) < self.vocab_size
-        return table, jnp.where(is_token, 0.0, NO_TOKEN)
+        return self.token_embed.output()
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
