@@ -42,4 +42,4 @@ def test_means_over_examples_are_those_of_the_library():
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(UserError, match=r"pip install 'transformer_jax\[summaries\]'"):
-        Rouge(str.splitlines).check()
+        Rouge(str.splitlines)

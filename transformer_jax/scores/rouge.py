@@ -21,6 +21,9 @@ class Rouge:
 
     sentences: Callable[[str], list[str]]  # splits a text
 
+    def __post_init__(self):
+        _ = self._scorer  # a missing library is an error before any text is scored
+
     @cached_property
     def _scorer(self):
         try:
@@ -31,10 +34,6 @@ class Rouge:
                 "[summaries]'"
             ) from None
         return rouge_scorer.RougeScorer(NAMES, use_stemmer=True)
-
-    def check(self) -> None:
-        """Raises UserError where the library is missing."""
-        _ = self._scorer
 
     def statistics(self, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
         """Returns float64 (N, 4): the F1 of each example."""

@@ -49,8 +49,8 @@ class Classification(FineTuning):
             raise UserError("config.task.symmetric needs config.task.pair, a second text")
         if self.symmetric and self.model.kind == "sequence_to_sequence":
             raise UserError(
-                "config.task.symmetric=True: adds vectors in front of a linear head, which "
-                f"{self.config.model.name} has not"
+                "config.task.symmetric=True: needs a linear head; that on "
+                f"{self.config.model.name} is not linear"
             )
         if self.label in (self.text, self.pair):
             raise UserError(

@@ -80,6 +80,11 @@ class TextToText(Answering, PairTask):
     def measures(self) -> list[Measure]:
         return [_MEASURES[name]() for name in self.scores]
 
+    def rows(self):
+        if self.scored_examples:
+            _ = self.measures  # a missing library is an error before training
+        return super().rows()
+
     def evaluations(self):
         valid = self.texts.text("valid")
         if valid is None or not self.scored_examples or not self.scores:
