@@ -12,12 +12,12 @@ as soon as it ends. Complete runs are not repeated, and a part that was stopped 
 prints the rows as Markdown and draws them in a PNG file beside --json.
 
 The budget is in updates and tokens:
-- pre-training: 1,500 updates of 2,048 tokens, 3.1 of the text's 16.4 million;
+- pre-training: 3,000 updates of 1,024 tokens, 3.1 of the text's 18 million;
 - SST-2: 434 updates of 32 sentences, 2 epochs, 3 seeds;
-- XQuAD: 250 updates of 16 rows of 256 tokens, 2 seeds;
-- summaries: 1,000 updates of 2,048 tokens, about 5 epochs of 3,961 functions, 2 seeds.
+- XQuAD: 400 updates of 16 rows of 128 tokens, 2 seeds;
+- summaries: 1,000 updates of 2,048 tokens, 2 seeds.
 
-A function is read up to its 128th token. All models write their summaries greedily. Perplexities
+A function is read up to its 96th token. All models write their summaries greedily. Perplexities
 are per token of the references and of their ends, with one tokenizer for all models.
 - BART's runs are fine-tuned as they are; `none` begins anew with their shape and tokenizer.
 - The language model reads documents SOURCE MARKER TARGET, and learns all their tokens. Its
@@ -82,17 +82,18 @@ OBJECTIVES = {
 FLOOR = Objective("no model", None, "name and parameters")
 
 
-def with_steps(name: str, steps: int) -> transfer.Case:
-    case = transfer.CASES[name]
-    return dataclasses.replace(case, keys=case.keys | {"train.num_steps": steps})
-
-
 # Each with its number of seeds.
-CASES = {"sst2": (with_steps("sst2", 434), 3), "xquad": (with_steps("xquad", 250), 2)}
+CASES = {
+    "sst2": (transfer.with_keys("sst2", train__num_steps=434), 3),
+    "xquad": (
+        transfer.with_keys("xquad", train__num_steps=400, task__length=128, task__stride=48),
+        2,
+    ),
+}
 SUMMARY_SEEDS = 2
 # Splits of the functions, and those of the corpus that they join.
 SPLITS = {"train": ("train",), "valid": ("valid", "test")}
-SOURCE_TOKENS = 128  # of a function
+SOURCE_TOKENS = 96  # of a function
 OUTPUT_TOKENS = 50
 ROUGE = ("rouge1", "rouge2", "rougeL")
 MARKER = "<summary>"

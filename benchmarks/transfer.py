@@ -112,28 +112,30 @@ def main() -> None:
         pathlib.Path(arguments.json).write_text(json.dumps(record, indent=2))
 
 
+def with_keys(name: str, **changes) -> Case:
+    """Returns a case with other values of config keys; `__` stands for the dot of a key."""
+    keys = {key.replace("__", "."): value for key, value in changes.items()}
+    return dataclasses.replace(CASES[name], keys=CASES[name].keys | keys)
+
+
 def variants(name: str, gpt: pathlib.Path | None) -> Iterator[tuple[str, Case]]:
     """Yields (label, case) of the runs that a case compares."""
-
-    def with_keys(case: Case, **changes) -> Case:
-        keys = {key.replace("__", "."): value for key, value in changes.items()}
-        return dataclasses.replace(case, keys=case.keys | keys)
-
     if name == "features":
-        wikiann = CASES["wikiann"]
         for features in FEATURES:
             # Few sentences are longer than 32 tokens; those are read in parts.
-            case = with_keys(wikiann, task__length=32)
-            config = f"{wikiann.config},features={features}"
+            case = with_keys("wikiann", task__length=32)
+            config = f"{case.config},features={features}"
             yield f"wikiann {features}", dataclasses.replace(case, config=config)
     elif name == "imdb-gpt":
-        case = with_keys(CASES["imdb"], init_from=gpt)
-        yield "imdb GPT, both objectives", with_keys(case, task__lm_weight=0.5)
-        yield "imdb GPT, its own alone", case
-        yield "imdb GPT, from scratch", with_keys(case, train__pretrained="false")
+        yield "imdb GPT, both objectives", with_keys("imdb", init_from=gpt, task__lm_weight=0.5)
+        yield "imdb GPT, its own alone", with_keys("imdb", init_from=gpt)
+        yield (
+            "imdb GPT, from scratch",
+            with_keys("imdb", init_from=gpt, train__pretrained="false"),
+        )
     else:
         yield f"{name} pre-trained", CASES[name]
-        yield f"{name} from scratch", with_keys(CASES[name], train__pretrained="false")
+        yield f"{name} from scratch", with_keys(name, train__pretrained="false")
 
 
 def fine_tuned(arguments, prepared: pathlib.Path, label: str, case: Case) -> dict:
