@@ -53,7 +53,7 @@ PARTS = {
         model=dict(name="bart_translation", source_vocab_size=4000, num_source_layers=2),
         task=dict(name="translation", source_length=64, target_length=64),
         data=dict(tokenizer="unigram"),
-        train=dict(num_steps=2600, batch=32, log_every=50, eval_every=1 / 4),
+        train=dict(num_steps=1600, batch=32, log_every=50, eval_every=1 / 4),
         # The pre-trained layers learn in the second half of the run.
         optimizer=OPTIMIZER
         | dict(groups=(("pretrained", (("begin", 0.5), ("learning_rate", 7.5e-4))),)),

@@ -19,7 +19,7 @@ TINY = dict(
 
 
 def get_config():
-    steps = 1000
+    steps = 800
     return experiment(
         model=dict(name="bart"),
         task=dict(
