@@ -366,15 +366,15 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
 
     if record.exists(workdir):
         return workdir
-    bert, known = open_run(run, "latest")
+    bert, pretrained = open_run(run, "latest")
     shape = {f"model.{key}": bert.config.model[key] for key in ("d_model", "d_ff", "vocab_size")}
     shape["model.num_encoder_layers"] = bert.config.model.num_layers
     # This key gives the tokenizer alone. The parameters are put in their places below.
     shape["init_from"] = {"encoder": str(run)}
     task = make_task(configs.load(f"{PRETRAINING}:text-infilling", shape))
     params = state.init_params(task)
-    params |= {name: known[name] for name in ("encoder", "token_embed", "embed_norm")}
-    positions = known["position_embed"]["embedding"] + known["type_embed"]["embedding"][0]
+    params |= {name: pretrained[name] for name in ("encoder", "token_embed", "embed_norm")}
+    positions = pretrained["position_embed"]["embedding"] + pretrained["type_embed"]["embedding"][0]
     table = params["position_embed"]["embedding"]
     params["position_embed"] = {"embedding": table.at[-len(positions) :].set(positions)}
     record.create(workdir, task, params)
@@ -405,12 +405,12 @@ def floor(arguments, tokens: pathlib.Path) -> dict:
     dev = (arguments.data / "sst2/dev.tsv").read_text("utf-8").splitlines()
     labels = collections.Counter(line.rpartition("\t")[2] for line in dev)
     tokenizer = tokenizers.load(tokens)
-    known, held_out = (
+    counts, held_out = (
         collections.Counter(itertools.chain(*([*ids, tokenizer.eos_id] for ids in each)))
         for each in (targets(split, tokens) for split in SPLITS)
     )
-    size = known.total() + tokenizer.vocab_size
-    log_prob = sum(count * math.log((known[i] + 1) / size) for i, count in held_out.items())
+    size = counts.total() + tokenizer.vocab_size
+    log_prob = sum(count * math.log((counts[i] + 1) / size) for i, count in held_out.items())
     pairs = functions("valid", tokens)
     return {
         "objective": "floor",

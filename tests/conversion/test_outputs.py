@@ -35,10 +35,10 @@ def test_outputs_and_scores_equal(name, checkpoint, tmp_path):
     stream = task.stream(params, decode.beam)
     sources = make.sources(task.model.vocab_size)
     limits = [decode.max_length] * len(sources)
-    found = dict(stream(task.model.for_decoding(params), sources, limits))
+    outputs = dict(stream(task.model.for_decoding(params), sources, limits))
     expected = read_json(make.HERE / name / "outputs.json")
     for number, (rows, scores) in enumerate(zip(*row) for row in expected):
-        ids, lengths, actual = found[number]
+        ids, lengths, actual = outputs[number]
         assert [each[:length].tolist() for each, length in zip(ids, lengths)] == list(rows)
         np.testing.assert_allclose(actual, scores, atol=1e-4)
     written = generation.options_of(decode, task.tokenizer.target, task.model.window)

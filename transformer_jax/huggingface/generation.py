@@ -48,25 +48,25 @@ def decode_keys(options: dict) -> dict:
     An option that is absent or null has the default of transformers. But where no most length is
     given, transformers writes 20 tokens, and ours is config.decode.max_extra.
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    options = {key: value for key, value in options.items() if value is not None}
     for key in _WHOLE:
-        if type(given.get(key, 0)) is not int:
-            raise UserError(f"{key}={given[key]!r}: must be a whole number")
-    early_stopping = given.get("early_stopping", False)
+        if type(options.get(key, 0)) is not int:
+            raise UserError(f"{key}={options[key]!r}: must be a whole number")
+    early_stopping = options.get("early_stopping", False)
     if early_stopping not in _EARLY_STOPPING:
         raise UserError(f"early_stopping={early_stopping!r}: must be true, false or 'never'")
-    min_length = given.get("min_length", 0)
-    if given.get("min_new_tokens"):
-        min_length = given["min_new_tokens"] + 1  # the end is no new token there
+    min_length = options.get("min_length", 0)
+    if options.get("min_new_tokens"):
+        min_length = options["min_new_tokens"] + 1  # the end is no new token there
     return dict(
-        beam=given.get("num_beams", 1),
-        alpha=given.get("length_penalty", 1.0),
+        beam=options.get("num_beams", 1),
+        alpha=options.get("length_penalty", 1.0),
         penalty="length",
-        max_length=given.get("max_new_tokens", given.get("max_length", 1) - 1),
+        max_length=options.get("max_new_tokens", options.get("max_length", 1) - 1),
         min_length=min_length,
-        no_repeat_ngram=given.get("no_repeat_ngram_size", 0),
-        force_end="forced_eos_token_id" in given,
-        renormalize=given.get("renormalize_logits", False),
+        no_repeat_ngram=options.get("no_repeat_ngram_size", 0),
+        force_end="forced_eos_token_id" in options,
+        renormalize=options.get("renormalize_logits", False),
         early_stopping=_EARLY_STOPPING[early_stopping],
     )
 

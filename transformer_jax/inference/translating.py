@@ -58,8 +58,8 @@ class Translator:
             )
         key = f"config.task.source_length={self.source_length} less the end"
         if self._room <= self.source_length:
-            less = "the end" if self.decode.max_length else "config.decode.max_extra and the end"
-            key = f"config.model.max_length={self.model.max_length} less {less}"
+            ends = "the end" if self.decode.max_length else "config.decode.max_extra and the end"
+            key = f"config.model.max_length={self.model.max_length} less {ends}"
         limit = f"the {self.max_source} tokens that can be translated at once ({key})"
         return self._translations(params, lines, n_best, LongLines(long, WAYS, limit))
 
