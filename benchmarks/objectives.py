@@ -37,20 +37,19 @@ import math
 import os
 import pathlib
 import platform
-import subprocess
-import sys
 import types
 from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import comparison
 import numpy as np
 import transfer
 from harness import machine
 
 from transformer_jax.train import spread
 
-ROOT = pathlib.Path(__file__).parent.parent
+COMMAND = "python benchmarks/objectives.py --text=unsup.txt --data=DIR --workdir=DIR --json"
 PRETRAINING = "configs/objectives/pretrain.py"
 SUMMARIES = "configs/objectives/summaries.py"
 
@@ -127,7 +126,8 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         if arguments.json:
             tokens = pretraining(arguments, name) / "tokenizer"
-            add(arguments.json, [floor(arguments, tokens), row])
+            rows = [floor(arguments, tokens), row]
+            comparison.add_rows(arguments.json, rows, "objective", ["floor", *OBJECTIVES], COMMAND)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,18 +145,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def prepare(arguments) -> pathlib.Path:
-    """Writes the splits of the text and of XQuAD into a folder, and returns it."""
+    """Writes the splits of XQuAD into a folder, and returns it."""
     folder = arguments.workdir / "data"
     folder.mkdir(parents=True, exist_ok=True)
     transfer.split_articles(arguments.data, folder)
-    reviews = arguments.text.read_text("utf-8").strip().split("\n\n")
-    reviews = reviews[:200] if arguments.tiny else reviews
-    parts = {
-        "train": [review for number, review in enumerate(reviews, 1) if number % 50],
-        "valid": reviews[49::50],
-    }
-    for name, part in parts.items():
-        (folder / f"{name}.txt").write_text("\n\n".join(part) + "\n", "utf-8")
     return folder
 
 
@@ -171,7 +163,7 @@ def pretraining(arguments, name: str) -> pathlib.Path:
 def measured(arguments, folder: pathlib.Path, name: str) -> dict:
     """Returns the row of an objective. `folder` holds the data."""
     run, shape = pretraining(arguments, name), OBJECTIVES[name].shape
-    keys = {f"data.{split}_files": folder / f"{split}.txt" for split in SPLITS}
+    keys = comparison.write_reviews(arguments.text, folder, arguments.tiny)
     keys |= TINY if arguments.tiny else {}
     train(arguments, f"{PRETRAINING}:{shape or name}", run, keys)
     begin = {"init_from": run} | ({"train.pretrained": "false"} if shape else {})
@@ -191,19 +183,9 @@ def measured(arguments, folder: pathlib.Path, name: str) -> dict:
 
 
 def train(arguments, config: str, workdir: pathlib.Path, keys: dict, seeds: int = 0) -> dict:
-    """Trains a run, or several seeds. Returns the last scores of the seeds."""
-    command = [
-        sys.executable,
-        "-m",
-        "transformer_jax.train",
-        f"--config={config}",
-        f"--workdir={workdir}",
-        f"--config.data.cache={arguments.workdir / 'cache'}",
-        *([f"--seeds={seeds}"] if seeds else []),
-        *(f"--config.{key}={value}" for key, value in keys.items()),
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout) if seeds else {}
+    """Trains a run, or a number of seeds. Returns the last scores of the seeds."""
+    cache = {"data.cache": arguments.workdir / "cache"}
+    return comparison.train(config, workdir, cache | keys, seeds)
 
 
 def described(run: pathlib.Path) -> dict:
@@ -221,21 +203,11 @@ def described(run: pathlib.Path) -> dict:
         "updates": config.train.num_steps,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "revision": revision(),
+        "revision": comparison.revision(),
         "python": platform.python_version(),
         "functions": {split: PythonFunctions(split).fingerprint()["functions"] for split in splits},
         "tokenizer": tokenizers.load(run / "tokenizer").fingerprint(),
     }
-
-
-def revision() -> str:
-    """Returns the commit of the checkout, marked where files other than results differ from it."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, check=True, text=True
-    ).stdout.strip()
-    unchanged = ["diff", "--quiet", "HEAD", "--", ":!benchmarks/results"]
-    return f"{commit}-dirty" if subprocess.run([*git, *unchanged]).returncode else commit
 
 
 # summaries
@@ -423,15 +395,6 @@ def floor(arguments, tokens: pathlib.Path) -> dict:
 # results
 
 
-def add(path: pathlib.Path, new: list[dict]) -> None:
-    """Puts rows into a file, in place of those of their objectives."""
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    by_name = {row["objective"]: row for row in [*rows, *new]}
-    ordered = [by_name[name] for name in ("floor", *OBJECTIVES) if name in by_name]
-    command = "python benchmarks/objectives.py --text=unsup.txt --data=DIR --workdir=DIR --json"
-    path.write_text(json.dumps({"command": command, "rows": ordered}, indent=2) + "\n")
-
-
 COLUMNS = {
     "sst2": ("SST-2 accuracy", 100),
     "xquad": ("XQuAD F1", 100),
@@ -443,33 +406,18 @@ def table(rows: list[dict]) -> str:
     """Returns the rows as Markdown, beside the published scores."""
     scores = [name for name, _ in COLUMNS.values()] + ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
     published = ["SQuAD F1", "MNLI", "XSum perplexity"]
-    lines = [
-        [
-            "objective",
-            "parameters",
-            "summaries",
-            *scores,
-            *(f"published {name}" for name in published),
-        ],
-        ["---"] * (6 + len(scores)),
-    ]
+    header = ["objective", "parameters", "summaries", *scores]
+    lines = []
     for row in rows:
         objective = OBJECTIVES.get(row["objective"], FLOOR)
         cells = [objective.label, f"{row['parameters']:,}" if "parameters" in row else ""]
         cells.append(objective.summaries)
-        cells += [_spread_cell(row.get(key), unit) for key, (_, unit) in COLUMNS.items()]
+        cells += [comparison.spread_cell(row.get(key), unit) for key, (_, unit) in COLUMNS.items()]
         for name in ROUGE:
             low, high = row["rouge"][name]["interval"]
             cells.append(f"{row['rouge'][name]['mean']:.1f} ({low:.1f} to {high:.1f})")
         lines.append([*cells, *map(str, objective.published or ("",) * len(published))])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _spread_cell(score: dict | None, unit: float) -> str:
-    if score is None:
-        return ""
-    cell = f"{unit * score['mean']:.1f}"
-    return f"{cell} ± {unit * score['deviation']:.1f}" if len(score["values"]) > 1 else cell
+    return comparison.markdown([*header, *(f"published {name}" for name in published)], lines)
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
