@@ -3,6 +3,10 @@
 It takes minutes on a laptop and downloads nothing.
 
     python -m transformer_jax.train --config=configs/t5/quickstart.py --workdir=runs/t5
+
+Result on held-out documents, after 1,500 updates: 30.9 % of the target's tokens are right, given the
+text without the spans and the tokens before them, with a perplexity of 72.3. A learning rate of
+0.02 gives 30.7 % and 77.3. A quarter of the tokens are sentinels.
 """
 
 from transformer_jax.config import experiment
@@ -51,7 +55,7 @@ def get_config():
         # Adafactor's learning rate is relative to the size of a parameter, as T5's embeddings need.
         optimizer=dict(
             name="adafactor",
-            learning_rate=0.02,
+            learning_rate=0.05,
             schedule="linear",
             warmup_steps=0.08,
             clip_norm=1.0,
