@@ -4,8 +4,8 @@ It takes minutes on a laptop and downloads nothing.
 
     python -m transformer_jax.train --config=configs/t5/quickstart.py --workdir=runs/t5
 
-Result on held-out documents, after 1,500 updates: 30.9 % of the target's tokens are right, given the
-text without the spans and the tokens before them, with a perplexity of 72.3. A learning rate of
+Result on held-out documents, after 1,500 updates: 30.9 % of the target's tokens are right, given
+the text without the spans and the tokens before them, with a perplexity of 72.3. A learning rate of
 0.02 gives 30.7 % and 77.3. A quarter of the tokens are sentinels.
 """
 
