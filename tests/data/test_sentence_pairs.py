@@ -147,6 +147,43 @@ def test_whole_words_are_masked_whole():
     assert max(masked) <= 9 and np.mean(masked) > 8
 
 
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_spans_have_the_lengths_of_the_weights(whole_words):
+    random, lengths = np.random.default_rng(0), []
+    spans_of_three = mask(40, whole_words=whole_words, ngrams=(0.0, 0.0, 1.0))
+    tokens = np.concatenate([[CLS], 5 + np.arange(200), [SEP]])
+    units = np.cumsum(~CONTINUES[tokens]) if whole_words else np.arange(len(tokens))
+    for _ in range(200):
+        row = spans_of_three(tokens, random)
+        chosen = row["masked_positions"][row["masked_weights"] > 0]
+        assert len(chosen) <= 30 and len({*chosen.tolist()}) == len(chosen)
+        spans = np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
+        lengths.extend(len(np.unique(units[span])) for span in spans)
+    # Neighbouring spans join, and some are cut.
+    assert np.mean(np.array(lengths) == 3) > 0.6 and np.mean(lengths) > 2.5
+    row = spans_of_three(np.array([CLS, SEP]), random)
+    assert not row["masked_weights"].any()
+
+
+def test_swapped_pairs_are_of_one_document():
+    tokens = np.arange(5, 905, dtype=np.uint16)
+    arrays = {"sentences": np.full(90, 10), "documents": np.array([90])}
+    stored = types.SimpleNamespace(
+        meta={"cls_id": CLS, "sep_id": SEP},
+        array=arrays.get,
+        read=lambda spans: [tokens[a:b] for a, b in spans],
+    )
+    source = sentence_pairs.SentencePairs(stored, 64, mask(10), (0, 0, 0), swaps=True)
+    rows = source.rows([(number, epoch) for epoch in range(20) for number in range(len(source))])
+    follows = np.array([row["follows"] for row in rows])
+    assert follows.mean() == pytest.approx(0.5, abs=0.1)
+    rows = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    tokens, filled = restored(rows), rows["segment_ids"] > 0
+    first = np.where(rows["token_types"] == 0, tokens, 0).max(axis=1)
+    second = np.where((rows["token_types"] == 1) & filled, tokens, 0).max(axis=1)
+    np.testing.assert_array_equal(first < second, follows == 1)
+
+
 def test_too_little_text_is_refused():
     stored = types.SimpleNamespace(
         meta={}, array={"sentences": np.array([5, 5]), "documents": np.array([2])}.get

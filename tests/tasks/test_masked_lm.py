@@ -249,6 +249,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     "overrides, message",
     [
         (dict(task__phases=((0.5, 16, 3),)), "shares of the updates must add up"),
+        (dict(task__ngrams=(0, 0)), r"config.task.ngrams=\(0, 0\): must be the weights"),
         (dict(task__phases=((1.0, 128, 3),)), "config.model.max_length=64"),
         (
             dict(data__tokenizer="byte_bpe", model__vocab_size=300),

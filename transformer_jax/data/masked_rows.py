@@ -25,12 +25,16 @@ class MaskedRows:
       phases: (share of the updates, tokens of a row, most predictions of a row) of each phase.
       pairs: whether rows are pairs of texts, not windows.
       whole_words: whether all pieces of a word are masked, or none.
+      ngrams: the weights of masked spans of 1, 2, 3, ... tokens or words.
+      swaps: whether the texts of a pair follow each other, in one order or the other.
     """
 
     config: ConfigDict
     phases: tuple
     pairs: bool
     whole_words: bool
+    ngrams: tuple = (1.0,)
+    swaps: bool = False
 
     def check(self, model: Any) -> None:
         """Raises UserError for phases of another form, or rows that do not suit the model."""
@@ -49,6 +53,11 @@ class MaskedRows:
         if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
             raise UserError(
                 f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
+            )
+        if not _are_weights(self.ngrams):
+            raise UserError(
+                f"config.task.ngrams={self.ngrams}: must be the weights of spans of 1, 2, ... "
+                "tokens, from 0 and not all 0, as in (0.8,0.1,0.1)"
             )
         if self.config.train.first_batch:
             raise UserError(
@@ -112,13 +121,20 @@ class MaskedRows:
             tokenizer.continues,
             num_predictions,
             self.whole_words,
+            self.ngrams,
         )
         key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
         if self.pairs:
-            return sentence_pairs.SentencePairs(stored, length, mask, key)
+            return sentence_pairs.SentencePairs(stored, length, mask, key, self.swaps)
         return sentence_pairs.MaskedWindows(
             stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
         )
+
+
+def _are_weights(values) -> bool:
+    if not isinstance(values, tuple) or not {*map(type, values)} <= {int, float}:
+        return False
+    return all(0 <= value < math.inf for value in values) and sum(values) > 0
 
 
 def _is_phase(phase, max_length: int) -> bool:

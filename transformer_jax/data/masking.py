@@ -24,6 +24,8 @@ class Masking:
     continues: np.ndarray  # (V,) bool: pieces that continue the previous piece's word
     max_predictions: int  # of a row, P
     whole_words: bool = False  # predict all pieces of a word or none
+    # weights of spans of 1, 2, 3, ... tokens, or of words with `whole_words`
+    ngrams: tuple[float, ...] = (1.0,)
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
@@ -38,8 +40,8 @@ class Masking:
         """
         candidates = np.flatnonzero(~self.special[tokens])
         count = min(max(round(_SHARE * len(tokens)), 1), self.max_predictions, len(candidates))
-        if self.whole_words:
-            positions = self._whole_words(tokens, candidates, count, random)
+        if count and (self.whole_words or len(self.ngrams) > 1):
+            positions = self._spans(self._units(tokens, candidates), count, random)
         else:
             positions = random.permutation(candidates)[:count]
         positions.sort()
@@ -57,22 +59,39 @@ class Masking:
             "masked_weights": padded(np.ones(len(positions)), self.max_predictions),
         }
 
-    def _whole_words(
-        self,
-        tokens: np.ndarray,
-        candidates: np.ndarray,
-        count: int,
-        random: np.random.Generator,
-    ) -> np.ndarray:
-        """Returns the positions of random words; a word that would exceed `count` is left out."""
+    def _units(self, tokens: np.ndarray, candidates: np.ndarray) -> list[np.ndarray]:
+        """Returns the positions of each word, or of each token."""
+        if not self.whole_words:
+            return np.split(candidates, np.arange(1, len(candidates)))
         begins_word = ~self.continues[tokens[candidates]]
         is_after_gap = np.diff(candidates, prepend=-2) > 1
-        words = np.split(candidates, np.flatnonzero(begins_word | is_after_gap)[1:])
+        return np.split(candidates, np.flatnonzero(begins_word | is_after_gap)[1:])
+
+    def _spans(
+        self, units: list[np.ndarray], count: int, random: np.random.Generator
+    ) -> np.ndarray:
+        """Returns the positions of random spans of units (Lan et al. 2019, section 3.2).
+
+        A span is shorter than its drawn length where it meets a special token, another span or
+        `count`.
+        """
+        order = random.permutation(len(units))
+        lengths = [1] * len(units)
+        if len(self.ngrams) > 1:
+            weights = np.array(self.ngrams) / sum(self.ngrams)
+            lengths = 1 + random.choice(len(weights), len(units), p=weights)
+        is_selected = np.zeros(len(units), bool)
         positions = []
-        for number in random.permutation(len(words)):
-            word = words[number]
-            if len(positions) + len(word) <= count:
-                positions.extend(word)
+        for first in order.tolist():
+            before = units[first][0] - 1
+            for number in range(first, min(first + lengths[first], len(units))):
+                unit = units[number]
+                fits = len(positions) + len(unit) <= count
+                if is_selected[number] or unit[0] != before + 1 or not fits:
+                    break
+                is_selected[number] = True
+                positions.extend(unit)
+                before = unit[-1]
         return np.array(positions, np.int64)
 
 

@@ -32,20 +32,27 @@ class SentencePairs:
     """Rows [CLS] A [SEP] B [SEP] with masked tokens.
 
     A and B are segments of whole sentences. B follows A in half of the rows and comes from another
-    document in the others. One row in ten is shorter. The segments come from fixed spans of
-    sentences; each epoch draws everything else anew. The randomness of a row depends on `key`
-    (seed, phase, component), its number and the epoch.
+    document in the others. With `swaps`, A follows B in the others (Lan et al. 2019). One row in
+    ten is shorter. The segments come from fixed spans of sentences; each epoch draws everything
+    else anew. The randomness of a row depends on `key` (seed, phase, component), its number and the
+    epoch.
 
     Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels,
     masked_weights (P,), follows (): 1 where B follows A.
     """
 
     def __init__(
-        self, stored: store.Store, length: int, mask: masking.Masking, key: tuple[int, int, int]
+        self,
+        stored: store.Store,
+        length: int,
+        mask: masking.Masking,
+        key: tuple[int, int, int],
+        swaps: bool = False,
     ):
         self.store = stored
         self.length = length
         self.mask = mask
+        self.swaps = swaps
         self.meta = stored.meta
         self._philox_key = philox_key(key)
         # The first token of each sentence, then the number of tokens.
@@ -53,9 +60,11 @@ class SentencePairs:
         # The first sentence of each document, then the number of sentences.
         self._documents = cumulative(stored.array("documents"))
         self._spans = _spans(self._starts, self._documents, length - 3)
-        if len(self._documents) < 3 or not len(self._spans):
+        too_few = len(self._documents) < 3 and not swaps
+        if too_few or not len(self._spans):
+            needed = "a document of" if swaps else "two documents, and one of them"
             raise UserError(
-                "pairs of sentences need two documents, and one of them two sentences "
+                f"pairs of sentences need {needed} two sentences "
                 "(documents end with a blank line; config.data.sentences says what ends a sentence)"
             )
 
@@ -74,11 +83,12 @@ class SentencePairs:
         first, last, document = self._spans[number].tolist()
         middle = random.integers(first + 1, last)
         follows = random.random() < 0.5
-        if follows:
-            second = self._starts.item(middle), self._starts.item(last)
-        else:
-            second = self._segment_of_another_document(document, random)
         first_segment = self._starts.item(first), self._starts.item(middle)
+        second = self._starts.item(middle), self._starts.item(last)
+        if not follows and self.swaps:
+            first_segment, second = second, first_segment
+        elif not follows:
+            second = self._segment_of_another_document(document, random)
         return _Plan(first_segment, second, follows, random)
 
     def _segment_of_another_document(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import cached_property, partial
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,12 @@ class MaskedLM(EncoderUse, TextTask):
     phases: tuple = ((1.0, 128, 20),)
     # weight of the next-sentence loss; 0: rows are windows of the text, not pairs (Liu et al. 2019)
     next_sentence: float = 1.0
+    # in half of the pairs, the second text is of another document (next_sentence), or the texts
+    # that follow each other are swapped (sentence_order; Lan et al. 2019)
+    second_text: Literal["next_sentence", "sentence_order"] = "next_sentence"
     whole_words: bool = False  # mask all pieces of a word or none
+    # weights of masked spans of 1, 2, 3, ... tokens; of words with whole_words
+    ngrams: tuple = (1.0,)
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -38,7 +44,14 @@ class MaskedLM(EncoderUse, TextTask):
 
     @property
     def texts(self) -> MaskedRows:
-        return MaskedRows(self.config, self.phases, self.next_sentence > 0, self.whole_words)
+        return MaskedRows(
+            self.config,
+            self.phases,
+            self.next_sentence > 0,
+            self.whole_words,
+            self.ngrams,
+            self.second_text == "sentence_order",
+        )
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
