@@ -2,12 +2,13 @@
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped
 
 from transformer_jax.distributed import sharding
 
@@ -240,7 +241,31 @@ def token_log_probs(
     Also returns whether the label has the largest logit (B, L) bool. Each device computes one row
     at a time.
     """
+
+    def rows(logits, labels):
+        label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        log_probs = label_logits - jax.nn.logsumexp(logits, axis=-1)
+        return log_probs, label_logits >= logits.max(axis=-1)
+
+    return of_logits(rows, (hidden, table, bias), labels)
+
+
+def of_logits(
+    function: Callable[..., Any],
+    projection: tuple[
+        Float[Array, "B L M"], Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None
+    ],
+    *arrays: Shaped[ArrayLike, "B L"],
+) -> Any:
+    """Returns a tree of arrays (B, L): `function` of the logits and of `arrays`, for each row.
+
+    `projection` is (hidden, table, bias) of the logits, as in `cross_entropy`. Each device computes
+    one row at a time, so that the logits of a large vocabulary take little memory. `function` gets
+    logits (rows, L, V) float32, and returns arrays (rows, L).
+    """
     parts = sharding.parts("batch")
+    hidden, table, bias = projection
+    matrix = table.astype(hidden.dtype)
 
     # (B, ...) -> (B / parts, parts, ...). Each device has one row of `parts`.
     def split(x):
@@ -252,13 +277,10 @@ def token_log_probs(
         return x.swapaxes(0, 1).reshape(hidden.shape[:2])
 
     def rows(inputs):
-        hidden, labels = inputs  # (parts, L, M), (parts, L)
-        matrix = table.astype(hidden.dtype)
+        hidden, *arrays = inputs  # (parts, L, M), (parts, L)
         logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
-        logits = sharding.constrain(logits, "batch", None, "vocab")
-        label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-        log_probs = label_logits - jax.nn.logsumexp(logits, axis=-1)
-        return log_probs, label_logits >= logits.max(axis=-1)
+        return function(sharding.constrain(logits, "batch", None, "vocab"), *arrays)
 
-    return jax.tree.map(join, jax.lax.map(rows, (split(hidden), split(labels))))
+    inputs = tuple(split(jnp.asarray(x)) for x in (hidden, *arrays))
+    return jax.tree.map(join, jax.lax.map(rows, inputs))

@@ -1,5 +1,7 @@
 """The formulas of FLOPs against the products that are traced."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,11 +11,13 @@ from transformer_jax.layers.lstm import LSTM
 from transformer_jax.models.albert import ALBERT
 from transformer_jax.models.bert import BERT
 from transformer_jax.models.decoder import Decoder
+from transformer_jax.models.electra import ELECTRA
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.planning import traced
 
 SIZES = dict(d_model=32, num_heads=4, d_ff=48, vocab_size=128)
 LENGTH = 8
+ZEROS = jnp.zeros((1, LENGTH), jnp.int32)
 
 
 def traced_flops(model, *inputs):
@@ -41,6 +45,21 @@ def test_encoder_decoder():
 def test_albert():
     model = ALBERT(num_layers=3, d_embed=16, **SIZES)
     assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH, LENGTH)
+
+
+def test_electra():
+    model = ELECTRA(num_layers=3, d_embed=16, generator_size=0.5, **SIZES)
+
+    def both(model, tokens):
+        states = model.generated(tokens)
+        table, _ = model.generator_output()
+        logits = model.generator_transformed(states) @ table.T
+        return logits, model.detected(model.hidden(tokens))
+
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ZEROS, method=both))
+    forward = partial(model.apply, method=both)
+    expected = model.detection_flops(LENGTH, LENGTH)
+    assert traced.flops(forward, params, tokens(LENGTH)) == expected
 
 
 def test_decoder():

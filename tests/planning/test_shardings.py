@@ -22,6 +22,7 @@ ARGUMENTS = {
     "bert/imdb.py": ["cpu"],
     "bert/small.py": ["tiny"],
     "decoder/llama2.py": ["70b"],
+    "electra/electra.py": ["base"],
     "gpt/gpt2.py": ["124m"],
     "gpt/gpt3.py": ["175b"],
     "gpt/imdb.py": ["cpu"],

@@ -21,12 +21,15 @@ MODELS = {
     "decoder": dict(name="decoder", vocab_size=300, d_ff=24, num_kv_heads=2, **SHARED),
     "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
     | SHARED,
+    "electra": dict(name="electra", vocab_size=80, d_embed=8, generator_size=0.5, **SHARED)
+    | dict(dropout=0.0, attention_dropout=0.0),
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
     "albert": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
+    "electra": (build_bert, dict(name="replaced_tokens", phases=((1.0, 16, 4),))),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
     "t5": (
         build_bert,

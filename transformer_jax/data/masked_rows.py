@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -29,6 +29,8 @@ class MaskedRows:
       swaps: whether the texts of a pair follow each other, in one order or the other.
     """
 
+    single: ClassVar[str] = "next_sentence=0"  # the key without which rows are no pairs
+
     config: ConfigDict
     phases: tuple
     pairs: bool
@@ -41,7 +43,7 @@ class MaskedRows:
         if self.pairs and model.num_token_types < 2:
             raise UserError(
                 f"config.model.num_token_types={model.num_token_types}: pairs of texts need "
-                "2; config.task.next_sentence=0 trains on single texts"
+                f"2; config.task.{self.single} trains on single texts"
             )
         for phase in self.phases or [()]:
             if not _is_phase(phase, model.window):
@@ -115,19 +117,23 @@ class MaskedRows:
         Each split has its own random numbers.
         """
         _, length, num_predictions = self.phases[phase]
-        mask = masking.Masking(
+        mask = self.masking(tokenizer, num_predictions)
+        key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
+        if self.pairs:
+            return sentence_pairs.SentencePairs(stored, length, mask, key, self.swaps)
+        return sentence_pairs.MaskedWindows(
+            stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
+        )
+
+    def masking(self, tokenizer, num_predictions: int) -> masking.Masking:
+        """Returns the masking of a row with at most so many predictions."""
+        return masking.Masking(
             tokenizer.mask_id,
             tokenizer.special,
             tokenizer.continues,
             num_predictions,
             self.whole_words,
             self.ngrams,
-        )
-        key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
-        if self.pairs:
-            return sentence_pairs.SentencePairs(stored, length, mask, key, self.swaps)
-        return sentence_pairs.MaskedWindows(
-            stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
         )
 
 

@@ -9,12 +9,10 @@ import numpy as np
 
 from transformer_jax.data.rows import padded
 
-_SHARE = 0.15  # of all tokens of a row, special ones included, as published
-
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Selects 15 % of a row's tokens for prediction.
+    """Selects a share of a row's tokens for prediction: by default, 15 % as published.
 
     Of these, 80 % become [MASK], 10 % become another token, and 10 % stay.
     """
@@ -26,6 +24,9 @@ class Masking:
     whole_words: bool = False  # predict all pieces of a word or none
     # weights of spans of 1, 2, 3, ... tokens, or of words with `whole_words`
     ngrams: tuple[float, ...] = (1.0,)
+    selected: float = 0.15  # of all tokens of a row, special ones included
+    # of the selected tokens: the share that becomes [MASK], and the share that becomes another one
+    shares: tuple[float, float] = (0.8, 0.1)
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
@@ -39,7 +40,9 @@ class Masking:
         masked_weights.
         """
         candidates = np.flatnonzero(~self.special[tokens])
-        count = min(max(round(_SHARE * len(tokens)), 1), self.max_predictions, len(candidates))
+        count = min(
+            max(round(self.selected * len(tokens)), 1), self.max_predictions, len(candidates)
+        )
         if count and (self.whole_words or len(self.ngrams) > 1):
             positions = self._spans(self._units(tokens, candidates), count, random)
         else:
@@ -49,8 +52,9 @@ class Masking:
         inserted = self.ordinary[random.integers(len(self.ordinary), size=len(positions))]
         labels = tokens[positions]
         masked = tokens.copy()
+        hidden, changed = self.shares
         masked[positions] = np.where(
-            draws < 0.8, self.mask_id, np.where(draws < 0.9, inserted, labels)
+            draws < hidden, self.mask_id, np.where(draws < hidden + changed, inserted, labels)
         )
         return {
             "tokens": masked,

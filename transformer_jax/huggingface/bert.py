@@ -31,8 +31,8 @@ _KEYS = Keys(
     },
 )
 
-
-_LAYER = {
+# The tensors of a layer, also in the relatives of BERT.
+LAYER = {
     **linear("attention.self.query", "attention/query"),
     **linear("attention.self.key", "attention/key"),
     **linear("attention.self.value", "attention/value"),
@@ -47,7 +47,7 @@ _ENCODER = {
     "bert.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
     "bert.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
     **norm("bert.embeddings.LayerNorm", "embed_norm"),
-    **layers("bert.encoder.layer.{}.", "encoder/layers/", _LAYER),
+    **layers("bert.encoder.layer.{}.", "encoder/layers/", LAYER),
 }
 _MASKED_LM = {
     **linear("cls.predictions.transform.dense", "mlm_transform"),

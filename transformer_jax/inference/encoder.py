@@ -54,10 +54,11 @@ class EncoderUse:
         """
         return self._reader(params).features(params, arguments.as_texts(texts), layers, long)
 
-    def _reader(self, params) -> Reader:
+    def _reader(self, params, model=None) -> Reader:
+        """Returns the reader of the run's model, or of another one with these parameters."""
         placement = Placement.of(params, self.config.mesh)
         batch = placement.rows(self.config.decode.batch)
-        return Reader(self.model, self.tokenizer, batch, placement)
+        return Reader(model or self.model, self.tokenizer, batch, placement)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text; with `pieces`, its tokens.

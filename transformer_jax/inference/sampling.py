@@ -71,7 +71,7 @@ class Sampling:
         if self.top_p < 1:
             logits = jnp.where(_nucleus(jax.nn.softmax(logits), self.top_p), logits, -jnp.inf)
         weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
-        return _drawn(weights, jax.vmap(jax.random.uniform)(keys))
+        return drawn(weights, jax.vmap(jax.random.uniform)(keys))
 
 
 def of_options(how: Any, options: Mapping[str, Any]) -> Sampling:
@@ -109,7 +109,7 @@ def _nucleus(probabilities: Float[Array, "B V"], top_p: float) -> Bool[Array, "B
     return bits >= jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(one), one))[1]
 
 
-def _drawn(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+def drawn(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """Returns a token for each row of weights (B, V), from a number (B,) in [0, 1) each.
 
     A block of tokens is drawn first, then a token of the block. Gumbel noise for each token takes

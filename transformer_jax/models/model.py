@@ -22,6 +22,15 @@ from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
 _METHODS = {
     "pool": ("pooled",),
     "next_sentence": ("next_logits",),
+    "detect": (
+        "detected",
+        "generated",
+        "generator_transformed",
+        "generator_output",
+        "detection_flops",
+        "narrow",
+        "narrow_params",
+    ),
     "cache": ("cached",),
     "carry": ("initial_carry", "advance"),
 }
@@ -37,6 +46,8 @@ class Model(nn.Module, abc.ABC):
       pool: `pooled(hidden)` returns one vector for each row (B, M).
       fill: the logits of a position predict its own token, which the input hides.
       next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
+      detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
+        which is a part of the model, replaces them: see models/electra.py.
       attend: all layers have attention weights, in the stacks "encoder" and "decoder".
       cache: `cached` reads tokens into a key/value cache.
       carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.

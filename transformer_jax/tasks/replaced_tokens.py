@@ -1,0 +1,207 @@
+"""ELECTRA's pre-training: detecting the tokens that a generator replaced."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data.replaced_rows import NUM_DRAWS, ReplacedRows
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.inference.filling import Filling
+from transformer_jax.inference.sampling import drawn
+from transformer_jax.losses import cross_entropy, of_logits
+from transformer_jax.tasks.base import TextTask
+from transformer_jax.tasks.task import Context, Loss
+
+
+@dataclasses.dataclass
+class ReplacedTokens(EncoderUse, TextTask):
+    """The objectives of Clark et al. 2020, section 2.
+
+    The generator is a masked language model. A token that it samples takes the place of each masked
+    one, and the discriminator says of every token whether it was replaced. A sample that equals the
+    original token counts as original. No gradient passes through the samples.
+
+    "loss" and "accuracy" are the generator's: its target does not change during a run, while the
+    discriminator's becomes harder. "replaced_accuracy" is the discriminator's, and
+    "always_original" that of calling every token original.
+    """
+
+    # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
+    # replacements of a row)
+    phases: tuple = ((1.0, 128, 19),)
+    selected: float = 0.15  # share of the tokens of a row that the generator replaces
+    replaced_weight: float = 50.0  # weight of the discriminator's loss beside the generator's
+    pairs: bool = False  # rows are pairs of texts, as in BERT, not windows of the text
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"mlm": 1.0, "replaced": self.replaced_weight}
+        self.num_row_shapes = len(self.phases)
+        if "detect" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: replaced tokens need a model with "
+                "a generator, such as electra"
+            )
+        if self.replaced_weight <= 0:
+            raise UserError(f"config.task.replaced_weight={self.replaced_weight}: must be above 0")
+        if not 0 < self.selected < 1:
+            raise UserError(f"config.task.selected={self.selected}: must be above 0 and below 1")
+        self.texts.check(self.model)
+
+    @property
+    def texts(self) -> ReplacedRows:
+        return ReplacedRows(self.config, self.phases, self.pairs, False, self.selected)
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        tokenizer = super().tokenizer
+        tokenizer.required("cls", "sep", "mask", user="masked language modelling")
+        return tokenizer
+
+    @property
+    def phase_steps(self) -> list[int]:
+        """The number of updates of each phase."""
+        return self.texts.phase_steps
+
+    def _check_generator(self) -> None:
+        """Raises UserError where the model is a discriminator alone, as converted ones are."""
+        if not self.model.generator_size:
+            raise UserError(
+                "config.model.generator_size=0: no generator replaces tokens; set it to a share of "
+                "config.model.d_model, such as 0.25"
+            )
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        self._check_generator()
+        _, length, num_predictions = self.phases[row_shape]
+        shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,))
+        masked = ("masked_positions", "masked_labels", "masked_weights", "masked_draws")
+        shapes |= dict.fromkeys(masked, (num_predictions,))
+        if self.pairs:
+            shapes["follows"] = ()
+        return self.int32_spec(shapes)
+
+    def init(self, rng):
+        def used(model, tokens):
+            if model.generator_size:
+                model.generator_transformed(model.generated(tokens))
+                model.generator_output()
+            return model.detected(model.hidden(tokens))
+
+        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=used)["params"]
+
+    def weights(self, batch):
+        return {
+            "mlm": batch["masked_weights"].sum().astype(jnp.float32),
+            "replaced": (batch["segment_ids"] > 0).sum().astype(jnp.float32),
+        }
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        generator_key, key = jax.random.split(context.rng) if context.train else (None, None)
+        read = partial(self._read, params, batch, train=context.train)
+        states = read("generated", batch["tokens"], generator_key)
+        states = jnp.take_along_axis(states, batch["masked_positions"][..., None], axis=1)
+        apply = partial(self.model.apply, {"params": params})
+        states = apply(states, method="generator_transformed")  # (B, P, E)
+        output = apply(method="generator_output")
+        mlm, _, correct = cross_entropy(
+            states, *output, batch["masked_labels"], batch["masked_weights"].astype(jnp.float32)
+        )
+
+        sampled = _sampled((states, *output), batch["masked_draws"])
+        tokens = _placed(batch, sampled)
+        is_replaced = tokens != _placed(batch, batch["masked_labels"])
+        logits = apply(read("hidden", tokens, key), method="detected")  # (B, L)
+        filled = batch["segment_ids"] > 0
+        replaced = jnp.sum(optax.sigmoid_binary_cross_entropy(logits, is_replaced) * filled)
+        right = ((logits > 0) == is_replaced) & filled
+        num_masked = batch["masked_weights"].sum(dtype=jnp.int32)
+        num_tokens = filled.sum(dtype=jnp.int32)
+        metrics = {
+            "loss": (mlm, num_masked),
+            "accuracy": (correct, num_masked),
+            "replaced_loss": (replaced, num_tokens),
+            "replaced_accuracy": (right.sum(dtype=jnp.float32), num_tokens),
+            "always_original": ((~is_replaced & filled).sum(dtype=jnp.float32), num_tokens),
+            "filled": (num_tokens, jnp.int32(filled.size)),
+        }
+        return Loss({"mlm": mlm, "replaced": replaced}, metrics)
+
+    def _read(self, params, batch, method: str, tokens, key, *, train: bool) -> jax.Array:
+        """Returns the states of the rows' tokens (B, L) by a method of the model."""
+        return self.model.apply(
+            {"params": params},
+            tokens,
+            token_types=batch["token_types"],
+            segment_ids=batch["segment_ids"],
+            train=train,
+            method=method,
+            rngs={"dropout": key} if train else None,
+        )
+
+    def flops(self, row_shape: int = 0) -> float:
+        _, length, num_predictions = self.phases[row_shape]
+        # A backward pass costs two forward passes.
+        return 3 * self.model.detection_flops(length, num_predictions)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.phases[row_shape][1]
+
+    # evaluation and use
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the losses and accuracies of generator and discriminator for a split.
+
+        The rows are those of the last phase. A split of fewer than 2,000 rows is read several
+        times, with other masks. Raises UserError where the run has no such split, or no generator.
+        """
+        self._check_generator()
+        arguments.held_out(self.texts.text, split, "files")
+        evaluated = self.texts.evaluation(self.tokenizer, split)
+        means = self.mean_metrics(params, evaluated)
+        means.pop("filled")
+        return means | self.derived(split, means) | {"rows": len(evaluated)}
+
+    def fill(
+        self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"
+    ) -> Iterator[list[list[Filling]]]:
+        """Yields the generator's likeliest words for each [MASK] of each text.
+
+        Raises UserError where the run has no generator, and as that of a masked language model.
+        """
+        self._check_generator()
+        params = self.model.narrow_params(params)
+        reader = self._reader(params, self.model.narrow())
+        return reader.fill(params, arguments.as_texts(texts), top_k, long)
+
+
+def _sampled(projection, draws: jax.Array) -> jax.Array:
+    """Returns tokens (B, P) int32 of the softmax of a projection, from draws (B, P) int32.
+
+    `projection` is (states (B, P, E), table, bias). No gradient passes.
+    """
+
+    def sample(logits, draws):
+        weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights = weights.reshape(-1, weights.shape[-1])  # (rows * P, V)
+        uniform = draws.reshape(-1).astype(jnp.float32) / NUM_DRAWS
+        return drawn(weights, uniform).reshape(draws.shape)
+
+    return of_logits(sample, jax.lax.stop_gradient(projection), draws)
+
+
+def _placed(batch, values: jax.Array) -> jax.Array:
+    """Returns the tokens (B, L) with `values` (B, P) at the masked positions."""
+    places = jnp.arange(batch["tokens"].shape[1])
+    is_place = batch["masked_positions"][..., None] == places  # (B, P, L)
+    is_place &= batch["masked_weights"][..., None] > 0
+    placed = jnp.where(is_place, values[..., None], 0).sum(axis=1)
+    return jnp.where(is_place.any(axis=1), placed, batch["tokens"])
