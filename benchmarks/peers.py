@@ -100,6 +100,82 @@ def bert(
     )
 
 
+def roberta(
+    *, vocab_size: int, d_model: int, num_layers: int, num_heads: int, length: int
+) -> torch.nn.Module:
+    return transformers.RobertaForMaskedLM(
+        transformers.RobertaConfig(
+            vocab_size=vocab_size,
+            hidden_size=d_model,
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_heads,
+            intermediate_size=4 * d_model,
+            max_position_embeddings=length + 2,  # the first two belong to padding
+            type_vocab_size=1,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def electra(
+    *, vocab_size: int, d_embed: int, d_model: int, num_layers: int, num_heads: int, length: int
+) -> torch.nn.Module:
+    """Returns a discriminator and a generator of a quarter of its width."""
+
+    def config(share: int):
+        return transformers.ElectraConfig(
+            vocab_size=vocab_size,
+            embedding_size=d_embed,
+            hidden_size=d_model // share,
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_heads // share,
+            intermediate_size=4 * d_model // share,
+            max_position_embeddings=length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+
+    return _ElectraPair(
+        transformers.ElectraForMaskedLM(config(4)), transformers.ElectraForPreTraining(config(1))
+    )
+
+
+class _ElectraPair(torch.nn.Module):
+    """ELECTRA's pre-training, of which transformers has only the two models.
+
+    The generator computes the logits of the masked positions alone.
+    """
+
+    def __init__(self, generator: torch.nn.Module, discriminator: torch.nn.Module):
+        super().__init__()
+        embeddings = discriminator.electra.embeddings
+        generator.electra.embeddings = embeddings
+        generator.generator_lm_head.weight = embeddings.word_embeddings.weight
+        self.generator = generator
+        self.discriminator = discriminator
+        self.config = discriminator.config
+
+    def set_attn_implementation(self, name: str) -> None:
+        for model in (self.generator, self.discriminator):
+            model.set_attn_implementation(name)
+
+    def forward(self, input_ids, places, labels):
+        states = self.generator.electra(input_ids).last_hidden_state
+        states = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+        states = self.generator.generator_predictions(states)
+        logits = self.generator.generator_lm_head(states).flatten(0, 1).float()
+        masked_lm = torch.nn.functional.cross_entropy(logits, labels.flatten())
+        with torch.no_grad():
+            sampled = torch.multinomial(logits.softmax(-1), 1).view_as(labels)
+        tokens = input_ids.scatter(1, places, sampled)
+        replaced = tokens != input_ids.scatter(1, places, labels)
+        detection = self.discriminator(tokens, labels=replaced).loss
+        return transformers.modeling_outputs.MaskedLMOutput(loss=masked_lm + 50 * detection)
+
+
 def marian(
     *,
     vocab_size: int,

@@ -62,7 +62,7 @@ def gpt(tiny: bool, name: str, sizes: dict[str, int]):
     """A GPT-2 of the given sizes. Both sides pad its vocabulary to a multiple of 64."""
     if tiny:
         sizes = sizes | {"rows": 2, "length": 64}
-    yield from _against_torch(
+    yield from against_torch(
         f"{name}, {sizes['rows']} rows of {sizes['length']}",
         gpt_rows,
         {"": sizes},
@@ -83,7 +83,7 @@ def bert(tiny: bool, name: str, sizes: dict[str, int]):
         ", all positions": sizes | {"predicted": sizes["length"]},
         ", ours masked alone": sizes | {"predicted": sizes["masked"]},
     }
-    yield from _against_torch(
+    yield from against_torch(
         f"{name}, {sizes['rows']} rows of {sizes['length']}",
         bert_rows,
         variants,
@@ -96,7 +96,7 @@ def transformer(tiny: bool, name: str, sizes: dict[str, int]):
     """The encoder-decoder on full rows: without padding, packing makes no difference."""
     if tiny:
         sizes = sizes | {"rows": 2, "length": 16}
-    yield from _against_torch(
+    yield from against_torch(
         f"{name}, {sizes['rows']} rows of {sizes['length']}+{sizes['length']}",
         translation_rows,
         {"": sizes},
@@ -105,7 +105,7 @@ def transformer(tiny: bool, name: str, sizes: dict[str, int]):
     )
 
 
-def _against_torch(case: str, rows_of: Callable, variants: dict[str, dict], peer: Peer, tiny: bool):
+def against_torch(case: str, rows_of: Callable, variants: dict[str, dict], peer: Peer, tiny: bool):
     """Yields a row for each of our variants and each way in which torch trains the first."""
     import peers
 

@@ -2,12 +2,14 @@
 
 import pathlib
 
+import jax
 import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
 from transformer_jax.planning import counts
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.training import state
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Tables 2.1 of Brown et al. 2020; batch in millions of tokens.
@@ -36,6 +38,12 @@ T5_PARAMETERS = {
     "v1_1.py:large": 783_150_080,
     "v1_1.py:xl": 2_849_757_184,
     "v1_1.py:xxl": 11_135_332_352,
+}
+# Those of transformers' ElectraForPreTraining and ElectraForMaskedLM with the published configs.
+ELECTRA_PARAMETERS = {
+    "small": (13_549_057, 4_620_026),
+    "base": (109_483_009, 33_740_602),
+    "large": (335_142_913, 51_295_290),
 }
 
 
@@ -163,3 +171,17 @@ def test_gpt_2():
     assert_values(config.model, norm_position="pre", scaled_init=True)
     assert_values(config.model, max_length=1024, vocab_size=50_257)
     assert config.train.batch == 512
+
+
+@pytest.mark.parametrize("size", ELECTRA_PARAMETERS)
+def test_electra(size):
+    task = make_task(configs.load(CONFIGS / f"electra/electra.py:{size}"))
+    params = state.abstract_params(task)
+    discriminator = {name: tree for name, tree in params.items() if name != "generator"}
+    generator = task.model.narrow_params(params)
+    sizes = (tree_size(discriminator), tree_size(generator))
+    assert sizes == ELECTRA_PARAMETERS[size]
+
+
+def tree_size(params):
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -14,16 +14,15 @@ SPAN = "BertForQuestionAnswering"
 BART_CLASSIFIER = "BartForSequenceClassification"
 BART_SPAN = "BartForQuestionAnswering"
 CHOICE = "BertForMultipleChoice"
-# An input line of `predict` for each architecture.
-LINES = {
-    CLASSIFIER: "the cat saw a rat",
-    TAGGER: "the cat saw a rat",
-    SPAN: "who saw the rat\tThe cat sat on the mat, and the cat saw the rat.",
-    CHOICE: "the cat saw\ta rat\ta book",
-    make.GPT2: "the cat saw a rat",
-    BART_CLASSIFIER: "the cat saw a rat",
-    BART_SPAN: "who saw the rat\tThe cat sat on the mat, and the cat saw the rat.",
+# An input line of `predict` for each head.
+_LINES = {
+    "SequenceClassification": "the cat saw a rat",
+    "TokenClassification": "the cat saw a rat",
+    "QuestionAnswering": "who saw the rat\tThe cat sat on the mat, and the cat saw the rat.",
+    "MultipleChoice": "the cat saw\ta rat\ta book",
 }
+# An input line of `predict` for each architecture.
+LINES = {architecture: _LINES[architecture.partition("For")[2]] for architecture in make.HEADS}
 
 
 def assert_outputs(run, inputs, expected):
