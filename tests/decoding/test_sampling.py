@@ -55,10 +55,10 @@ def test_every_token_has_its_share_of_the_random_numbers():
     draw = np.random.default_rng(0)
     weights = np.where(draw.random(1000) < 0.5, 0, draw.random(1000) ** 8).astype(np.float32)
     uniform = jnp.array((np.arange(4000) + 0.5) / 4000, jnp.float32)
-    tokens = sampling._drawn(jnp.tile(weights, (4000, 1)), uniform)
+    tokens = sampling.drawn(jnp.tile(weights, (4000, 1)), uniform)
     counts = np.bincount(tokens, minlength=1000)
     np.testing.assert_allclose(counts, 4000 * weights / weights.sum(), atol=1.01)
-    edges = sampling._drawn(jnp.tile(weights, (2, 1)), jnp.array([0, 1 - 2**-23], jnp.float32))
+    edges = sampling.drawn(jnp.tile(weights, (2, 1)), jnp.array([0, 1 - 2**-23], jnp.float32))
     assert (weights[edges] > 0).all() and not counts[weights == 0].any()
 
 
