@@ -197,8 +197,14 @@ def test_wrong_values_are_refused(tmp_path, task, model, message):
         make_task(build(tmp_path, task=task, **model))
 
 
-def test_another_model_is_refused(tmp_path):
-    config = build(tmp_path)
-    config.model = build_bert(tmp_path).model
-    with pytest.raises(UserError, match="config.model.name='bert': replaced tokens need a model"):
+@pytest.mark.parametrize(
+    "model, task, message",
+    [
+        ("bert", "replaced_tokens", "config.model.name='bert': replaced tokens need a model"),
+        ("electra", "masked_lm", "config.task.next_sentence=1.0: config.model.name='electra' has"),
+    ],
+)
+def test_a_model_without_the_heads_is_refused(model, task, message):
+    config = configs.experiment(model=dict(name=model), task=dict(name=task))
+    with pytest.raises(UserError, match=message):
         make_task(config)

@@ -40,6 +40,11 @@ class MaskedLM(EncoderUse, TextTask):
         self.num_row_shapes = len(self.phases)
         if self.next_sentence < 0:
             raise UserError(f"config.task.next_sentence={self.next_sentence}: must be at least 0")
+        if self.next_sentence and "next_sentence" not in self.model.can:
+            raise UserError(
+                f"config.task.next_sentence={self.next_sentence}: config.model.name="
+                f"{self.config.model.name!r} has no head for it; set it to 0"
+            )
         self.texts.check(self.model)
 
     @property
