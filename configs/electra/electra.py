@@ -12,8 +12,9 @@
 The text has one sentence per line and a blank line between documents.
 `--config.data.sentences=punctuation` splits running text into sentences.
 
-All values are those of the paper's table 6 and of the published code, except the second texts: half
-of them come from another document, as in BERT, while the published code goes on with the same text.
+All values are those of the paper's table 6 and of the published code, except the order of the two
+texts of a row: half of them are swapped.
+
 Not trained here.
 """
 

@@ -24,7 +24,7 @@ class ReplacedRows(MaskedRows):
 
     single = "pairs=false"
 
-    selected: float  # the share of the tokens that are replaced
+    selected: float = 0.15  # the share of the tokens that are replaced
 
     def masking(self, tokenizer, num_predictions: int) -> "_Masking":
         plain = vars(super().masking(tokenizer, num_predictions))

@@ -37,7 +37,8 @@ class ReplacedTokens(EncoderUse, TextTask):
     phases: tuple = ((1.0, 128, 19),)
     selected: float = 0.15  # share of the tokens of a row that the generator replaces
     replaced_weight: float = 50.0  # weight of the discriminator's loss beside the generator's
-    pairs: bool = False  # rows are pairs of texts, as in BERT, not windows of the text
+    # rows are pairs of texts that follow each other in one order or the other, not windows
+    pairs: bool = False
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -56,7 +57,14 @@ class ReplacedTokens(EncoderUse, TextTask):
 
     @property
     def texts(self) -> ReplacedRows:
-        return ReplacedRows(self.config, self.phases, self.pairs, False, self.selected)
+        return ReplacedRows(
+            self.config,
+            self.phases,
+            self.pairs,
+            whole_words=False,
+            swaps=True,
+            selected=self.selected,
+        )
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
