@@ -17,6 +17,8 @@ from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.runs.train import train
 from transformer_jax.tasks.replaced_tokens import _placed, _sampled
 from transformer_jax.tasks.task import Context
+from transformer_jax.training import batches
+from transformer_jax.training import state as states
 from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
 
@@ -127,6 +129,29 @@ def test_no_gradient_passes_through_the_samples(tiny):
     grads = jax.jit(jax.grad(replaced))(params)
     assert not any(leaf.any() for leaf in jax.tree.leaves(grads["generator"]))
     assert all(leaf.any() for name in ("token_embed", "detector") for leaf in grads[name].values())
+
+
+def test_one_batch_can_be_overfitted(tmp_path):
+    """The generator finds the masked tokens, and the discriminator that nothing is replaced."""
+    config = build(tmp_path, init_std=0.1)
+    for key, value in dict(num_steps=150, warmup_steps=10, learning_rate=1e-2).items():
+        section = "train" if key == "num_steps" else "optimizer"
+        configs.set_key(config, f"{section}.{key}", value)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:1])
+    state = states.init(task, program.tx, program.state)
+    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    means = []
+    for _ in range(150):
+        state = state.replace(metrics=states.zeros(program.state.metrics))
+        state = program.train_step(state, batch)
+        measured = jax.device_get(state.metrics)
+        means.append({name: float(total / count) for name, (total, count) in measured.items()})
+    first, last = means[0], means[-1]
+    assert first["loss"] > 3 and last["loss"] < 0.5 and last["accuracy"] > 0.9
+    assert first["always_original"] < 0.9 and last["replaced_loss"] < 0.2
+    # Before the generator is good, the discriminator beats "always original".
+    assert max(each["replaced_accuracy"] - each["always_original"] for each in means) > 0.05
 
 
 def test_a_placeholder_of_a_row_places_nothing():
