@@ -63,7 +63,6 @@ class Attention(nn.Module):
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B Q M"]:
-        heads = (self.num_heads, self.head_dim)
         kv_heads = self.num_kv_heads or self.num_heads
         q = self._project("query", x, self.num_heads, self.query_init)  # (B, Q, H, D)
         if decode and self.cross and memory is None:
@@ -97,16 +96,20 @@ class Attention(nn.Module):
             kernel = kernels.dot_product  # the others do not have all weights in one array
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
         y = activations.named(self, "heads", y)  # (B, Q, H, D)
+        return self._merged(y, x.shape[-1])
+
+    def _merged(self, y: Float[Array, "B Q H D"], features: int) -> Float[Array, "B Q M"]:
+        """Projects the heads' outputs to states."""
         output = Linear(
-            heads,
-            (x.shape[-1],),
+            y.shape[2:],
+            (features,),
             axes=("heads", "head_dim", "embed"),
             use_bias=self.use_bias if self.output_bias is None else self.output_bias,
             kernel_init=self.output_init or self.kernel_init,
             dtype=self.dtype,
             name="out",
         )
-        return output(y.reshape(*x.shape[:-1], *heads))
+        return output(y)
 
     def _project(
         self,

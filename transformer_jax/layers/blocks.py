@@ -9,11 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
-from transformer_jax.layers.kernels import Bias
 from transformer_jax.layers.linear import Dropout
 from transformer_jax.layers.masks import Mask
 
@@ -36,7 +35,7 @@ class Block(nn.Module):
     post-LN: x <- norm(x + dropout(f(x))) (Vaswani et al. 2017, section 3.1)
     pre-LN: x <- x + dropout(f(norm(x))) (Xiong et al. 2020)
 
-    `positions` and `bias` reach self-attention.
+    Further options, such as positions or a bias of the scores, reach self-attention.
     """
 
     # Constructors. The model binds their options.
@@ -55,10 +54,9 @@ class Block(nn.Module):
         *,
         mask: Mask,
         cross_mask: Mask | None = None,
-        positions: Int[Array, "#B L"] | None = None,
-        bias: Bias | None = None,
         train: bool = False,
         decode: int = 0,
+        **options,
     ) -> Float[Array, "B L M"]:
         def residual(x, sublayer, name):
             norm = self.norm(name=f"{name}_norm")
@@ -70,9 +68,7 @@ class Block(nn.Module):
 
         x = activations.named(self, "input", x)
         attention = self.attention(name="attention")
-        attend = partial(
-            attention, mask=mask, positions=positions, bias=bias, train=train, decode=decode
-        )
+        attend = partial(attention, mask=mask, train=train, decode=decode, **options)
         x = residual(x, attend, "attention")
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")

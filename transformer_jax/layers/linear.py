@@ -63,10 +63,12 @@ class Linear(nn.Module):
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014).
 
-    Sets a fraction `rate` of x to zero and scales the rest by 1 / (1 - rate).
+    Sets a fraction `rate` of x to zero and scales the rest by 1 / (1 - rate). The first axis of x
+    is the rows of a batch; x that is `shared` belongs to all of them.
     """
 
     rate: float
+    shared: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*axes"], *, train: bool) -> Float[Array, "*axes"]:
@@ -76,7 +78,8 @@ class Dropout(nn.Module):
         def draw(key, shape):
             return jax.random.bernoulli(key, 1 - self.rate, shape)
 
-        keep = sharding.draw_rows(draw, self.make_rng("dropout"), x.shape)
+        key = self.make_rng("dropout")
+        keep = draw(key, x.shape) if self.shared else sharding.draw_rows(draw, key, x.shape)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 

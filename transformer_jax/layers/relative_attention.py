@@ -1,0 +1,161 @@
+"""Attention by content and by distance, with a memory of earlier rows (Dai et al. 2019, section 3).
+
+XLNet adds a second stream of queries and encodings of segments (Yang et al. 2019, section 2).
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.layers import activations, kernels
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import declared
+
+
+@struct.dataclass
+class Relations:
+    """The relations of queries to keys, which all layers of a stack share.
+
+    The keys are those of a memory of earlier rows, and then those of the row.
+    """
+
+    # Of the distances of `encoded_distances`.
+    encodings: Float[Array, "N M"]
+    # Whether query and key are of one segment, for encodings of segments.
+    same_segment: Bool[Array, "B Q K"] | None = None
+    # Places in the row of further queries, which stand behind the row and are no keys.
+    targets: Int[Array, "B P"] | None = None
+    # The first positions of the row that the memory takes in.
+    remembered: int = struct.field(pytree_node=False, default=0)
+
+
+def encoded_distances(length: int, memory: int, features: int) -> Float[Array, "N M"]:
+    """Returns the sinusoids of the distances from each query of a row back to each key.
+
+    The distances descend from memory + length - 1 to 1 - length. The first half of the columns
+    holds sines, the second half cosines (the published code of Dai et al. 2019).
+    """
+    distances = jnp.arange(memory + length - 1, -length, -1)
+    rates = 10_000.0 ** (-jnp.arange(0, features, 2) / features)  # (M / 2,)
+    angles = distances[:, None] * rates
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+class RelativeAttention(Attention):
+    """Attention whose scores depend on content and on distance: (B, Q, M) -> (B, Q, M).
+
+    The score of query i and key j is (q_i + u) k_j + (q_i + v) r_{i-j}: r is a projection of the
+    encoded distance, u and v are learned. With `segments` it also is (q_i + w) s, and s depends on
+    whether both are of one segment.
+
+    Where the collection "state" holds a "memory" (B, K - L, M), the keys begin with it. Then the
+    first positions of x follow in it, and its oldest ones are dropped. It has no gradient.
+    """
+
+    segments: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B Q M"],
+        *,
+        mask: Mask,
+        relations: Relations,
+        train: bool = False,
+        decode: int = 0,
+    ) -> Float[Array, "B Q M"]:
+        targets = relations.targets
+        length = x.shape[1] - (0 if targets is None else targets.shape[1])
+        source = self._with_memory(x[:, :length], relations.remembered)  # (B, K, M)
+        q = activations.named(self, "queries", self._project("query", x, self.num_heads))
+        k = activations.named(self, "keys", self._project("key", source, self.num_heads))
+        v = activations.named(self, "values", self._project("value", source, self.num_heads))
+        scale = self.head_dim**-0.5
+        bias = self._by_distance(q, relations, length, source.shape[1])
+        if self.segments:
+            bias = bias + self._by_segment(q, relations.same_segment)
+        weight_dropout = Dropout(self.dropout, name="weight_dropout")
+
+        def dropout(weights):
+            weights = activations.named(self, "weights", weights)
+            return weight_dropout(weights, train=train)
+
+        q = q + self._vector("content_bias", q.dtype)
+        y = kernels.dot_product(q, k, v, mask, dropout, bias=bias * scale, scale=scale)
+        return self._merged(activations.named(self, "heads", y), x.shape[-1])
+
+    def _with_memory(self, row: Float[Array, "B L M"], remembered: int) -> Float[Array, "B K M"]:
+        """Returns the memory and the row, and takes the row's first positions into the memory."""
+        if not self.has_variable("state", "memory"):
+            return row
+        memory = jax.lax.stop_gradient(self.get_variable("state", "memory"))
+        longer = jnp.concatenate([memory, row[:, :remembered]], axis=1)
+        self.put_variable("state", "memory", jax.lax.stop_gradient(longer[:, remembered:]))
+        return jnp.concatenate([memory, row], axis=1)
+
+    def _by_distance(
+        self, q: Float[Array, "B Q H D"], relations: Relations, length: int, keys: int
+    ) -> Float[Array, "B H Q K"]:
+        """Returns the scores of the distances, float32."""
+        distances = Linear(
+            (relations.encodings.shape[-1],),
+            (self.num_heads, self.head_dim),
+            axes=("embed", "heads", "head_dim"),
+            use_bias=False,
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name="distance",
+        )(relations.encodings)  # (N, H, D)
+        q = q + self._vector("distance_bias", q.dtype)
+        scores = jnp.einsum("bqhd,nhd->bhqn", q, distances, preferred_element_type=jnp.float32)
+        by_distance = shifted(scores[:, :, :length], keys)
+        if relations.targets is None:
+            return by_distance
+        of_targets = _shifted_to(scores[:, :, length:], length - 1 - relations.targets, keys)
+        return jnp.concatenate([by_distance, of_targets], axis=2)
+
+    def _by_segment(
+        self, q: Float[Array, "B Q H D"], same: Bool[Array, "B Q K"]
+    ) -> Float[Array, "B H Q K"]:
+        """Returns the scores of the segments, float32 (Yang et al. 2019, section 2.5)."""
+        init = declared(self.kernel_init, (None, "heads", "head_dim"), decays=True)
+        embed = self.param("segment_embed", init, (2, self.num_heads, self.head_dim))
+        q = q + self._vector("segment_bias", q.dtype)
+        scores = jnp.einsum(
+            "bqhd,shd->sbhq", q, embed.astype(q.dtype), preferred_element_type=jnp.float32
+        )
+        of_same, of_other = scores[..., None]
+        return jnp.where(same[:, None], of_same, of_other)
+
+    def _vector(self, name: str, dtype) -> Float[Array, "H D"]:
+        """Returns a learned vector for each head, which is added to the queries."""
+        init = declared(self.kernel_init, ("heads", "head_dim"))
+        return self.param(name, init, (self.num_heads, self.head_dim)).astype(dtype)
+
+
+def shifted(scores: Float[Array, "B H L N"], keys: int) -> Float[Array, "B H L K"]:
+    """Returns the scores of each key, from those of N = L + K - 1 descending distances.
+
+    Query i is at key K - L + i, so its scores begin at column L - 1 - i. A row of one column more
+    moves each query by one (Dai et al. 2019, appendix B).
+    """
+    batch, heads, length, count = scores.shape
+    longer = jnp.pad(scores, ((0, 0), (0, 0), (0, 0), (0, 1)))
+    flat = longer.reshape(batch, heads, -1)[..., length - 1 : -1]
+    return flat.reshape(batch, heads, length, count)[..., :keys]
+
+
+def _shifted_to(
+    scores: Float[Array, "B H P N"], starts: Int[Array, "B P"], keys: int
+) -> Float[Array, "B H P K"]:
+    """Returns K columns of the scores of each query, from its own start on."""
+
+    def part(scores, start):
+        return jax.lax.dynamic_slice_in_dim(scores, start, keys, axis=-1)  # (H, K)
+
+    of_rows = jax.vmap(jax.vmap(part, in_axes=(1, 0), out_axes=1))
+    return of_rows(scores, starts)
