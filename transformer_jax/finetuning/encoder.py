@@ -14,6 +14,7 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
 from transformer_jax.finetuning.marks import Marks
+from transformer_jax.inference import framing
 from transformer_jax.inference.attention import check_attends, check_length
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.heads import Head
@@ -22,19 +23,22 @@ from transformer_jax.pictures.attended import Attended, Side, between
 
 # The marks of a row in a picture.
 _NAMES = {
-    "encoder": ("[CLS]", "[SEP]", "[SEP]"),
-    "causal": ("<start>", "<delimiter>", "<extract>"),
-    "sequence_to_sequence": ("<s>", "</s>", "</s>"),
+    "encoder": (["[CLS]"], ["[SEP]"], ["[SEP]"]),
+    "causal": (["<start>"], ["<delimiter>"], ["<extract>"]),
+    "sequence_to_sequence": (["<s>"], ["</s>"], ["</s>"]),
 }
+_CLS_LAST = ([], ["[SEP]"], ["[SEP]", "[CLS]"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
     """Rows, hidden states and summaries of a model.
 
-    An Encoder's row is [CLS] A [SEP] B [SEP]; its summary is the state of [CLS], pooled where the
-    model can. A Causal model's row is start A delimiter B extract; its summary is the state of
-    extract. These three tokens are the last ids of the model's vocabulary, which grows by them.
+    An Encoder's row is [CLS] A [SEP] B [SEP], or A [SEP] B [SEP] [CLS] where the model declares
+    `cls_last`. Its summary is the state of [CLS], pooled where the model can.
+
+    A Causal model's row is start A delimiter B extract; its summary is the state of extract. These
+    three tokens are the last ids of the model's vocabulary, which grows by them.
 
     A SequenceToSequence model's row is A and B framed as a text, <s> A </s></s> B </s>. Its encoder
     and its decoder read the same row, the decoder behind the tokenizer's `start_id`. The states are
@@ -85,11 +89,12 @@ class Encoder:
                 )
             return Marks(*((self.model.vocab_size - place,) for place in (3, 2, 1)))
         if self._decodes:
-            *begin, end = tokenizer.framed([])
+            *begin, sep = tokenizer.framed([])
+            end = (sep,)
         else:
-            user = f"config.model.name={self.model.__class__.__name__.lower()!r}"
-            *begin, end = tokenizer.required("cls", "sep", user=user)
-        return Marks(tuple(begin), (end,) * tokenizer.pair_separators, (end,))
+            begin, end = framing.of_text(self.model, tokenizer)
+            sep = end[0]
+        return Marks(tuple(begin), (sep,) * tokenizer.pair_separators, end)
 
     def row(
         self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int
@@ -101,7 +106,9 @@ class Encoder:
             other = [tokenizer.start_id, *ids[:-1]]
         else:
             is_second = np.arange(len(ids)) >= marks.second(first)
-            other = is_second & (second is not None)
+            other = (is_second & (second is not None)).astype(np.int32)
+            if self.model.cls_last:
+                other[-1] = 2  # the type of neither text
         arrays = (ids, other, np.ones(len(ids)))
         return {name: padded(array, length) for name, array in zip(self.arrays, arrays)}
 
@@ -163,10 +170,10 @@ class Encoder:
 
     def _labels(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:
         """Returns the labels of the words, or the pieces, of a row of one text or two texts."""
-        names = _NAMES[self.model.kind]
+        names_of_marks = _CLS_LAST if self.model.cls_last else _NAMES[self.model.kind]
         begin, separator, end = (
-            Side([name] * len(ids), list(range(len(ids))))
-            for name, ids in zip(names, self.marks(tokenizer))
+            Side((names * len(ids))[: len(ids)], list(range(len(ids))))
+            for names, ids in zip(names_of_marks, self.marks(tokenizer))
         )
         side = begin + Side.of(tokenizer, texts[0], pieces)
         for ids in texts[1:]:
@@ -175,12 +182,12 @@ class Encoder:
 
     def summary(self, params, hidden, batch) -> jax.Array:
         """Returns one vector for each row (B, M)."""
+        if self.model.kind != "encoder" or self.model.cls_last:
+            last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
+            hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
         if self._pools:
             return self.model.apply({"params": params}, hidden, method="pooled")
-        if self.model.kind == "encoder":
-            return hidden[:, 0]
-        last = jnp.maximum((batch["segment_ids"] > 0).sum(axis=-1) - 1, 0)
-        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+        return hidden[:, 0]
 
     def next_tokens(self, params, hidden, batch) -> jax.Array:
         """Returns the language model's loss: the summed cross-entropy of the rows' tokens."""

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax.data import arguments
 from transformer_jax.distributed.placement import Placement
-from transformer_jax.inference import attention
+from transformer_jax.inference import attention, framing
 from transformer_jax.inference.filling import Filling, Reader
 from transformer_jax.pictures.attended import Attended
 
@@ -66,7 +66,8 @@ class EncoderUse:
         [CLS], [SEP] and each [MASK] are among them. Raises UserError for a text longer than
         `config.model.max_length`.
         """
-        ids = [self.tokenizer.cls_id, *self.tokenizer.encode_masked(text), self.tokenizer.sep_id]
+        begin, end = framing.of_text(self.model, self.tokenizer)
+        ids = [*begin, *self.tokenizer.encode_masked(text), *end]
         return attention.in_text(
             self.model, params, self.tokenizer, ids, stack="encoder", pieces=pieces
         )

@@ -16,6 +16,7 @@ from transformer_jax.data import long_lines
 from transformer_jax.data.long_lines import LongLines
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.inference import framing
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
@@ -40,7 +41,7 @@ class Reader:
     placement: Placement
 
     def __post_init__(self):
-        self.tokenizer.required("cls", "sep", user=type(self.model).__name__)
+        framing.of_text(self.model, self.tokenizer)  # raises its errors before reading
 
     def fill(
         self, params, texts: Iterable[str], top_k: int, long: str
@@ -157,7 +158,8 @@ class Reader:
 
         Rows of padding fill up B to a number that the mesh divides.
         """
-        rows = [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in rows]
+        begin, end = framing.of_text(self.model, self.tokenizer)
+        rows = [[*begin, *ids, *end] for ids in rows]
         length = rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE)
         length = min(length, self.model.window)
         num_rows = self.placement.rows(len(rows))

@@ -33,6 +33,7 @@ _METHODS = {
     ),
     "cache": ("cached",),
     "carry": ("initial_carry", "advance"),
+    "permute": ("permuted", "initial_carry"),
 }
 
 _UNLIMITED = 2**30  # positions
@@ -51,6 +52,8 @@ class Model(nn.Module, abc.ABC):
       attend: all layers have attention weights, in the stacks "encoder" and "decoder".
       cache: `cached` reads tokens into a key/value cache.
       carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.
+      permute: `permuted` predicts tokens in a permuted order, with a carry where the key
+        `memory_length` is not 0, see models/xlnet.py.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
@@ -66,6 +69,8 @@ class Model(nn.Module, abc.ABC):
     max_length: ClassVar[int | None]
     # The stacks of layers that decoding applies to one token at a time.
     decoding_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
+    # Whether the [CLS] of a row is its last token (Yang et al. 2019), not its first.
+    cls_last: ClassVar[bool] = False
     # The dtype of the computation. Most families have it as a key.
     dtype: ClassVar[str] = "float32"
 

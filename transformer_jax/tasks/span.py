@@ -141,7 +141,9 @@ class Span(FineTuning):
 
     def _null(self, example) -> int:
         """Returns the position of "no answer", which has read the whole row."""
-        return 0 if self.encoder.bidirectional else example.begin + len(example.ids)
+        if self.encoder.bidirectional and not self.model.cls_last:
+            return 0
+        return example.begin + len(example.ids) + len(self.marks.end) - 1
 
     def num_tokens(self, example):
         return len(example.question_ids) + len(example.ids) + self.marks.count(2)
