@@ -12,6 +12,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.data.tokenizers.marian import Marian, hf_files
 from transformer_jax.data.tokenizers.t5 import T5
+from transformer_jax.data.tokenizers.xlnet import XLNet
 
 SPECIAL = "</s> <pad> <unk> <s> <extra_id_0>"
 
@@ -56,6 +57,23 @@ def test_t5_equals_transformers(tmp_path):
     library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert library.encode(texts[0]).ids == tokenizer.framed(ids[0])
     assert library.encode("a <extra_id_1>").ids[-2:] == [first - 1, 1]
+
+
+def test_xlnet_equals_transformers(tmp_path):
+    tokenizer = tokenizers.read_published(HERE / "XLNetLMHeadModel")
+    texts, ids, decoded = expected("XLNetLMHeadModel").values()
+    assert type(tokenizer) is XLNet and tokenizer.encode(texts) == ids
+    assert tokenizer.decode(ids) == decoded
+    special = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.eos_id)
+    assert special == (3, 4, 6, 7) and tokenizer.special.sum() == 9
+    in_text = tokenizer.encode("<sep> <cls> <mask> <eod>")
+    assert not {3, 4, 6, 7} & {*in_text} and tokenizer.encode_masked("a [MASK]")[-1] == 6
+    tokenizer.save(tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").encode(texts) == ids
+    again = tokenizers.read_published(published(tokenizer.hf_files(), tmp_path))
+    assert again.files() == tokenizer.files()
+    library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert library.encode(texts[0], texts[1]).ids == [*ids[0], 4, *ids[1], 4, 3]
 
 
 def test_another_unigram_than_t5s_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pathlib
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.data.tokenizers import bpe, t5, wordpiece
+from transformer_jax.data.tokenizers import bpe, t5, unigram, wordpiece, xlnet
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.marian import Marian
@@ -15,6 +15,7 @@ from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.t5 import T5
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
+from transformer_jax.data.tokenizers.xlnet import XLNet
 
 KINDS = {
     kind.file: kind
@@ -26,6 +27,7 @@ KINDS = {
         Characters,
         WordPiece,
         T5,
+        XLNet,
         Marian,
     )
 }
@@ -64,7 +66,7 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
 
 
 def read_published(folder: pathlib.Path) -> Tokenizer:
-    """Returns the tokenizer of a published GPT, GPT-2, BERT, Llama, Qwen2, BART or T5.
+    """Returns the tokenizer of a published GPT, GPT-2, BERT, Llama, Qwen2, BART, T5 or XLNet.
 
     Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
     """
@@ -87,10 +89,13 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
         if of_library:
             return of_library
         if (folder / "spiece.model").exists():
-            return t5.of_sentence_piece((folder / "spiece.model").read_bytes(), settings)
+            pieces, table = unigram.of_sentence_piece((folder / "spiece.model").read_bytes())
+            if not xlnet.is_of(pieces):
+                pieces = t5.with_sentinels(pieces, settings)
+            return _of_unigram(pieces, table, settings)
         raise ValueError(
             "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and "
-            "vocab.bpe, tokenizer.json, or spiece.model (T5)"
+            "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet)"
         )
 
 
@@ -102,9 +107,16 @@ def _of_library(text: str, settings: dict) -> Tokenizer:
         case "BPE":
             return bpe.of_library(text) or PublishedBPE.of(text, settings)
         case "Unigram":
-            return t5.of_library(text)
+            return _of_unigram(*unigram.of_library(text), settings)
         case kind:
             raise ValueError(f"tokenizer.json is of the kind {kind}: not BPE, WordPiece or Unigram")
+
+
+def _of_unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> Tokenizer:
+    """Returns the tokenizer of pieces. The special ones among them give the kind."""
+    if xlnet.is_of(pieces):
+        return XLNet.of(pieces, characters, lowercase=settings.get("do_lower_case", False))
+    return T5.of(pieces, characters)
 
 
 def _merges(path: pathlib.Path) -> list[str]:

@@ -1,0 +1,136 @@
+"""Unigram tokenizers of published models: pieces with log-probabilities (Kudo 2018)."""
+
+import base64
+import json
+from collections.abc import Iterator
+
+import tokenizers as huggingface
+
+from transformer_jax.data.tokenizers import sentence_piece
+from transformer_jax.data.tokenizers.library import LibraryTokenizer
+from transformer_jax.data.tokenizers.tokenizer import known_ids, visible
+
+Pieces = list[tuple[str, float]]
+
+
+class Unigram(LibraryTokenizer):
+    """A unigram tokenizer that splits words at white space. A kind defines `hidden`.
+
+    The saved file holds the pieces with their log-probabilities, and SentencePiece's table of
+    normalized characters.
+    """
+
+    unk_id: int
+
+    def __init__(self, model: bytes):
+        super().__init__(model)
+        content = json.loads(model)
+        self._pieces = [piece for piece, _ in content["pieces"]]
+        self._scores = [score for _, score in content["pieces"]]
+        self._characters = content["characters"]
+        self.vocab_size = len(self._pieces)
+        # Texts must not encode to special pieces. A word has this mark at its beginning alone.
+        hidden = self.hidden()
+        self._tokenizer = self._library(
+            [f"{piece}▁" if piece in hidden else piece for piece in self._pieces]
+        )
+
+    @classmethod
+    def of(cls, pieces: Pieces, characters: bytes, **settings) -> "Unigram":
+        """Returns the tokenizer of pieces with their log-probabilities.
+
+        `characters` is SentencePiece's precompiled table of normalized characters.
+        """
+        encoded = base64.b64encode(characters).decode()
+        content = {"pieces": pieces, "characters": encoded, **settings}
+        return cls(json.dumps(content).encode())
+
+    def hidden(self) -> set[str]:
+        """Returns the pieces that no text encodes to. Raises ValueError where one is missing."""
+        raise NotImplementedError
+
+    def normalizers(self) -> list[huggingface.normalizers.Normalizer]:
+        """Returns the normalizers in front of SentencePiece's table."""
+        return []
+
+    def _library(self, pieces: list[str]) -> huggingface.Tokenizer:
+        model = huggingface.models.Unigram(list(zip(pieces, self._scores)), self.unk_id, False)
+        library = huggingface.Tokenizer(model)
+        normalizers = self.normalizers()
+        if self._characters:
+            table = base64.b64decode(self._characters)
+            normalizers = [*normalizers, huggingface.normalizers.Precompiled(table)]
+        if normalizers:
+            is_one = len(normalizers) == 1
+            sequence = huggingface.normalizers.Sequence
+            library.normalizer = normalizers[0] if is_one else sequence(normalizers)
+        library.pre_tokenizer = huggingface.pre_tokenizers.Sequence(
+            [
+                huggingface.pre_tokenizers.WhitespaceSplit(),
+                huggingface.pre_tokenizers.Metaspace(),
+            ]
+        )
+        library.decoder = huggingface.decoders.Metaspace()
+        return library
+
+    def pieces(self, ids):
+        return [visible(self._pieces[i]) for i in known_ids(self, ids)]
+
+
+def of_sentence_piece(model: bytes) -> tuple[Pieces, bytes]:
+    """Returns the pieces of a SentencePiece model, and its table of normalized characters."""
+    processor = sentence_piece.loaded(model)
+    ids = range(processor.vocab_size())
+    pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in ids]
+    return pieces, _characters(model)
+
+
+def of_library(text: str) -> tuple[Pieces, bytes]:
+    """Returns the pieces of a tokenizer.json, and its table of normalized characters.
+
+    Tokens that were added to the model follow its pieces.
+    """
+    content = json.loads(text)
+    pieces = [tuple(entry) for entry in content["model"]["vocab"]]
+    added = sorted(content["added_tokens"], key=lambda token: token["id"])
+    pieces += [(token["content"], 0.0) for token in added if token["id"] >= len(pieces)]
+    normalizer = content["normalizer"] or {}
+    tables = [
+        each["precompiled_charsmap"]
+        for each in normalizer.get("normalizers", [normalizer])
+        if each.get("type") == "Precompiled"
+    ]
+    return pieces, base64.b64decode(tables[0]) if tables else b""
+
+
+def _characters(model: bytes) -> bytes:
+    """Returns the table of normalized characters of a SentencePiece model."""
+    # Fields of sentencepiece_model.proto. Its Python module needs the newest protobuf.
+    specs = (content for number, content in _fields(model) if number == 3)  # normalizer_spec
+    tables = (table for spec in specs for number, table in _fields(spec) if number == 2)
+    return next(tables, b"")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields (number, content) of each field of a protocol buffer that has a length."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        size = {1: 8, 5: 4}.get(key & 7, 0)  # of numbers of 64 and 32 bits
+        if key & 7 in (0, 2):
+            value, place = _varint(message, place)
+        if key & 7 == 2:
+            size = value
+            yield key >> 3, message[place : place + size]
+        place += size
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """Returns the integer at `place`, and the place behind it."""
+    value, shift = 0, 0
+    while True:
+        byte = message[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
