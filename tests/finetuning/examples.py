@@ -17,6 +17,8 @@ def pretrained(folder, family, **overrides):
     if family == "lstm":
         sizes = dict(model__d_model=32, model__dropout=0.0)
         config = recurrent.build(folder / family, **sizes, **overrides)
+    elif family == "xlnet":
+        config = _build_xlnet(folder / family)
     else:
         build = {
             "bert": build_bert,
@@ -31,6 +33,16 @@ def pretrained(folder, family, **overrides):
     workdir.mkdir(parents=True)
     record.create(workdir, task, init_params(task))
     return workdir
+
+
+def _build_xlnet(folder):
+    """Returns a tiny XLNet's config, with the text of the tiny BERT."""
+    sizes = dict(vocab_size=80, d_model=32, num_layers=2, num_heads=2, dropout=0.0, init_std=0.1)
+    return configs.experiment(
+        model=dict(name="xlnet", **sizes),
+        task=dict(name="permuted_lm", length=32),
+        data=build_bert(folder).data.to_dict(),
+    )
 
 
 def _build_bart(folder, **overrides):

@@ -1,11 +1,13 @@
 """Fine-tuning works for every family of a kind, by what the family declares."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.finetuning.examples import build, pretrained
+from tests.finetuning.examples import build, pretrained, task_of
 from tests.finetuning.test_tasks import train
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers import Tokenizer
@@ -30,6 +32,27 @@ def test_a_recurrent_language_model_learns_two_labels(tmp_path):
     assert prediction.text == "cat"
     with pytest.raises(UserError, match="the model LSTM has no attention"):
         task.attention(params, "the cat sat")
+
+
+def test_an_encoder_may_sum_up_a_row_at_its_end(tmp_path):
+    """XLNet's rows are A [SEP] B [SEP] [CLS]."""
+    origin = pretrained(tmp_path, "xlnet")
+    config = build(tmp_path, "classification", origin)
+    assert train(config, tmp_path / "run")["valid/accuracy"] > 0.85
+    task, params = open_run(tmp_path / "run")
+    (prediction,) = task.predict(params, ["the cat sat"])
+    assert prediction.text == "cat"
+    labels = "the cat [SEP] a dog [SEP] [CLS]".split()
+    assert task.attention(params, "the cat\ta dog").queries == labels
+    cls, sep = task.tokenizer.cls_id, task.tokenizer.sep_id
+    row = task.encoder.row(task.tokenizer, [7, 8], [9], length=8)
+    assert row["tokens"].tolist() == [7, 8, sep, 9, sep, cls, 0, 0]
+    assert row["token_types"].tolist() == [0, 0, 0, 1, 1, 2, 0, 0]
+    task = task_of(tmp_path, "span", origin, task__unanswerable=True)
+    example = task.examples(task.read("valid"))[0]
+    unanswered = task.row(dataclasses.replace(example, target=None))
+    assert unanswered["tokens"][unanswered["first"]] == cls
+    assert not unanswered["segment_ids"][unanswered["last"] + 1 :].any()
 
 
 class Plain(kinds.Encoder):

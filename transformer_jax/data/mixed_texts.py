@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from transformer_jax.config import UserError
 from transformer_jax.data import rows
 from transformer_jax.data.sources import documents
 
@@ -35,6 +36,16 @@ class MixedTexts:
         if len(self.mixture) > 1:
             content["mixture"] = [weight for _, weight in self.mixture]
         return content
+
+    def check_streams(self, user: str) -> None:
+        """Raises UserError for keys that do not go with the streams that the key `user` needs."""
+        for key in ("data.mixture", "train.first_batch", "decode.stride"):
+            section, _, name = key.partition(".")
+            if value := self.config[section][name]:
+                raise UserError(
+                    f"config.{key}={value}: not with {user}, where each row of a batch "
+                    "reads its own part of one text; leave it out"
+                )
 
     def train_rows(
         self, component: Callable[[Any, str, int], rows.Component], order: str = "shuffled"

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from transformer_jax.config import UserError
 from transformer_jax.data import rows, windows
 from transformer_jax.data.mixed_texts import MixedTexts
 
@@ -16,16 +15,6 @@ class TextWindows(MixedTexts):
 
     length: int
     carries: bool = False
-
-    def check_streams(self) -> None:
-        """Raises UserError for keys that do not go with streams."""
-        for key in ("data.mixture", "train.first_batch", "decode.stride"):
-            section, _, name = key.partition(".")
-            if value := self.config[section][name]:
-                raise UserError(
-                    f"config.{key}={value}: not with config.task.carry, where each row of a batch "
-                    "reads its own part of one text; leave it out"
-                )
 
     def train(self, tokenizer) -> rows.TrainRows:
         """Returns the training rows. The first call tokenises the texts."""

@@ -47,7 +47,7 @@ class CausalLM(CausalUse, TextTask):
             )
 
     def _check_carry(self) -> None:
-        self.texts.check_streams()
+        self.texts.check_streams("config.task.carry")
         if "carry" not in self.model.can:
             raise UserError(
                 f"config.task.carry: config.model.name={self.config.model.name!r} has no state to "

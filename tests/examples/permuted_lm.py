@@ -1,0 +1,3 @@
+from tests.examples.masked_lm import write
+
+__all__ = ["write"]

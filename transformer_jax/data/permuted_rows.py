@@ -1,0 +1,173 @@
+"""The rows of permuted language models (Yang et al. 2019, sections 2.3 to 2.5)."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.data import rows, store, windows
+from transformer_jax.data.mixed_texts import MixedTexts
+from transformer_jax.data.rows import Row, padded
+
+_ONE_IN = 6  # K: one in so many tokens is predicted
+_MAX_SPAN = 5  # tokens that are predicted together
+# The fewest rows of an evaluation without memory. A smaller text is read several times, each time
+# with other orders.
+_MIN_EVAL_ROWS = 2_000
+
+
+def num_targets(length: int) -> int:
+    """Returns the largest number of tokens of a row that are predicted."""
+    return -(-length // _ONE_IN)
+
+
+def span_targets(length: int, random: np.random.Generator) -> np.ndarray:
+    """Returns the positions of random spans, ascending: one position in K.
+
+    A span of n tokens lies in a part of n K tokens, and n is from 1 to 5.
+    """
+    spans = []
+    start = 0
+    while start < length:
+        size = min(int(random.integers(1, _MAX_SPAN + 1)), num_targets(length - start))
+        part = min(size * _ONE_IN, length - start)
+        first = start + int(random.integers(part - size + 1))
+        spans.append(np.arange(first, first + size))
+        start += part
+    return np.concatenate(spans)
+
+
+def random_ranks(permuted: np.ndarray, length: int, random: np.random.Generator) -> np.ndarray:
+    """Returns the rank of each position (length,): 1, 2, ... in random order for those `permuted`.
+
+    The others have the rank 0: they see each other, and all positions see them.
+    """
+    ranks = np.zeros(length, np.int32)
+    ranks[permuted] = 1 + random.permutation(len(permuted))
+    return ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class PermutedWindows:
+    """Rows of L tokens: R tokens of a text as one stream, then A [SEP] B [SEP] [CLS].
+
+    A follows the first R tokens. In half of the rows B follows A; in the others it comes from a
+    random place of the text. Row n + 1 begins R tokens behind row n, or L - 3 where R is 0. The
+    offset of the rows depends on `key` (seed, phase, component) and the epoch, all else on the
+    number of the row, too.
+
+    Special tokens are not predicted, and the last three of a row have ranks among the targets.
+    Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and
+    restarts (1,), 0, where R is not 0.
+    """
+
+    stored: store.Store
+    length: int
+    remembered: int  # R
+    key: tuple[int, int, int]
+    special: np.ndarray  # (V,) bool
+    ids: tuple[int, int]  # of [CLS] and [SEP]
+
+    def __post_init__(self):
+        if self._size < self._span:
+            raise UserError(
+                f"the text has {self._size:,} tokens: a row needs {self._span:,} "
+                f"(config.task.length={self.length}); give more text or shorter rows"
+            )
+
+    def __len__(self) -> int:
+        return max((self._size - self._span + 1) // self._stride, 1)
+
+    @property
+    def _size(self) -> int:
+        return self.stored.meta["tokens"]
+
+    @property
+    def _span(self) -> int:
+        """The number of a row's tokens that come from the text."""
+        return self.length - 3
+
+    @property
+    def _stride(self) -> int:
+        return self.remembered or self._span
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        key = rows.philox_key(self.key)
+        randoms = [rows.generator(key, number, epoch) for number, epoch in numbers]
+        spans = [
+            span
+            for (number, epoch), random in zip(numbers, randoms)
+            for span in self._spans(number * self._stride + self._offset(epoch), random)
+        ]
+        parts = iter(self.stored.read(spans))
+        return [self._row(next(parts), next(parts), random) for random in randoms]
+
+    def _offset(self, epoch: int) -> int:
+        seed = np.random.SeedSequence((*self.key, epoch))
+        num_offsets = min(self._stride, self._size - self._span + 1)
+        return int(np.random.Generator(np.random.Philox(seed)).integers(num_offsets))
+
+    def _spans(self, start: int, random: np.random.Generator) -> list[tuple[int, int]]:
+        """Returns the tokens before the first [SEP] of the row at `start`, and those of B."""
+        end = start + int(random.integers(self.remembered + 1, self._span))
+        size = start + self._span - end
+        follows = random.random() < 0.5
+        second = end if follows else int(random.integers(self._size - size + 1))
+        return [(start, end), (second, second + size)]
+
+    def _row(self, first: np.ndarray, second: np.ndarray, random: np.random.Generator) -> Row:
+        cls_id, sep_id = self.ids
+        tokens = np.concatenate([first, [sep_id], second, [sep_id, cls_id]]).astype(np.int32)
+        types = np.repeat([0, 1, 2], [len(first) + 1, len(second) + 1, 1])
+        targets = span_targets(self.length, random)
+        targets = targets[~self.special[tokens[targets]]]
+        marks = [len(first), self.length - 2, self.length - 1]
+        permuted = np.union1d(targets, marks)
+        most = num_targets(self.length)
+        row = {
+            "tokens": tokens,
+            "token_types": types.astype(np.int32),
+            "ranks": random_ranks(permuted, self.length, random),
+            "target_positions": padded(targets, most),
+            "target_weights": padded(np.ones(len(targets)), most),
+        }
+        return row | ({"restarts": np.zeros(1, np.int32)} if self.remembered else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class PermutedRows(MixedTexts):
+    """Rows of `length` tokens, of which a memory takes in the first `remembered`.
+
+    With a memory, the rows of an update continue those of the update before, as streams.
+    """
+
+    length: int
+    remembered: int
+
+    def train(self, tokenizer) -> rows.TrainRows:
+        """Returns the training rows. The first call tokenises the texts."""
+
+        def component(text, name: str, number: int) -> PermutedWindows:
+            return self._component(text, name, number, tokenizer)
+
+        return self.train_rows(component, "stream" if self.remembered else "shuffled")
+
+    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
+        """Returns the rows of a split: one stream with a memory, else at least 2,000 rows."""
+        number = ("valid", "test").index(split)
+        component = self._component(self.text(split), split, number, tokenizer, phase=1)
+        if self.remembered:
+            return rows.EvalRows(component, order="stream")
+        return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
+
+    def _component(self, text, name, number, tokenizer, phase=0) -> PermutedWindows:
+        return PermutedWindows(
+            windows.tokenised(text, self.config.data, tokenizer, name),
+            self.length,
+            self.remembered,
+            (self.config.data.seed, phase, number),
+            tokenizer.special,
+            (tokenizer.cls_id, tokenizer.sep_id),
+        )

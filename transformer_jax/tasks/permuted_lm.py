@@ -1,0 +1,145 @@
+"""Permuted language modelling: predicting tokens in a random order (Yang et al. 2019)."""
+
+import dataclasses
+from functools import cached_property, partial
+
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments, permuted_rows, tokenizers
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.losses import cross_entropy
+from transformer_jax.tasks.base import TextTask
+from transformer_jax.tasks.task import Context, Loss
+
+_MIN_LENGTH = 16
+
+
+@dataclasses.dataclass
+class PermutedLM(EncoderUse, TextTask):
+    """The objective of Yang et al. 2019, equation 5.
+
+    One token in six is predicted, in spans. A target is predicted from its position, the tokens
+    that are no targets and the targets before it in the order. Where the model has a memory, a row
+    also sees the first halves of the rows before it, which its text follows.
+    """
+
+    length: int = 512  # tokens of a row; with a memory, the next row begins at its middle
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        self._check()
+
+    def _check(self) -> None:
+        if "permute" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: predicts no tokens in a permuted "
+                "order; take a model that does, such as xlnet"
+            )
+        if self.length < _MIN_LENGTH:
+            raise UserError(f"config.task.length={self.length}: must be at least {_MIN_LENGTH}")
+        if self.config.mesh.sequence != 1:
+            raise UserError(
+                f"config.mesh.sequence={self.config.mesh.sequence}: permuted_lm does not split "
+                "rows; set it to 1"
+            )
+        if self.model.memory_length:
+            self.texts.check_streams("config.model.memory_length")
+
+    @property
+    def _remembered(self) -> int:
+        """The tokens of a row that the memory takes in."""
+        return self.length // 2 if self.model.memory_length else 0
+
+    @cached_property
+    def texts(self) -> permuted_rows.PermutedRows:
+        return permuted_rows.PermutedRows(self.config, self.length, self._remembered)
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        tokenizer = super().tokenizer
+        tokenizer.required("cls", "sep", user="permuted language modelling")
+        return tokenizer
+
+    # training
+
+    @property
+    def _num_targets(self) -> int:
+        return permuted_rows.num_targets(self.length)
+
+    def batch_spec(self, row_shape: int):
+        shapes = dict.fromkeys(("tokens", "token_types", "ranks"), (self.length,))
+        shapes |= dict.fromkeys(("target_positions", "target_weights"), (self._num_targets,))
+        if self.model.memory_length:
+            shapes["restarts"] = (1,)
+        return self.int32_spec(shapes)
+
+    def init(self, rng):
+        def used(model, tokens):
+            states, _ = model.permuted(tokens, tokens, tokens[:, :1])
+            return model.logits(states)
+
+        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=used)["params"]
+
+    def initial_carry(self, rows: int):
+        return self.model.initial_carry(rows) if self.model.memory_length else None
+
+    def weights(self, batch):
+        return {"loss": batch["target_weights"].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        states, carry = self._states(params, batch, context)
+        apply = partial(self.model.apply, {"params": params})
+        loss, _, correct = cross_entropy(
+            states,
+            *apply(method="output"),
+            jnp.take_along_axis(batch["tokens"], batch["target_positions"], axis=1),
+            batch["target_weights"].astype(jnp.float32),
+        )
+        count = batch["target_weights"].sum(dtype=jnp.int32)
+        size = jnp.int32(batch["tokens"].size)
+        metrics = {"loss": (loss, count), "accuracy": (correct, count), "filled": (size, size)}
+        return Loss({"loss": loss}, metrics, carry)
+
+    def _states(self, params, batch, context: Context):
+        """Returns (the states of the targets (B, P, M), carry)."""
+        carry = context.carry
+        if carry is not None:
+            memory, filled = carry
+            carry = memory, jnp.where(batch["restarts"] > 0, 0, filled)
+        outputs, _ = self.model.apply(
+            {"params": params},
+            batch["tokens"],
+            batch["ranks"],
+            batch["target_positions"],
+            token_types=batch["token_types"],
+            carry=carry,
+            remembered=self._remembered,
+            train=context.train,
+            method="permuted",
+            rngs={"dropout": context.rng} if context.train else None,
+            mutable=["state"],
+        )
+        return outputs
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes.
+        return 3 * self.model.flops(self.length, self._num_targets)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.length
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns loss, accuracy and perplexity of a split; with a memory, it is one stream.
+
+        Otherwise a split of fewer than 2,000 rows is read several times, with other orders. Raises
+        UserError where the run has no such split.
+        """
+        arguments.held_out(self.texts.text, split, "files")
+        evaluated = self.texts.evaluation(self.tokenizer, split)
+        means = self.mean_metrics(params, evaluated)
+        means.pop("filled")
+        return means | self.derived(split, means) | {"rows": len(evaluated)}
