@@ -14,7 +14,7 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
     `config.task.name` and the sizes of the model are set. `dropout` is the one in front of the
     head. Raises UserError for a head that our tasks do not have.
     """
-    max_length = config.model.max_length
+    max_length = config.model.get("max_length", 512)
     if config.task.name == "span":
         # The lengths of SQuAD (Devlin et al. 2018), or the same proportions of a shorter row. This
         # head has no dropout.

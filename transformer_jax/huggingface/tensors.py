@@ -37,6 +37,10 @@ def _linear_merge(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1, x.shape[-1]).T
 
 
+def _outputs_first(x: np.ndarray) -> np.ndarray:
+    return np.moveaxis(x, -1, 0)
+
+
 def _conv1d(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), -1)
 
@@ -53,6 +57,7 @@ LAYOUTS = {
     "row": _row,  # bias (V,) -> (1, V)
     "linear": _linear,  # kernel (M, ...) -> (outputs, M)
     "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
+    "outputs_first": _outputs_first,  # kernel (H, D, M) -> (M, H, D)
     "conv1d": _conv1d,  # kernel (M, H, D) -> (M, H D)
     "conv1d_merge": _conv1d_merge,  # kernel (H, D, M) -> (H D, M)
 }
