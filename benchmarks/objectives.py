@@ -24,6 +24,7 @@ are per token of the references and of their ends, with one tokenizer for all mo
   perplexity is that of the target.
 - The masked language model becomes an encoder, and its decoder of 2 layers is new (Rothe et al.
   2020, BERT2RND).
+- The permuted language model writes none: no encoder-decoder here has its relative positions.
 """
 
 import argparse
@@ -60,7 +61,7 @@ class Objective(NamedTuple):
     label: str
     # SQuAD 1.1 F1, MNLI accuracy and XSum perplexity in table 1 of Lewis et al. 2019
     published: tuple[float, float, float] | None = None
-    summaries: str = "as pre-trained"  # the model that writes them
+    summaries: str = "as pre-trained"  # the model that writes them; "": none
     # the run that gives tokenizer and shape to a model that is not pre-trained
     shape: str = ""
 
@@ -71,6 +72,7 @@ OBJECTIVES = {
     "none": Objective("BART, not pre-trained", None, "begins anew", "text-infilling"),
     "language-model": Objective("language model", (76.7, 80.1, 7.00), "source as prefix"),
     "masked": Objective("masked language model", (90.0, 83.5, 7.87), "new decoder"),
+    "permuted": Objective("permuted language model", (89.1, 83.7, 7.69), ""),
     "masked-seq2seq": Objective("masked seq2seq", (87.0, 82.1, 6.80)),
     "document-rotation": Objective("BART, document rotation", (77.2, 75.3, 17.14)),
     "infilling-permutation": Objective("BART, infilling and permutation", (90.8, 83.8, 6.62)),
@@ -179,7 +181,9 @@ def measured(arguments, folder: pathlib.Path, name: str) -> dict:
         )
         settings = dataclasses.replace(settings, keys=settings.keys | begin)
         row[case] = transfer.fine_tuned(options, folder, case, settings)
-    return row | summarised(arguments, folder, workdir / "summaries", begin)
+    if OBJECTIVES[name].summaries:
+        row |= summarised(arguments, folder, workdir / "summaries", begin)
+    return row
 
 
 def train(arguments, config: str, workdir: pathlib.Path, keys: dict, seeds: int = 0) -> dict:
@@ -413,11 +417,16 @@ def table(rows: list[dict]) -> str:
         cells = [objective.label, f"{row['parameters']:,}" if "parameters" in row else ""]
         cells.append(objective.summaries)
         cells += [comparison.spread_cell(row.get(key), unit) for key, (_, unit) in COLUMNS.items()]
-        for name in ROUGE:
-            low, high = row["rouge"][name]["interval"]
-            cells.append(f"{row['rouge'][name]['mean']:.1f} ({low:.1f} to {high:.1f})")
+        cells += [_interval_cell(row.get("rouge", {}).get(name)) for name in ROUGE]
         lines.append([*cells, *map(str, objective.published or ("",) * len(published))])
     return comparison.markdown([*header, *(f"published {name}" for name in published)], lines)
+
+
+def _interval_cell(score: dict | None) -> str:
+    if score is None:
+        return ""
+    low, high = score["interval"]
+    return f"{score['mean']:.1f} ({low:.1f} to {high:.1f})"
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
@@ -433,9 +442,10 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
                 panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
         panel.set_xlabel(name)
     for place, row in enumerate(rows):
-        score = row["rouge"]["rougeL"]
-        around = np.abs(np.array(score["interval"]) - score["mean"])
-        axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
+        if "rouge" in row:
+            score = row["rouge"]["rougeL"]
+            around = np.abs(np.array(score["interval"]) - score["mean"])
+            axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
     axes[-1].set_xlabel("ROUGE-L of summaries")
     labels = [OBJECTIVES.get(row["objective"], FLOOR).label for row in rows]
     axes[0].set_yticks(range(len(rows)), labels)

@@ -49,6 +49,7 @@ OF_EACH_KIND = (
     "decoder/quickstart.py",
     "albert/base.py",
     "electra/electra.py:small",
+    "xlnet/quickstart.py",
     "bart/quickstart.py",
     "t5/quickstart.py",
     "finetune/glue.py:stsb",

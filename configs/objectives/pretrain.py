@@ -7,6 +7,7 @@ The argument is an objective of Lewis et al. 2019, sections 4.1 and 2.2:
 
     language-model          GPT, 4 layers
     masked                  BERT, 4 layers, single texts
+    permuted                XLNet, 4 layers, without memory
     masked-seq2seq          BART, 2 + 2 layers, as all below; half of a text is missing (MASS)
     token-masking           30 % of the tokens are masked
     token-deletion          30 % of the tokens are deleted
@@ -29,12 +30,14 @@ from transformer_jax.config import choice, experiment
 
 # tokens of a row, and of what the decoder writes
 LENGTH = 128
+# of models with learned positions
+POSITIONS = dict(max_length=512, attention_dropout=0.0)
 
 
 def bart(*noises, target_length=LENGTH):
     """Returns the sections of an encoder-decoder that learns to undo noises."""
     return dict(
-        model=dict(name="bart", num_encoder_layers=2, num_decoder_layers=2, unroll=2),
+        model=dict(name="bart", num_encoder_layers=2, num_decoder_layers=2, unroll=2, **POSITIONS),
         task=dict(
             name="denoising", source_length=LENGTH, target_length=target_length, noises=noises
         ),
@@ -43,11 +46,16 @@ def bart(*noises, target_length=LENGTH):
 
 OBJECTIVES = {
     "language-model": dict(
-        model=dict(name="gpt", num_layers=4, unroll=4), task=dict(name="causal_lm", length=LENGTH)
+        model=dict(name="gpt", num_layers=4, unroll=4, **POSITIONS),
+        task=dict(name="causal_lm", length=LENGTH),
     ),
     "masked": dict(
-        model=dict(name="bert", num_layers=4, unroll=4),
+        model=dict(name="bert", num_layers=4, unroll=4, **POSITIONS),
         task=dict(name="masked_lm", phases=((1.0, LENGTH, 20),), next_sentence=0.0),
+    ),
+    "permuted": dict(
+        model=dict(name="xlnet", num_layers=4, unroll=4),
+        task=dict(name="permuted_lm", length=LENGTH),
     ),
     "masked-seq2seq": bart(("mass", 0.5), target_length=LENGTH // 2),
     "token-masking": bart(("masking", 0.3)),
@@ -64,6 +72,7 @@ def TINY(objective="text-infilling"):
     lengths = {
         "causal_lm": dict(length=32),
         "masked_lm": dict(phases=((1.0, 32, 5),)),
+        "permuted_lm": dict(length=32),
         "denoising": dict(source_length=32, target_length=32),
     }
     model = dict(vocab_size=300, d_model=16, d_ff=32, num_heads=2)
@@ -83,10 +92,8 @@ def get_config(objective="text-infilling"):
             d_model=128,
             d_ff=512,
             num_heads=4,
-            max_length=512,
             init_std=0.05,
             dropout=0.0,
-            attention_dropout=0.0,
             **values["model"],
         ),
         task=values["task"],
