@@ -10,7 +10,8 @@ from transformer_jax.config import UserError
 from transformer_jax.data import permuted_rows
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.tasks.task import Context
-from transformer_jax.training import state
+from transformer_jax.training import batches, state
+from transformer_jax.training.program import Program
 
 LENGTH = 24
 
@@ -109,6 +110,22 @@ def test_the_loss_is_that_of_the_targets_and_a_restart_empties_the_memory(tmp_pa
     scores = task.evaluate(params, "valid")
     assert scores.keys() == {"loss", "accuracy", "perplexity", "rows"}
     assert scores["loss"] == pytest.approx(np.log(80), abs=0.5)
+
+
+def test_one_batch_can_be_overfitted(tmp_path):
+    changes = dict(model__d_model=32, model__init_std=0.1, optimizer__warmup_steps=10)
+    config = build(tmp_path, **changes, train__num_steps=150)
+    task = make_task(config)
+    program = Program.of(config, task, jax.devices()[:1])
+    current = state.init(task, program.tx, program.state)
+    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    means = []
+    for _ in range(150):
+        current = current.replace(metrics=state.zeros(program.state.metrics))
+        current = program.train_step(current, batch)
+        measured = jax.device_get(current.metrics)
+        means.append({name: float(total / count) for name, (total, count) in measured.items()})
+    assert means[0]["loss"] > 3 and means[-1]["loss"] < 0.5 and means[-1]["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize(
