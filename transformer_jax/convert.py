@@ -1,7 +1,7 @@
 """Converts Hugging Face checkpoints to workdirs, and runs to Hugging Face checkpoints.
 
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW
-python -m transformer_jax.convert --workdir=DIR --to_hf=NEW
+python -m transformer_jax.convert --workdir=DIR --to_hf=NEW [--architecture=CLASS]
 
 A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer. Its
 architecture is one that a file in transformer_jax/huggingface/ describes. The new folder is
@@ -34,6 +34,11 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "to_hf", None, "New folder for the checkpoint of --workdir in Hugging Face's format."
     )
+    flags.DEFINE_string(
+        "architecture",
+        None,
+        "The class of transformers that --to_hf writes, where a run suits more than one.",
+    )
 
 
 def main() -> None:
@@ -42,12 +47,14 @@ def main() -> None:
         raise UserError("give either --from_hf=DIR or --to_hf=DIR")
     if options.from_hf and options["step"].present:
         raise UserError("--step can only be given with --to_hf")
+    if options.from_hf and options.architecture:
+        raise UserError("--architecture can only be given with --to_hf")
     if options.from_hf:
         overrides = cli.overrides(allowed=("model.vocab_multiple", "task."))
         from_hf(options.from_hf, options.workdir, overrides)
     else:
         overrides = cli.overrides(allowed=("decode.average",))
-        to_hf(options.workdir, options.to_hf, options.step, overrides)
+        to_hf(options.workdir, options.to_hf, options.step, overrides, options.architecture)
 
 
 def from_hf(folder, target, overrides=()) -> None:
@@ -108,11 +115,11 @@ def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
         )
 
 
-def to_hf(run, target, step="best", overrides=()) -> None:
+def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     """Writes a checkpoint of the workdir `run` to the new folder `target` in Hugging Face's format.
 
-    `step` is a number, "best" or "latest". Raises UserError for a run that Hugging Face's models
-    do not compute.
+    `step` is a number, "best" or "latest". `architecture` is the class of transformers; None: the
+    first that suits the run. Raises UserError for a run that Hugging Face's models do not compute.
     """
     import jax
 
@@ -125,13 +132,15 @@ def to_hf(run, target, step="best", overrides=()) -> None:
     # The whole parameters are copied to the host: more devices would hold more copies of them.
     task, params = open_run(run, step, overrides, devices=jax.local_devices()[:1])
     config = task.config
-    family = families.of_run(config)
+    family = families.of_run(config, architecture)
     if family is None:
         supported = ", ".join(family.architecture for family in families.families())
         raise UserError(
             f"--workdir={run}: config.model.name={config.model.name!r} with "
-            f"config.task.name={config.task.name!r}: only {supported} can be written"
+            f"config.task.name={config.task.name!r}"
+            f"{f' as {architecture}' if architecture else ''}: only {supported} can be written"
         )
+    config = family.written(config)
     content = family.write_config(config, task.tokenizer)
     params = jax.device_get(params)
     if task.tokenizer is not None:

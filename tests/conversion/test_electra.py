@@ -4,10 +4,19 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, weights
+from tests.conversion.checkpoints import (
+    CLOSE,
+    copied,
+    random_run,
+    read_json,
+    refused,
+    weights,
+)
 from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_electra import ARCHITECTURES
+from transformer_jax import config as configs
 from transformer_jax import convert
+from transformer_jax.config import UserError
 from transformer_jax.runs.open import open_run
 
 DISCRIMINATOR, GENERATOR = ARCHITECTURES
@@ -48,6 +57,29 @@ def test_a_converted_generator_fills_masks(tmp_path):
     task, params = open_run(tmp_path / "run")
     ((candidates,),) = task.fill(params, ["the cat [MASK] on the mat"])
     assert len(candidates) == 5
+
+
+def test_both_models_of_a_pair_are_written(tmp_path):
+    sizes = dict(vocab_size=43, d_embed=8, d_model=8, num_layers=2, num_heads=4, max_length=48)
+    config = configs.experiment(
+        model=dict(name="electra", generator_size=0.5, **sizes),
+        task=dict(name="replaced_tokens", phases=((1.0, 16, 3),)),
+        data=dict(tokenizer_files=str(HERE / GENERATOR)),
+    )
+    run = random_run(config, tmp_path / "run")
+    _, params = open_run(run)
+    convert.to_hf(run, tmp_path / "first")
+    assert read_json(tmp_path / "first" / "config.json")["architectures"] == [DISCRIMINATOR]
+    convert.to_hf(run, tmp_path / "hf", architecture=GENERATOR)
+    content = read_json(tmp_path / "hf" / "config.json")
+    assert (content["hidden_size"], content["intermediate_size"]) == (4, 16)
+    convert.from_hf(tmp_path / "hf", tmp_path / "generator")
+    task, alone = open_run(tmp_path / "generator")
+    assert task.config.task.name == "masked_lm" and alone.keys() > params["generator"].keys()
+    for name, tree in alone.items():
+        jax.tree.map(np.testing.assert_array_equal, tree, {**params, **params["generator"]}[name])
+    with pytest.raises(UserError, match="'replaced_tokens' as BertForMaskedLM: only"):
+        convert.to_hf(run, tmp_path / "other", architecture="BertForMaskedLM")
 
 
 @pytest.mark.parametrize(

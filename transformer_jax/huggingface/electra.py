@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from transformer_jax import config as configs
 from transformer_jax.huggingface import bert, heads
 from transformer_jax.huggingface.family import Family
 from transformer_jax.huggingface.keys import Keys, check_head_dim
@@ -97,10 +98,24 @@ class Discriminator(_ELECTRA):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(_ELECTRA):
-    """A generator, and any other ELECTRA that is trained as a masked language model."""
+    """A generator, also that of a pair, and any ELECTRA that is a masked language model."""
 
     def matches(self, config):
-        return super().matches(config) and not config.task.next_sentence
+        if config.task.name == "masked_lm":
+            return super().matches(config) and not config.task.next_sentence
+        return _is_pair(config)
+
+    def written(self, config):
+        if not _is_pair(config):
+            return config
+        config = config.copy_and_resolve_references()
+        narrow = configs.build_model(config).narrow()
+        for key in ("d_model", "d_ff", "num_heads"):
+            configs.set_key(config, f"model.{key}", getattr(narrow, key))
+        return config
+
+    def theirs(self, params, task):
+        return task.model.narrow_params(params) if _is_pair(task.config) else params
 
     def task_keys(self, config, hf_config):
         return {"next_sentence": 0.0, "phases": ((1.0, *_row(config.model)),)}
@@ -125,6 +140,12 @@ class FineTuned(_ELECTRA):
     def _dropout(self) -> str:
         """The key of the dropout in front of the head."""
         return "summary_last_dropout" if self.task == "choice" else "classifier_dropout"
+
+
+def _is_pair(config) -> bool:
+    """Whether a run has both a generator and a discriminator."""
+    is_pair = config.model.name == "electra" and config.task.name == "replaced_tokens"
+    return is_pair and config.model.generator_size > 0
 
 
 def _row(model) -> tuple[int, int]:

@@ -106,6 +106,10 @@ class Family:
         heads.check(config.task)
         self.keys.check(config.model, self.architecture)
 
+    def written(self, config: ConfigDict) -> ConfigDict:
+        """Returns the config of the model to write: the run's, or that of a part of its model."""
+        return config
+
     def other_keys(self, config: ConfigDict, tokenizer) -> dict:
         """Returns the keys of config.json that `keys` does not hold."""
         return {}
@@ -183,6 +187,7 @@ def of_checkpoint(folder: pathlib.Path, hf_config: dict) -> Family:
     return family
 
 
-def of_run(config: ConfigDict) -> Family | None:
-    """Returns the family that can hold a run with this config."""
-    return next((family for family in families() if family.matches(config)), None)
+def of_run(config: ConfigDict, architecture: str | None = None) -> Family | None:
+    """Returns the family that can hold a run with this config: the first, or the named one."""
+    suitable = (family for family in families() if family.matches(config))
+    return next((each for each in suitable if architecture in (None, each.architecture)), None)
