@@ -48,6 +48,7 @@ OF_EACH_KIND = (
     "bert/base.py",
     "decoder/quickstart.py",
     "albert/base.py",
+    "distilbert/base.py",
     "electra/electra.py:small",
     "xlnet/quickstart.py",
     "bart/quickstart.py",
@@ -108,6 +109,9 @@ def test_two_steps(case, tmp_path):
     if begin.fine_tunes(config):
         origin = pretrained(config.model.name, tmp_path / "pretraining")
         configs.set_key(config, "init_from", str(origin))
+    for key in configs.named_class("task", config.task.name).other_runs:
+        model = dict(config.task[f"{key}_model"])["name"]
+        configs.set_key(config, f"task.{key}", str(pretrained(model, tmp_path / key)))
     resolved = resolve(config, workdir)
     metrics = run(resolved.config, resolved.task(), workdir, origin=resolved.origin)
     assert 0 < metrics["valid/loss"] < 10

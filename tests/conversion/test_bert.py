@@ -1,11 +1,11 @@
-"""Conversion of pre-trained BERTs from and to Hugging Face checkpoints."""
+"""Conversion of pre-trained BERTs and DistilBERTs from and to Hugging Face checkpoints."""
 
 import numpy as np
 import pytest
 
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, rewrite, weights
 from tests.fixtures.make_huggingface import HERE
-from tests.fixtures.make_huggingface_bert import ARCHITECTURES
+from tests.fixtures.make_huggingface_bert import ARCHITECTURES, DISTIL
 from transformer_jax import convert
 from transformer_jax.runs.open import open_run
 
@@ -16,15 +16,16 @@ def assert_outputs_of_bert(run, inputs, expected):
     variables = {"params": params}
     options = dict(token_types=inputs["types"], segment_ids=inputs["filled"])
     filled = inputs["filled"] > 0
-    states = np.asarray(task.model.apply(variables, inputs["ids"], **options, method="layers"))
-    _, logits, next_logits = task.model.apply(variables, inputs["ids"], **options)
+    states = task.model.apply(variables, inputs["ids"], **options, method="layers")
+    logits = task.model.apply(variables, states[-1], method="logits")
     np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
     np.testing.assert_allclose(np.asarray(logits)[filled], expected["logits"][filled], **CLOSE)
     if "following" in expected:
+        next_logits = task.model.apply(variables, states[-1], method="next_logits")
         np.testing.assert_allclose(next_logits, expected["following"], **CLOSE)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, DISTIL])
 def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(architecture, tmp_path):
     folder = HERE / architecture
     run = tmp_path / "run"

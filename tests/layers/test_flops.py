@@ -11,6 +11,7 @@ from transformer_jax.layers.lstm import LSTM
 from transformer_jax.models.albert import ALBERT
 from transformer_jax.models.bert import BERT
 from transformer_jax.models.decoder import Decoder
+from transformer_jax.models.distilbert import DistilBERT
 from transformer_jax.models.electra import ELECTRA
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.planning import traced
@@ -29,8 +30,9 @@ def tokens(length):
     return jax.ShapeDtypeStruct((1, length), jnp.int32)
 
 
-def test_bert():
-    model = BERT(num_layers=3, **SIZES)
+@pytest.mark.parametrize("family", [BERT, DistilBERT])
+def test_bert(family):
+    model = family(num_layers=3, **SIZES)
     assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH, LENGTH)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.models.bert import BERT
+from transformer_jax.models.distilbert import DistilBERT
 
 TINY = dict(
     vocab_size=37,
@@ -35,22 +36,24 @@ def build(**options):
 
 
 @pytest.mark.parametrize(
-    "options, encoder, heads",
+    "model, encoder, heads",
     [
-        (dict(), 109_482_240, 624_188),
-        (dict(d_model=1024, num_layers=24, num_heads=16), 335_141_888, 1_084_220),
-        (dict(d_model=128, num_layers=2, num_heads=2), 4_385_920, None),
-        (dict(d_model=512, num_layers=8, num_heads=8), 41_373_184, None),
+        (BERT(), 109_482_240, 624_188),
+        (BERT(d_model=1024, num_layers=24, num_heads=16), 335_141_888, 1_084_220),
+        (BERT(d_model=128, num_layers=2, num_heads=2), 4_385_920, None),
+        (BERT(d_model=512, num_layers=8, num_heads=8), 41_373_184, None),
+        # Those of transformers' DistilBertModel and DistilBertForMaskedLM.
+        (DistilBERT(), 66_362_880, 66_985_530 - 66_362_880),
     ],
-    ids=["base", "large", "tiny", "medium"],
+    ids=["base", "large", "tiny", "medium", "distilbert"],
 )
-def test_published_parameter_counts(options, encoder, heads):
-    shapes = nn.unbox(jax.eval_shape(BERT(**options).init, jax.random.key(0), TOKENS))["params"]
+def test_published_parameter_counts(model, encoder, heads):
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))["params"]
 
     def size(tree):
         return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
 
-    heads_size = sum(size(shapes[name]) for name in BERT.heads)
+    heads_size = sum(size(shapes[name]) for name in model.heads)
     assert size(shapes) - heads_size == encoder
     assert heads in (None, heads_size)
 

@@ -6,7 +6,7 @@ from transformer_jax.config import UserError, named_class
 from transformer_jax.models.model import KINDS, Encoder, check_class
 
 
-@pytest.mark.parametrize("name", ["bart", "bert", "encoder_decoder", "gpt", "t5"])
+@pytest.mark.parametrize("name", ["bart", "bert", "distilbert", "encoder_decoder", "gpt", "t5"])
 def test_a_family_is_of_one_kind(name):
     cls = named_class("model", name)
     assert sum(issubclass(cls, kind) for kind in KINDS) == 1

@@ -13,6 +13,7 @@ from transformer_jax import config as configs
 from transformer_jax.planning import shardings
 from transformer_jax.runs.begin import takes_model
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.training import optimizer
 from transformer_jax.training.program import Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -47,9 +48,10 @@ def layout(case):
         configs.set_key(config, "model.vocab_multiple", 128)
     if config.train.batch % 4:
         configs.set_key(config, "train.batch", 64)
-    program = Program.of(config, make_task(config))
+    task = make_task(config)
+    program = Program.of(config, task)
     if config.optimizer.name != "adafactor":  # its moments are factored
-        _check_optimizer(program.state)
+        _check_optimizer(program.state, task)
     return [
         line
         for line in shardings.table(program)
@@ -57,10 +59,12 @@ def layout(case):
     ]
 
 
-def _check_optimizer(state):
+def _check_optimizer(state, task):
     """Moments have the layout of their parameters. The snapshot does not repeat them."""
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
-    params = jax.tree.leaves(state.params)
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    is_trained = [task.group(optimizer.names(path)) is not None for path, _ in leaves]
+    params = [leaf for (_, leaf), trained in zip(leaves, is_trained) if trained]
     num_moments = len(moments) // len(params)  # 1: RMSprop
     assert num_moments in (1, 2)
     assert [(leaf.shape, leaf.sharding) for leaf in moments] == num_moments * [

@@ -24,11 +24,12 @@ _NEW_TOKENS = 3
 def source(config) -> Record | None:
     """Returns the record of the run that `config.init_from` names; None where it names none.
 
-    Of several runs it is the one without a prefix, else the first. Raises UserError where that
+    Of several runs it is the one without a prefix, else the first. Those that the task names come
+    last. Raises UserError where that
     workdir holds no run, or where a run without a prefix is of another model family. A task that
     takes the model of that run takes any family, a model those of its `begins_with`.
     """
-    runs = beginnings(config.init_from)
+    runs = (*beginnings(config.init_from), *_of_task(config))
     if not runs:
         return None
     main = next((run for run in runs if not run.prefix), runs[0])
@@ -49,9 +50,20 @@ def _others(config):
     return configs.named_class("model", config.model.name).begins_with
 
 
+def _task(config):
+    return configs.named_class("task", config.task.name)
+
+
+def _of_task(config) -> tuple[Beginning, ...]:
+    """Returns the runs that keys of config.task name. The prefix of each is its key."""
+    keys = _task(config).other_runs
+    return tuple(Beginning(key, config.task[key]) for key in keys if config.task[key])
+
+
 def _record(beginning: Beginning, config) -> Record:
     if not record.exists(beginning.run):
-        raise UserError(f"config.init_from={beginning.run}: no run here (no config.json)")
+        key = f"task.{beginning.prefix}" if beginning in _of_task(config) else configs.INIT_FROM
+        raise UserError(f"config.{key}={beginning.run}: no run here (no config.json)")
     return record.read(beginning.run, variants.in_config(config), needed=("model",))
 
 
@@ -60,21 +72,49 @@ def origin(config, workdir) -> Origin | None:
 
     None for a run that initialises its parameters, or continues from a checkpoint of its own.
     """
-    if workdir is None or not config.init_from or not config.train.pretrained:
+    init_from = config.init_from if config.train.pretrained else None
+    if workdir is None or not (init_from or _task(config).other_runs):
         return None
     checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
     if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
         return None
+    for key in _task(config).other_runs:
+        if not config.task[key]:
+            raise UserError(f"config.task.{key} is missing: the workdir of a run")
     source(config)  # raises for another family
     parts = []
-    for beginning in beginnings(config.init_from):
+    for beginning in (*beginnings(init_from), *_of_task(config)):
         earlier = _record(beginning, config)
         own = [beginning]
-        if isinstance(config.init_from, str):
+        if isinstance(init_from, str) and not beginning.prefix:
             of_family = _others(config).get(earlier.config.model.name, {}).items()
             own = [Beginning(prefix, beginning.run, **keys) for prefix, keys in of_family] or own
         parts += [Part(earlier.workdir, earlier.config, each) for each in own]
     return Origin(tuple(parts))
+
+
+def with_other_models(config, recorded: Record | None, earlier: Record | None):
+    """Returns a config with the models of the runs that its task names.
+
+    `recorded` is the run that it continues; it knows these models. `earlier` gives the tokenizer.
+    Raises UserError where one of these runs has another tokenizer.
+    """
+    if not _of_task(config):
+        return config
+    config = ConfigDict(config).copy_and_resolve_references()
+    for beginning in _of_task(config):
+        key = f"{beginning.prefix}_model"
+        if recorded:
+            configs.set_key(config, f"task.{key}", recorded.config.task[key])
+            continue
+        other = _record(beginning, config)
+        if other.fingerprint["tokenizer"] != earlier.fingerprint["tokenizer"]:
+            raise UserError(
+                f"config.task.{beginning.prefix}={beginning.run}: has another tokenizer than "
+                f"{earlier.workdir}, with whose parameters the run begins"
+            )
+        configs.set_key(config, f"task.{key}", tuple(other.config.model.items()))
+    return config
 
 
 def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigDict:

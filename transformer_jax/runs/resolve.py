@@ -68,6 +68,7 @@ def resolve(config: ConfigDict | str | os.PathLike, workdir=None, overrides: Ove
         config = _with_labels(config, recorded, earlier)
         if recorded and begin.names_same_run(config.init_from, recorded.config.init_from):
             config.init_from = recorded.config.init_from
+    config = begin.with_other_models(config, recorded, earlier)
     if hosts.index():
         config.data.rebuild = False  # process 0 rebuilds the data
     workdir = buckets.folder_of_run(workdir) if workdir else None
@@ -116,7 +117,8 @@ def make_task(config, workdir=None):
     of its own, as `config.data` says.
     """
     recorded = record.find(workdir, variants.in_config(config))
-    return _task(config, _tokenizer(recorded or begin.source(config)))
+    earlier = recorded or begin.source(config)
+    return _task(begin.with_other_models(config, recorded, earlier), _tokenizer(earlier))
 
 
 def _tokenizer(earlier: Record | None):

@@ -4,6 +4,7 @@ import dataclasses
 from functools import cached_property, partial
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -91,8 +92,12 @@ class MaskedLM(EncoderUse, TextTask):
         return weights
 
     def loss(self, params, batch, context: Context) -> Loss:
-        apply = partial(self.model.apply, {"params": params})
-        hidden = apply(
+        return self.of_states(params, batch, self.states(self.model, params, batch, context))
+
+    def states(self, model, params, batch, context: Context) -> jax.Array:
+        """Returns a model's states of the rows (B, L, M)."""
+        return model.apply(
+            {"params": params},
             batch["tokens"],
             token_types=batch["token_types"],
             segment_ids=batch["segment_ids"],
@@ -100,6 +105,10 @@ class MaskedLM(EncoderUse, TextTask):
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,
         )
+
+    def of_states(self, params, batch, hidden: jax.Array) -> Loss:
+        """Returns the loss of the rows whose states are `hidden` (B, L, M)."""
+        apply = partial(self.model.apply, {"params": params})
         # Logits are computed at the masked positions only.
         masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
         filled = batch["segment_ids"] > 0

@@ -117,6 +117,9 @@ class Task(abc.ABC):
     # config.model is that of the run in config.init_from, with the keys that the config changes
     takes_model: bool = False
     fine_tunes: bool = False  # puts a head of its own on that model
+    # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
+    # are those of that run. config.task.teacher_model holds the keys of its config.model.
+    other_runs: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:

@@ -173,11 +173,12 @@ def _start(task, program, checkpoints, origin):
         )
     say(f"no checkpoint in {checkpoints.folder}: beginning with step 0")
     state = states.init(task, program.tx, program.state)
-    if task.config.init_from and task.config.train.pretrained:
+    begins_with = task.config.init_from if task.config.train.pretrained else None
+    if begins_with or task.other_runs:
         if origin is None:
             raise ValueError(
-                f"config.init_from={task.config.init_from}: run needs its argument "
-                "origin, which runs.begin.origin(config, workdir) gives"
+                f"config.init_from={begins_with}, task.other_runs={task.other_runs}: run needs its "
+                "argument origin, which runs.begin.origin(config, workdir) gives"
             )
         state = state.replace(params=origin.params(task.config, program, state.params))
     return state, dict(NO_TOTALS)

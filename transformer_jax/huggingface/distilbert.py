@@ -1,0 +1,117 @@
+"""DistilBERT with the heads of pre-training and of fine-tuning, from and to
+`models/distilbert.py`.
+"""
+
+import dataclasses
+
+from transformer_jax.huggingface import family, heads
+from transformer_jax.huggingface.keys import Keys, check_head_dim
+from transformer_jax.huggingface.tensors import layers, linear, norm
+
+_KEYS = Keys(
+    required={
+        "vocab_size": "vocab_size",
+        "dim": "d_model",
+        "n_layers": "num_layers",
+        "n_heads": "num_heads",
+        "hidden_dim": "d_ff",
+        "max_position_embeddings": "max_length",
+    },
+    optional={
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "initializer_range": ("init_std", 0.02),
+    },
+    allowed={
+        "activation": ("gelu",),
+        # Sinusoids, too, are stored as a table.
+        "sinusoidal_pos_embds": (False, True),
+        "tie_word_embeddings": (True,),
+    },
+)
+
+_LAYER = {
+    **linear("attention.q_lin", "attention/query"),
+    **linear("attention.k_lin", "attention/key"),
+    **linear("attention.v_lin", "attention/value"),
+    **linear("attention.out_lin", "attention/out", "linear_merge"),
+    **norm("sa_layer_norm", "attention_norm"),
+    **linear("ffn.lin1", "mlp/wi"),
+    **linear("ffn.lin2", "mlp/wo"),
+    **norm("output_layer_norm", "mlp_norm"),
+}
+_ENCODER = {
+    "distilbert.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
+    "distilbert.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
+    **norm("distilbert.embeddings.LayerNorm", "embed_norm"),
+    **layers("distilbert.transformer.layer.{}.", "encoder/layers/", _LAYER),
+}
+_MASKED_LM = {
+    **linear("vocab_transform", "mlm_transform"),
+    **norm("vocab_layer_norm", "mlm_norm"),
+    "vocab_projector.bias": ("same", "mlm_bias/bias"),
+}
+_POOLER = linear("pre_classifier", "pooler")
+_CLASSIFIER = linear("classifier", "head/out")
+_SPAN = linear("qa_outputs", "head/out")
+# The key of the dropout in front of the head of a task.
+_DROPOUT = {
+    "classification": "seq_classif_dropout",
+    "choice": "seq_classif_dropout",
+    "span": "qa_dropout",
+}
+_DEFAULT_DROPOUT = {"seq_classif_dropout": 0.2, "qa_dropout": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class PreTraining(family.Family):
+    model = "distilbert"
+    ignored = ("vocab_projector.weight",)  # tied to the embeddings
+
+    def matches(self, config):
+        is_distilled = config.model.name == self.model and config.task.name == "distillation"
+        return super().matches(config) or (is_distilled and self.task == "masked_lm")
+
+    def sections(self, folder):
+        return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
+
+    def task_keys(self, config, hf_config):
+        length = min(config.model.max_length, 512)
+        return {"next_sentence": 0.0, "phases": ((1.0, length, max(int(0.15 * length), 1)),)}
+
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+
+    def other_keys(self, config, tokenizer):
+        d_ff = config.model.d_ff or 4 * config.model.d_model
+        return {"pad_token_id": 0, "hidden_dim": d_ff}
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned(PreTraining):
+    def task_keys(self, config, hf_config):
+        dropout = config.model.dropout
+        if key := _DROPOUT.get(self.task):
+            dropout = hf_config.get(key, _DEFAULT_DROPOUT[key])
+        return heads.read_keys(config, hf_config, dropout) | {"head_dropout": dropout}
+
+    def other_keys(self, config, tokenizer):
+        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
+        # The tagger's head has the dropout of the layers.
+        if key := _DROPOUT.get(self.task):
+            keys[key] = config.task.head_dropout
+        return keys
+
+
+def _fine_tuned(architecture: str, head: dict, task: str) -> FineTuned:
+    return FineTuned(architecture, "distilbert", _KEYS, _ENCODER | head, task)
+
+
+FAMILIES = [
+    PreTraining("DistilBertForMaskedLM", "distilbert", _KEYS, _ENCODER | _MASKED_LM, "masked_lm"),
+    _fine_tuned("DistilBertForSequenceClassification", _POOLER | _CLASSIFIER, "classification"),
+    _fine_tuned("DistilBertForMultipleChoice", _POOLER | _CLASSIFIER, "choice"),
+    _fine_tuned("DistilBertForTokenClassification", _CLASSIFIER, "tagging"),
+    _fine_tuned("DistilBertForQuestionAnswering", _SPAN, "span"),
+]

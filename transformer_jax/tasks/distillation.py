@@ -1,0 +1,184 @@
+"""Distillation: a small encoder learns from a trained one (Sanh et al. 2019)."""
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.distributed import sharding
+from transformer_jax.losses import num_chunks
+from transformer_jax.tasks.masked_lm import MaskedLM
+from transformer_jax.tasks.task import Context, Loss
+
+
+@dataclasses.dataclass
+class Distillation(MaskedLM):
+    """Masked tokens, a teacher's distributions, and its last states (Sanh et al. 2019, section 3).
+
+    The student is `config.model`. The teacher is frozen; its parameters are below "teacher".
+    """
+
+    # weight of the next-sentence loss; 0: rows are windows of the text, not pairs
+    next_sentence: float = 0.0
+    # a run, or a converted checkpoint, of an encoder that fills masks
+    teacher: str = ""
+    # keys of the teacher's config.model, ((key, value), ...); the run in config.task.teacher gives
+    # its own
+    teacher_model: tuple = ()
+    soft_targets: float = 5.0  # weight of the divergence from the teacher's distributions
+    masked_tokens: float = 2.0  # weight of the loss of masked tokens
+    # weight of the cosine distance between the last states of both models; 0 allows other widths
+    cosine: float = 1.0
+    temperature: float = 2.0  # of both distributions
+    # position embeddings stay as they begin, as in the published code
+    frozen_positions: bool = False
+
+    other_runs = ("teacher",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.teacher_model:
+            raise UserError(
+                "config.task.teacher is missing: the workdir of a run, or of a converted "
+                "checkpoint, that config.model learns from"
+            )
+        self._teacher = build_model(ConfigDict({"model": dict(self.teacher_model)}))
+        self._check()
+        self.coefficients["mlm"] = self.masked_tokens
+        if self.soft_targets:
+            self.coefficients["soft_targets"] = self.soft_targets
+        if self.cosine:
+            self.coefficients["cosine"] = self.cosine
+
+    def _check(self) -> None:
+        """Raises UserError for a teacher that does not suit the student, and wrong weights."""
+        student, teacher = self.model, self._teacher
+        if "fill" not in teacher.can:
+            raise UserError(
+                f"config.task.teacher={self.teacher}: its model {type(teacher).__name__} does not "
+                "fill masks"
+            )
+        if student.vocab_size != teacher.vocab_size:
+            raise UserError(
+                f"config.model.vocab_size={student.vocab_size}: must be the teacher's "
+                f"{teacher.vocab_size}"
+            )
+        if self.cosine and student.d_model != teacher.d_model:
+            raise UserError(
+                f"config.model.d_model={student.d_model}: must be the teacher's {teacher.d_model}, "
+                "or set config.task.cosine=0"
+            )
+        for key in ("soft_targets", "masked_tokens", "cosine"):
+            if getattr(self, key) < 0:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
+        if self.temperature <= 0:
+            raise UserError(f"config.task.temperature={self.temperature}: must be above 0")
+        self.texts.check(teacher)
+
+    def init(self, rng):
+        def used(model, tokens):
+            return model.logits(model.hidden(tokens))
+
+        student_key, teacher_key = jax.random.split(rng)
+        tokens = jnp.zeros((1, 8), jnp.int32)
+        teacher = self._teacher.init(teacher_key, tokens, method=used)["params"]
+        return {**super().init(student_key), "teacher": teacher}
+
+    def group(self, path):
+        is_frozen = path[0] == "teacher" or (self.frozen_positions and path[0] == "position_embed")
+        return None if is_frozen else super().group(path)
+
+    def weights(self, batch):
+        num_tokens = (batch["segment_ids"] > 0).sum().astype(jnp.float32)
+        terms = self.coefficients.keys() & {"soft_targets", "cosine"}
+        return super().weights(batch) | dict.fromkeys(terms, num_tokens)
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        hidden = self.states(self.model, params, batch, context)
+        loss = self.of_states(params, batch, hidden)
+        teacher = jax.lax.stop_gradient(params["teacher"])
+        of_teacher = self.states(self._teacher, teacher, batch, Context())
+        filled = (batch["segment_ids"] > 0).astype(jnp.float32)  # (B, L)
+        terms = {}
+        if self.soft_targets:
+            outputs = Output.of(self.model, params, hidden)
+            targets = Output.of(self._teacher, teacher, of_teacher)
+            terms["soft_targets"] = divergence(outputs, targets, filled, self.temperature)
+        if self.cosine:
+            terms["cosine"] = jnp.sum((1 - _cosine(hidden, of_teacher)) * filled)
+        count = filled.sum().astype(jnp.int32)
+        measured = {f"{name}_loss": (term, count) for name, term in terms.items()}
+        return Loss(loss.terms | terms, loss.metrics | measured)
+
+    def flops(self, row_shape: int = 0) -> float:
+        _, length, num_predictions = self.phases[row_shape]
+        every_position = length if self.soft_targets else 0
+        # A backward pass costs two forward passes; the teacher has none.
+        student = 3 * self.model.flops(length, num_predictions + every_position)
+        return student + self._teacher.flops(length, every_position)
+
+
+def _cosine(x: Float[Array, "B L M"], y: Float[Array, "B L M"]) -> Float[Array, "B L"]:
+    """Returns the cosines of the angles between the states of two models (B, L) float32."""
+    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    squares = jnp.sum(x * x, axis=-1) * jnp.sum(y * y, axis=-1)
+    return jnp.sum(x * y, axis=-1) * jax.lax.rsqrt(squares + 1e-16)
+
+
+class Output(NamedTuple):
+    """The states in front of a model's output projection, and the projection."""
+
+    states: Float[Array, "B L E"]
+    table: Float[Array, "V E"]
+    bias: Float[Array, " V"] | None
+
+    @classmethod
+    def of(cls, model, params, hidden: Float[Array, "B L M"]) -> "Output":
+        """Returns the output of a model for its last states."""
+        apply = partial(model.apply, {"params": params})
+        return cls(apply(hidden, method="transformed"), *apply(method="output"))
+
+    def log_softmax(self, states: Float[Array, "B C E"], temperature: float):
+        """Returns the log-probabilities (B, C, V) float32 of a chunk of the states."""
+        matrix = self.table.astype(states.dtype)
+        logits = jnp.einsum("bce,ve->bcv", states, matrix, preferred_element_type=jnp.float32)
+        logits = logits if self.bias is None else logits + self.bias
+        logits = sharding.constrain(logits, "batch", None, "vocab")
+        return jax.nn.log_softmax(logits / temperature)
+
+
+def divergence(
+    student: Output, teacher: Output, weights: Float[Array, "B L"], temperature: float
+) -> Float[Array, ""]:
+    """Returns T^2 KL(teacher || student), summed over positions by weight, with temperature T.
+
+    T^2 keeps the size of the gradients (Hinton et al. 2015, section 2). The logits exist in chunks
+    of the length, and the backward pass computes them again.
+    """
+
+    def of_chunk(total, chunk):
+        of_student, of_teacher, weights = chunk
+        log_q = student.log_softmax(of_student, temperature)
+        log_p = teacher.log_softmax(of_teacher, temperature)
+        divergences = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)  # (B, C)
+        return total + jnp.sum(divergences * weights), None
+
+    batch, length = weights.shape
+    # The logits of two models count.
+    chunks = num_chunks(batch, length, 2 * len(student.table))
+    size = -(-length // chunks)
+
+    # (B, L, ...) -> (chunks, B, C, ...). The padding of the last chunk has weight 0.
+    def split(x):
+        padding = [(0, 0), (0, chunks * size - length), *[(0, 0)] * (x.ndim - 2)]
+        x = jnp.pad(x, padding).reshape(batch, chunks, size, *x.shape[2:])
+        return jnp.moveaxis(x, 1, 0)
+
+    arrays = tuple(map(split, (student.states, teacher.states, weights)))
+    total, _ = jax.lax.scan(jax.checkpoint(of_chunk), jnp.zeros(()), arrays)
+    return temperature**2 * total
