@@ -51,6 +51,7 @@ OF_EACH_KIND = (
     "distilbert/base.py",
     "electra/electra.py:small",
     "xlnet/quickstart.py",
+    "roberta/quickstart.py",
     "bart/quickstart.py",
     "t5/quickstart.py",
     "finetune/glue.py:stsb",

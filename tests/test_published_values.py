@@ -45,10 +45,19 @@ ELECTRA_PARAMETERS = {
     "base": (109_483_009, 33_740_602),
     "large": (335_142_913, 51_295_290),
 }
+# Those of transformers' AlbertForPreTraining and RobertaForMaskedLM with the published configs.
+PARAMETERS = {
+    "albert/base.py": 11_813_810,
+    "albert/large.py": 17_847_474,
+    "albert/xlarge.py": 59_021_490,
+    "albert/xxlarge.py": 223_158_450,
+    "roberta/base.py": 124_697_433,
+    "roberta/large.py": 355_412_057,
+}
 
 
 def parameters(config):
-    """Returns the number of parameters of a model that a text-to-text task trains."""
+    """Returns the number of parameters of the model that a task trains."""
     return counts.parameters(make_task(config))["params"]
 
 
@@ -100,6 +109,11 @@ def test_bert(name, num_layers, d_model, num_heads):
     adam = config.optimizer
     assert_values(adam, learning_rate=1e-4, schedule="linear", warmup_steps=10_000)
     assert_values(adam, b1=0.9, b2=0.999, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_of_relatives_of_bert(name):
+    assert parameters(configs.load(CONFIGS / name)) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("size", GPT_3)

@@ -7,11 +7,12 @@
 The text has one sentence per line and a blank line between documents.
 `--config.data.sentences=punctuation` splits running text into sentences.
 
-The shape, LAMB, its learning rate, 125,000 updates and the batch of 4096 rows of 512 tokens are the
-paper's. The objective differs: masked tokens and next sentences, as in BERT, in place of masked
-n-grams and the order of sentences. The vocabulary is WordPiece's, trained on the text. The warm-up
-and the weight decay are those of the published code. The model has 11,683,584 parameters without
-the heads of pre-training. Not trained here.
+The values are the paper's: the shape, LAMB, its learning rate, 125,000 updates, the batch of 4096
+rows of 512 tokens, the masked n-grams of words and the order of sentences. The warm-up and the
+weight decay are those of the published code. A WordPiece vocabulary is trained on the text, unless
+`--config.data.tokenizer_files=DIR` reads a published spiece.model. The model has 11,683,584
+parameters without the heads of pre-training. Fewer parameters are not fewer operations: a step
+costs as much as that of BERT base. Not trained here.
 """
 
 from transformer_jax.config import experiment
@@ -34,8 +35,14 @@ def get_config():
             num_layers=12,
             num_heads=12,
         ),
-        # share of the updates, tokens of a row, predicted tokens of a row
-        task=dict(name="masked_lm", phases=((1.0, 512, 76),)),
+        # phases: share of the updates, tokens of a row, predicted tokens of a row
+        task=dict(
+            name="masked_lm",
+            phases=((1.0, 512, 76),),
+            second_text="sentence_order",
+            whole_words=True,
+            ngrams=(6, 3, 2),
+        ),
         data=dict(tokenizer="wordpiece"),
         train=dict(num_steps=125_000, batch=4096, log_every=100, eval_every=2500),
         optimizer=dict(

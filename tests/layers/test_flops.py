@@ -14,6 +14,7 @@ from transformer_jax.models.decoder import Decoder
 from transformer_jax.models.distilbert import DistilBERT
 from transformer_jax.models.electra import ELECTRA
 from transformer_jax.models.encoder_decoder import EncoderDecoder
+from transformer_jax.models.roberta import RoBERTa
 from transformer_jax.planning import traced
 
 SIZES = dict(d_model=32, num_heads=4, d_ff=48, vocab_size=128)
@@ -44,8 +45,9 @@ def test_encoder_decoder():
     assert num_flops == model.flops(5, LENGTH) + hidden_pairs
 
 
-def test_albert():
-    model = ALBERT(num_layers=3, d_embed=16, **SIZES)
+@pytest.mark.parametrize("family, sizes", [(ALBERT, dict(d_embed=16)), (RoBERTa, {})])
+def test_relatives_of_bert(family, sizes):
+    model = family(num_layers=3, **sizes, **SIZES)
     assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH, LENGTH)
 
 

@@ -1,7 +1,7 @@
 """The bidirectional encoder BERT with the heads of its pre-training tasks (Devlin et al. 2018)."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -31,6 +31,10 @@ class BERT(Encoder):
     can = frozenset({"token_types", "pool", "fill", "next_sentence", "attend"})
     vocabulary = ("token_embed/embedding", "mlm_bias/bias")
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
+    # Rows of the table of positions that belong to no position.
+    position_offset: ClassVar[int] = 0
+    # The rows of the embedding table are a multiple of this number.
+    vocab_multiple: ClassVar[int] = 1
 
     vocab_size: int = 30_522  # number of tokens in the vocabulary
     d_model: int = 768  # width of the residual stream
@@ -72,8 +76,9 @@ class BERT(Encoder):
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.truncated_normal(self.init_std)
         embed = partial(Embed, features=width, init=init, dtype=dtype)
-        self.token_embed = embed(self.vocab_size)
-        self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
+        self.token_embed = embed(self.vocab_size, multiple=self.vocab_multiple)
+        positions = dict(axes=(None, "embed"), offset=self.position_offset, key="max_length")
+        self.position_embed = embed(self.max_length, **positions)
         self.type_embed = embed(self.num_token_types, axes=(None, "embed"), key="num_token_types")
         norm = partial(LayerNorm, self.norm_epsilon)
         self.embed_norm = norm()
@@ -94,7 +99,7 @@ class BERT(Encoder):
             (block,), self.num_layers, shared=shared, unroll=self.unroll, remat=self.remat
         )
         self.mlm_norm = norm()
-        self.mlm_bias = Bias(self.vocab_size, "vocab")
+        self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")
 
     def __call__(
         self,
