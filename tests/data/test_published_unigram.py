@@ -10,6 +10,7 @@ from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_marian import CODE, MARIAN, sentence_piece
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
+from transformer_jax.data.tokenizers.albert import ALBERT
 from transformer_jax.data.tokenizers.marian import Marian, hf_files
 from transformer_jax.data.tokenizers.t5 import T5
 from transformer_jax.data.tokenizers.xlnet import XLNet
@@ -74,6 +75,23 @@ def test_xlnet_equals_transformers(tmp_path):
     assert again.files() == tokenizer.files()
     library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert library.encode(texts[0], texts[1]).ids == [*ids[0], 4, *ids[1], 4, 3]
+
+
+def test_albert_equals_transformers(tmp_path):
+    tokenizer = tokenizers.read_published(HERE / "AlbertTokenizer")
+    texts, ids, decoded = expected("AlbertTokenizer").values()
+    assert type(tokenizer) is ALBERT and tokenizer.encode(texts) == ids
+    assert tokenizer.decode(ids) == decoded
+    special = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    assert special == (0, 2, 3, 4) and tokenizer.special.sum() == 5
+    in_text = tokenizer.encode("[SEP] [CLS] <pad>")
+    assert not {0, 2, 3, 4} & {*in_text} and tokenizer.encode_masked("a [MASK]")[-1] == 4
+    tokenizer.save(tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").encode(texts) == ids
+    again = tokenizers.read_published(published(tokenizer.hf_files(), tmp_path))
+    assert again.files() == tokenizer.files()
+    library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert library.encode(texts[0], texts[1]).ids == [2, *ids[0], 3, *ids[1], 3]
 
 
 def test_another_unigram_than_t5s_is_refused(tmp_path):

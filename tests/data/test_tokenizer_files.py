@@ -17,8 +17,8 @@ NO_TOKENIZER = "no tokenizer that can be read here"
         (
             {},
             "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, "
-            "published_bpe.json, characters.json, wordpiece.json, t5.json, xlnet.json, "
-            "marian.json; it holds none",
+            "published_bpe.json, characters.json, wordpiece.json, t5.json, albert.json, "
+            "xlnet.json, marian.json; it holds none",
         ),
         (
             {"byte_bpe__json": "", "characters__json": ""},

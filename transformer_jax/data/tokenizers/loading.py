@@ -6,7 +6,8 @@ import pathlib
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.data.tokenizers import bpe, t5, unigram, wordpiece, xlnet
+from transformer_jax.data.tokenizers import bpe, t5, unigram, wordpiece
+from transformer_jax.data.tokenizers.albert import ALBERT
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.marian import Marian
@@ -27,6 +28,7 @@ KINDS = {
         Characters,
         WordPiece,
         T5,
+        ALBERT,
         XLNet,
         Marian,
     )
@@ -66,7 +68,7 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
 
 
 def read_published(folder: pathlib.Path) -> Tokenizer:
-    """Returns the tokenizer of a published GPT, GPT-2, BERT, Llama, Qwen2, BART, T5 or XLNet.
+    """Returns a published tokenizer: of GPT, GPT-2, BERT, Llama, Qwen2, BART, T5, XLNet, ALBERT.
 
     Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
     """
@@ -90,12 +92,12 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
             return of_library
         if (folder / "spiece.model").exists():
             pieces, table = unigram.of_sentence_piece((folder / "spiece.model").read_bytes())
-            if not xlnet.is_of(pieces):
+            if not ALBERT.has(pieces) and not XLNet.has(pieces):
                 pieces = t5.with_sentinels(pieces, settings)
             return _of_unigram(pieces, table, settings)
         raise ValueError(
             "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and "
-            "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet)"
+            "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet, ALBERT)"
         )
 
 
@@ -114,7 +116,9 @@ def _of_library(text: str, settings: dict) -> Tokenizer:
 
 def _of_unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> Tokenizer:
     """Returns the tokenizer of pieces. The special ones among them give the kind."""
-    if xlnet.is_of(pieces):
+    if ALBERT.has(pieces):
+        return ALBERT.of(pieces, characters, lowercase=settings.get("do_lower_case", True))
+    if XLNet.has(pieces):
         return XLNet.of(pieces, characters, lowercase=settings.get("do_lower_case", False))
     return T5.of(pieces, characters)
 

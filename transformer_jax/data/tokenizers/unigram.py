@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.data.tokenizers import sentence_piece
@@ -75,6 +76,66 @@ class Unigram(LibraryTokenizer):
 
     def pieces(self, ids):
         return [visible(self._pieces[i]) for i in known_ids(self, ids)]
+
+
+class EncoderUnigram(Unigram):
+    """The unigram tokenizer of an encoder, whose first pieces are special.
+
+    Texts lose their accents, and their capitals with `lowercase`. Two grave accents, or two
+    apostrophes, become a quotation mark.
+    """
+
+    first: tuple[str, ...]  # the special pieces, in the order of their ids
+    single: str  # a row of one text, for the library
+    pair: str  # a row of two texts
+    hf_class: str
+
+    def __init__(self, model: bytes):
+        self.lowercase = json.loads(model)["lowercase"]
+        super().__init__(model)
+        self.special = np.arange(self.vocab_size) < len(self.first)
+
+    @classmethod
+    def has(cls, pieces: Pieces) -> bool:
+        """Whether the pieces begin with the special ones."""
+        return tuple(piece for piece, _ in pieces[: len(cls.first)]) == cls.first
+
+    def hidden(self):
+        if tuple(self._pieces[: len(self.first)]) != self.first:
+            names = ", ".join(self.first)
+            raise ValueError(f"the first pieces are not those of {type(self).__name__}: {names}")
+        return set(self.first)
+
+    def normalizers(self):
+        normalizers = huggingface.normalizers
+        lowercase = [normalizers.Lowercase()] if self.lowercase else []
+        return [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            *lowercase,
+        ]
+
+    def _decode(self, ids):
+        return self._tokenizer.decode_batch(
+            [[i for i in sequence if len(self.first) <= i < self.vocab_size] for sequence in ids]
+        )
+
+    def hf_files(self):
+        library = self._library(self._pieces)
+        library.add_special_tokens([*self.first])
+        marks = (self.sep_id, self.cls_id)
+        library.post_processor = huggingface.processors.TemplateProcessing(
+            single=self.single,
+            pair=self.pair,
+            special_tokens=[(self._pieces[i], i) for i in marks],
+        )
+        config = {"tokenizer_class": self.hf_class, "do_lower_case": self.lowercase}
+        return {
+            "tokenizer.json": library.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
 
 
 def of_sentence_piece(model: bytes) -> tuple[Pieces, bytes]:
