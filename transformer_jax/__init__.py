@@ -24,12 +24,15 @@ The task uses the parameters, by the kind of the task (`config.task.name`):
                                         # .word and .probability; task.features gives hidden states
     task.predict(params, texts)         # fine-tuning: for each text .text, the label or answer, and
                                         # .details with probabilities
+    task.classify(params, texts, labels)
+                                        # fine-tuned on inference: the same for labels that no
+                                        # training knows
     task.evaluate(params, "test")       # every task, on "valid" or "test": {"bleu": ...},
                                         # {"perplexity": ...}, {"accuracy": ...}
     task.attention(params, text)        # every task: .weights (layers, H, Q, K), .queries and
                                         # .keys, which pictures.attention draws
 
-The first four take any iterable of texts and return an iterator in the same order. `generate`
+The first five take any iterable of texts and return an iterator in the same order. `generate`
 begins a document for an empty prompt, and may write more than the model's window. For the others an
 empty text has an empty result. They split or cut a text that is too long for the model, and one
 warning names it; long="skip" leaves its result empty, long="refuse" raises UserError.

@@ -20,7 +20,12 @@ from transformer_jax.finetuning.definition import Definition
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.finetuning.marks import Marks
 from transformer_jax.finetuning.outputs import Outputs
-from transformer_jax.finetuning.predictions import Prediction, examples_of
+from transformer_jax.finetuning.predictions import (
+    Prediction,
+    Reader,
+    examples_of,
+    prediction_of,
+)
 from transformer_jax.inference import attention
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
@@ -240,18 +245,18 @@ class FineTuning(Definition, Task):
         raises UserError. A warning names the numbers of these lines. Raises UserError for a line of
         another form.
         """
+        return self._predictions(params, lines, self, long)
+
+    def _predictions(
+        self, params, lines: Iterable[str], reader: Reader, long: str | None
+    ) -> Iterator[Prediction]:
+        """Yields the prediction that `reader` makes of each line."""
         limit = f"config.task.length={self.length} tokens"
         treatment = LongLines(long or self.long_lines[0], self.long_lines, limit)
-        lines = examples_of(arguments.as_texts(lines), self.unlabelled, treatment)
+        lines = examples_of(arguments.as_texts(lines), reader.unlabelled, treatment)
         examples = [example for line in lines for example in line]
         outputs = self._outputs(params, examples, "predicting (batches)")
-        return (self._prediction(line, outputs) for line in lines)
-
-    def _prediction(self, examples: list, outputs: Iterator[np.ndarray]) -> Prediction:
-        """Returns the prediction for a line from its examples and the next outputs."""
-        if not examples:
-            return Prediction("", {"text": "", **self.empty_details})
-        return Prediction(*self.prediction(examples, [next(outputs) for _ in examples]))
+        return (prediction_of(line, outputs, reader) for line in lines)
 
     @property
     def attentions(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
 import collections
 import contextlib
 import dataclasses
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from transformer_jax.config import UserError
 from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import fitted
-from transformer_jax.finetuning.predictions import Unlabelled
+from transformer_jax.finetuning.predictions import Prediction, Unlabelled
+from transformer_jax.finetuning.zero_shot import ZeroShot
 from transformer_jax.losses import label_nll
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import predictions as scores
@@ -245,6 +247,24 @@ class Classification(FineTuning):
             return []
         encoded = zip(*self._encoded(texts))
         return [Unlabelled([(first, second, 0)], is_long) for first, second, is_long in encoded]
+
+    def classify(
+        self,
+        params,
+        texts: Iterable[str],
+        labels: Iterable[str],
+        *,
+        hypothesis_template: str = "This example is {}.",
+        multi_label: bool = False,
+        long: str | None = None,
+    ) -> Iterator[Prediction]:
+        """Yields a prediction for each text: one of `labels`, which the training need not know.
+
+        With `multi_label` each label is true or not, whatever the others. For `long`, see
+        `predict`. Raises UserError unless the run classifies pairs and has a class "entailment".
+        """
+        reader = ZeroShot(self, labels, hypothesis_template, multi_label)
+        return self._predictions(params, texts, reader, long)
 
     @property
     def empty_details(self):
