@@ -36,6 +36,7 @@ ARGUMENTS = {
     "finetune/glue.py": ["cola", "mrpc", "mrpc,gpt", "stsb", "mnli"],
     "finetune/sentiment.py": ["imdb", "olid"],
     "finetune/squad.py": ["1.1", "2.0"],
+    "finetune/inference.py": ["pretrain", "pairs"],
     "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"],
 }
 # The others differ little from these in their tiny variants and need --slow.

@@ -16,9 +16,10 @@ class Data:
     # Results do not change
     readers: int = 0
     # a built-in corpus instead of files: grammar (sentence pairs), python (sources of the standard
-    # library), pydoc (its documentation) or functions (its functions and their summaries)
-    corpus: Literal["", "grammar", "python", "pydoc", "functions"] = ""
-    corpus_size: int = 30_000  # training pairs drawn from the built-in grammar
+    # library), pydoc (its documentation), functions (its functions and their summaries) or
+    # inference (labelled pairs of the grammar's English)
+    corpus: Literal["", "grammar", "python", "pydoc", "functions", "inference"] = ""
+    corpus_size: int = 30_000  # training pairs drawn from the built-in grammar (grammar, inference)
     # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl holds
     # JSON objects, one a line
     train_files: str | None = None

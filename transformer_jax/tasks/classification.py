@@ -14,7 +14,7 @@ import scipy.special
 import scipy.stats
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import tables
+from transformer_jax.data.sources import inference
 from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Prediction, Unlabelled
@@ -69,7 +69,8 @@ class Classification(FineTuning):
 
     def read(self, split):
         texts = [self.text, self.pair] if self.pair else [self.text]
-        return tables.of_split(self.config.data, split, [*texts, self.label], self.skip_malformed)
+        columns = [*texts, self.label]
+        return inference.of_split(self.config.data, split, columns, self.skip_malformed)
 
     @cached_property
     def names(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import pairs, parts, recipes, tfds
 from transformer_jax.data.sources.file_digests import sha256
+from transformer_jax.data.sources.inference import EntailedPairs
 from transformer_jax.data.sources.python_library import PythonDocstrings, PythonSources
 from transformer_jax.data.sources.text_files import (
     Place,
@@ -22,7 +23,7 @@ from transformer_jax.data.sources.text_files import (
 
 # `Phase.slots` is a table with one entry per unit of weight.
 _MAX_TOTAL_WEIGHT = 100_000
-_CORPORA = {"python": PythonSources, "pydoc": PythonDocstrings}
+_CORPORA = {"python": PythonSources, "pydoc": PythonDocstrings, "inference": EntailedPairs}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,251 @@
+"""Inference pairs of the grammar's English, with labels that are right by construction.
+
+A pair of clauses has one subject, verb and tense. They differ in the object (a red car, a vehicle),
+in adverbials and in negation. Natural logic then decides (MacCartney & Manning 2007): "Anna buys a
+red car today." entails "Anna buys a vehicle.", and "Anna does not buy a vehicle." entails "Anna
+does not buy a red car.". The opposite hypotheses are contradictions, and an object of another kind
+is neutral.
+
+Other pairs have a statement and a hypothesis about its topic, "This example is about drinks.". A
+topic is a noun or the name of its kind. It is entailed where the statement has the noun, or one of
+the kind, and contradicted where the statement has no noun of that kind. The names UNSEEN occur in
+no such hypothesis: they are the labels of zero-shot classification.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+
+from transformer_jax.data.grammar.adverbials import draw_adverbials
+from transformer_jax.data.grammar.clauses import (
+    FUTURE,
+    PAST,
+    PERFECT,
+    PRESENT,
+    PROGRESSIVE,
+    Clause,
+    english,
+)
+from transformer_jax.data.grammar.corpus import split_of
+from transformer_jax.data.grammar.morphology import Noun, Verb
+from transformer_jax.data.grammar.noun_phrases import BARE, NOT_A, NP, A, noun_phrase, numeral
+from transformer_jax.data.grammar.phrases import (
+    Draw,
+    certain,
+    draw_modifiers,
+    draw_number,
+    draw_person,
+)
+from transformer_jax.data.grammar.statements import statement
+from transformer_jax.data.grammar.vocabulary import NOUNS, VERBS
+
+VERSION = "1"  # part of the data fingerprint; a change of any pair needs a new one
+LABELS = ("entailment", "neutral", "contradiction")
+TEMPLATE = "This example is about {}."
+# topic: the kind of its nouns in the lexicon
+SEEN = {
+    "buildings": "building",
+    "devices": "device",
+    "drinks": "drink",
+    "events": "event",
+    "furniture": "furniture",
+    "languages": "tongue",
+    "rooms": "room",
+    "subjects": "subject",
+    "texts": "reading",
+}
+UNSEEN = {"animals": "animal", "clothing": "wear", "food": "food", "vehicles": "vehicle"}
+# For each kind, the kinds whose nouns leave open whether they belong to it: no pair needs to know.
+NEAR = {
+    "building": ("room", "outdoors", "opening"),
+    "device": ("thing", "vehicle", "furniture"),
+    "drink": ("food",),
+    "event": ("topic",),
+    "food": ("drink",),
+    "furniture": ("device", "thing"),
+    "reading": ("topic", "thing"),
+    "room": ("building", "outdoors", "opening"),
+    "subject": ("tongue", "topic"),
+    "tongue": ("subject", "topic"),
+    "wear": ("thing",),
+}
+# the noun of each kind of object
+GENERAL = {
+    noun.kind: noun
+    for noun in (
+        Noun("animal n Tier -es -e", "animal"),
+        Noun("building n Gebäude -s -", "building"),
+        Noun("clothing f Kleidung - .", "wear"),
+        Noun("drink n Getränk -s -e", "drink"),
+        Noun("food n Essen -s .", "food"),
+        NOUNS["furniture"],
+        Noun("relative m Verwandte -n -n", "kin"),
+        Noun("vehicle n Fahrzeug -s -e", "vehicle"),
+    )
+}
+# (whether the premise is negated, whether its object is general, whether that of the hypothesis is)
+FORMS = (
+    (False, False, False),
+    (False, False, True),
+    (False, True, True),
+    (True, False, False),
+    (True, True, False),
+    (True, True, True),
+)
+
+
+def _objects(verb: Verb) -> dict[str, list[Noun]]:
+    """Returns the nouns that the verb may have as object, by kind."""
+    objects = {}
+    for noun in verb.nouns:
+        if noun.bare and noun.kind in GENERAL and noun is not GENERAL[noun.kind]:
+            objects.setdefault(noun.kind, []).append(noun)
+    return objects
+
+
+OBJECTS = {verb: _objects(verb) for verb in VERBS["accusative"] if verb.is_action}
+
+
+def others(verb: Verb, kind: str) -> list[str]:
+    """Returns the kinds of objects that are certainly not of this kind."""
+    return [other for other in OBJECTS[verb] if other != kind and other not in NEAR.get(kind, ())]
+
+
+# the verbs that take an object of a kind, and one of another kind
+VERBS_OF = {
+    kind: [verb for verb, kinds in OBJECTS.items() if kind in kinds and others(verb, kind)]
+    for kind in GENERAL
+}
+_TOPIC_OF = {kind: topic for topic, kind in SEEN.items()}
+_KINDS = {*SEEN.values(), *UNSEEN.values()}  # of topics
+_NOUN_OF = {
+    form.lower(): noun for noun in NOUNS.values() for form in (noun.english, noun.english_plural)
+}
+_FORM = re.compile(rf"\b({'|'.join(sorted(_NOUN_OF, key=len, reverse=True))})\b", re.IGNORECASE)
+
+
+def nouns_in(text: str) -> list[Noun]:
+    """Returns the nouns of a text, in order."""
+    return [_NOUN_OF[form.lower()] for form in _FORM.findall(text)]
+
+
+def pair(seed: int, split: str, index: int) -> tuple[str, str, str]:
+    """Returns a premise, a hypothesis and its label, a pure function of the arguments.
+
+    The premise decides about the split. A third of the pairs has each label; half of those that
+    are not neutral are about topics.
+    """
+    label = LABELS[index % 3]
+    is_about_topic = label != "neutral" and index % 6 < 3
+    for rng in _draws(f"pair/{seed}/{split}/{index}"):
+        made = (_about_topic if is_about_topic else _about_object)(rng, label)
+        if made and split_of(made[0]) == split:
+            return (*made, label)
+
+
+def labelled_text(seed: int, split: str, index: int) -> tuple[str, str]:
+    """Returns a text and its topic, the only one of UNSEEN to which its nouns belong."""
+    topic, kind = [*UNSEEN.items()][index % len(UNSEEN)]
+    others = {*UNSEEN.values(), *NEAR.get(kind, ())} - {kind}
+    for rng in _draws(f"text/{seed}/{split}/{index}"):
+        text = _statement(rng)
+        kinds = {noun.kind for noun in nouns_in(text)}
+        if kind in kinds and not kinds & others and split_of(text) == split:
+            return text, topic
+
+
+def _draws(key: str) -> Iterator[Draw]:
+    for attempt in itertools.count():
+        digest = hashlib.blake2b(f"{VERSION}/{key}/{attempt}".encode(), digest_size=8).digest()
+        yield Draw(int.from_bytes(digest, "big"))
+
+
+def _statement(rng: Draw) -> str:
+    return _capitalised(statement(rng)[0])
+
+
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _about_topic(rng: Draw, label: str) -> tuple[str, str] | None:
+    """Draws a statement and a hypothesis. Returns None where the statement has no topic.
+
+    The topic of a contradiction is that of another statement: it is as frequent as in entailments.
+    """
+    text = _statement(rng)
+    nouns = [noun for noun in nouns_in(text) if noun.kind in _KINDS]
+    if not nouns:
+        return None
+    noun = rng.pick(nouns)
+    topic = noun.english_plural if noun.countable else noun.english
+    if noun.kind in _TOPIC_OF and rng.chance(0.5):
+        topic = _TOPIC_OF[noun.kind]
+    excluded = {noun.kind, *NEAR.get(noun.kind, ())}
+    while label == "contradiction" and excluded & {noun.kind for noun in nouns_in(text)}:
+        text = _statement(rng)
+    return text, TEMPLATE.format(topic)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Object:
+    """An object without an article, and with the noun of its kind in place of its own."""
+
+    noun: Noun
+    plural: bool
+    count: int | None
+    modifiers: tuple
+
+    def phrase(self, general: bool, negated: bool) -> NP:
+        noun = GENERAL[self.noun.kind] if general else self.noun
+        if self.count and not general:
+            determiner = numeral(self.count)
+        elif negated:
+            determiner = NOT_A
+        else:
+            determiner = A if noun.countable and not self.plural else BARE
+        modifiers = () if general else self.modifiers
+        return noun_phrase(determiner, noun, self.plural and noun.countable, modifiers)
+
+
+def _draw_object(rng: Draw, nouns: list[Noun], plural: bool) -> _Object:
+    noun = rng.pick(nouns)
+    plural = plural and noun.countable
+    count = draw_number(rng) if plural and rng.chance(0.5) else None
+    return _Object(noun, plural, count, draw_modifiers(rng, noun, A))
+
+
+def _about_object(rng: Draw, label: str) -> tuple[str, str] | None:
+    """Draws a pair of clauses. Returns None where its subject leaves the negation open."""
+    kind = rng.pick([*GENERAL])
+    verb = rng.pick(VERBS_OF[kind])
+    subject = draw_person(rng)
+    if not certain(subject):
+        return None
+    tense = rng.pick((PRESENT, PROGRESSIVE, PAST if verb.past else PERFECT, PERFECT, FUTURE))
+    plural = rng.chance(0.3)
+    premise = hypothesis = _draw_object(rng, OBJECTS[verb][kind], plural)
+    if label == "neutral":
+        other = rng.pick(others(verb, kind))
+        hypothesis = _draw_object(rng, OBJECTS[verb][other], plural)
+    negated, *is_general = rng.pick(FORMS)
+    is_opposite = rng.chance(0.5) if label == "neutral" else label == "contradiction"
+    # Adverbials narrow a clause: they may stand in a positive premise, or behind a negative one.
+    narrow = Clause(subject, verb, tense, accusative=premise.phrase(False, False))
+    if rng.chance(0.5):
+        draw_adverbials(rng, narrow, True)
+    narrow.frequency = narrow.already = None
+    plain = Clause(subject, verb, tense)
+    sides = [(premise, negated), (hypothesis, negated != is_opposite)]
+    clauses = (plain, narrow) if negated else (narrow, plain)
+    return tuple(
+        _sentence(clause, side.phrase(general, is_negated), is_negated)
+        for clause, (side, is_negated), general in zip(clauses, sides, is_general)
+    )
+
+
+def _sentence(clause: Clause, accusative: NP, negated: bool) -> str:
+    changed = dataclasses.replace(clause, accusative=accusative, negated=negated)
+    return _capitalised(f"{english(changed)}.")
