@@ -180,6 +180,7 @@ def runs(tmp_path_factory):
     "picture, family, arguments",
     [
         ("masks", None, []),
+        ("neighbours", "bert", ["--word=cat", "--texts=@texts", "--layer=1"]),
         ("positions", None, []),
         ("positions", "wmt", []),
         ("positions", "bert", []),
@@ -194,6 +195,9 @@ def runs(tmp_path_factory):
 )
 def test_the_command_draws(picture, family, arguments, runs, tmp_path):
     path = tmp_path / "drawn.png"
+    texts = runs["bert"] / "texts.tsv"
+    texts.write_text("cat\ta\tthe cat sat\ncat\tb\ta dog, a cat\ncat\ta\ton the cat sat the cat\n")
+    arguments = [argument.replace("@texts", str(texts)) for argument in arguments]
     done = call(
         "inspect",
         picture,
@@ -222,7 +226,9 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], ["attention, coreference, positions, masks, confusion, curves"]),
+        ([], ["attention, coreference, neighbours, positions, masks, confusion, curves"]),
+        (["neighbours", "--workdir=@bert"], ["--texts=... is missing"]),
+        (["neighbours", "--workdir=@bert", "--texts=/no"], ["/no"]),
         (["attention", "--text=a cat"], ["--workdir=... is missing"]),
         (["attention", "--workdir=@gpt"], ["--text=... is missing"]),
         (

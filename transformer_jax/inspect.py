@@ -5,6 +5,10 @@ attention --workdir=DIR --text="..." --output=FILE.png
                   --layer=2 in its heads, with the words; with --layer=2 --head=3 in one head
     coreference   the words that "it" attends to in "The animal didn't cross the street because it
                   was too tired" and "... too wide"; --text (twice) and --word name others
+    neighbours    the occurrences of --word in --texts=FILE with the most similar hidden states in
+                  the last layer, or in --layer=2, beside the neighbours of its embedding. Where a
+                  line is WORD, SENSE and TEXT with tabs between, also the share of occurrences
+                  whose nearest one has the same sense, by layer; --word= takes all words
     positions     the position vectors of the run, learned ones by their cosine similarity; without
                   --workdir the sinusoids of Vaswani et al. 2017
     masks         the keys that a query sees: causal, padding, packed and local masks
@@ -25,6 +29,7 @@ TIRED, WIDE = _SENTENCE.format("tired"), _SENTENCE.format("wide")
 _FLAGS = {  # of each picture, beside --output
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"),
     "coreference": ("workdir", "step", "text", "word"),
+    "neighbours": ("workdir", "step", "word", "texts", "layer"),
     "positions": ("workdir", "step"),
     "masks": (),
     "confusion": ("workdir", "step", "set"),
@@ -44,7 +49,10 @@ def define_flags() -> None:
     flags.DEFINE_string("kind", None, "Translation: cross (the default), encoder or decoder.")
     flags.DEFINE_integer("layer", None, "Number of a layer, from 1.", lower_bound=1)
     flags.DEFINE_integer("head", None, "Number of a head, from 1.", lower_bound=1)
-    flags.DEFINE_string("word", "it", "coreference: the word that refers to another.")
+    flags.DEFINE_string(
+        "word", "it", "coreference: the word that refers to another; neighbours: the word."
+    )
+    flags.DEFINE_string("texts", None, "neighbours: a file of texts, one a line.")
     flags.DEFINE_bool("pieces", False, "attention: between tokens instead of words.")
     flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: part of the data.")
     flags.DEFINE_string(
@@ -70,6 +78,7 @@ def main() -> None:
     draw = {
         "attention": attention,
         "coreference": coreference,
+        "neighbours": neighbours,
         "positions": positions,
         "masks": masks,
         "confusion": confusion,
@@ -122,6 +131,26 @@ def coreference(options):
         )
     title = f'words that "{options.word}" attends to, {folder}'
     return pictures.attended_by(options.word, weights, title)
+
+
+def neighbours(options):
+    import numpy as np
+
+    from transformer_jax import pictures
+    from transformer_jax.inference import neighbours as contexts
+
+    texts = contexts.read(options.texts, options.word)
+    task, params = cli.open_run("features", "gives features", workdir=_folder(options))
+    words = [contexts.of_word(task, params, word, of_word) for word, of_word in texts.items()]
+    layer = options.layer or task.model.num_layers
+    if layer > task.model.num_layers:
+        raise UserError(f"--layer={layer}: there are 1 to {task.model.num_layers}")
+    pairs = [pair for each in words for pair in each.pairs(layer)]
+    is_labelled = all(sense for each in words for sense in each.senses)
+    same = np.concatenate([each.same_sense for each in words], axis=1).mean(axis=1)
+    title = f'neighbours of "{options.word or "all words"}" in layer {layer}, {options.workdir[0]}'
+    static = words[0].static if len(words) == 1 else []
+    return pictures.neighbours(pairs, static, same if is_labelled else None, title)
 
 
 def positions(options):
@@ -227,13 +256,18 @@ def _opened(options, *allowed: str):
     """Returns (task, params, folder) of the only --workdir, whose `allowed` keys may be set."""
     from transformer_jax.runs.open import open_run
 
+    folder = _folder(options)
+    overrides = cli.overrides(("decode.", "mesh.", *allowed))
+    return *open_run(folder, options.step, overrides), folder
+
+
+def _folder(options) -> str:
+    """Returns the only --workdir."""
     if not options.workdir:
         raise UserError("--workdir=... is missing: folder of the run")
     if len(options.workdir) > 1:
         raise UserError("--workdir=... is given more than once: this picture is of one run")
-    folder = options.workdir[0]
-    overrides = cli.overrides(("decode.", "mesh.", *allowed))
-    return *open_run(folder, options.step, overrides), folder
+    return options.workdir[0]
 
 
 def _texts(options, count: int) -> list[str]:

@@ -15,6 +15,7 @@ from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.learning_curves import curves, growth
 from transformer_jax.pictures.noised import noised
 from transformer_jax.pictures.position_vectors import positions, similarity
+from transformer_jax.pictures.word_neighbours import neighbours
 
 __all__ = [
     "attended_by",
@@ -24,6 +25,7 @@ __all__ = [
     "growth",
     "masks",
     "mean_attention",
+    "neighbours",
     "noised",
     "place_of",
     "positions",
