@@ -22,6 +22,7 @@ are per token of the references and of their ends, with one tokenizer for all mo
 - BART's runs are fine-tuned as they are; `none` begins anew with their shape and tokenizer.
 - The language model reads documents SOURCE MARKER TARGET, and learns all their tokens. Its
   perplexity is that of the target.
+- The multitask model is fine-tuned with masked targets, and appends masks (Dong et al. 2019).
 - The masked language model becomes an encoder, and its decoder of 2 layers is new (Rothe et al.
   2020, BERT2RND).
 - The permuted language model writes none: no encoder-decoder here has its relative positions.
@@ -73,6 +74,7 @@ OBJECTIVES = {
     "language-model": Objective("language model", (76.7, 80.1, 7.00), "source as prefix"),
     "masked": Objective("masked language model", (90.0, 83.5, 7.87), "new decoder"),
     "permuted": Objective("permuted language model", (89.1, 83.7, 7.69), ""),
+    "multitask": Objective("multitask masked", (89.2, 82.4, 7.50), "masks behind the source"),
     "masked-seq2seq": Objective("masked seq2seq", (87.0, 82.1, 6.80)),
     "document-rotation": Objective("BART, document rotation", (77.2, 75.3, 17.14)),
     "infilling-permutation": Objective("BART, infilling and permutation", (90.8, 83.8, 6.62)),
@@ -265,13 +267,15 @@ def summarised(arguments, folder: pathlib.Path, workdir: pathlib.Path, begin: di
     run = begin["init_from"]
     tokens = run / "tokenizer"
     write_functions(folder, tokens)
-    family = record.read(run).config.model.name
+    config = record.read(run).config
+    family, task = config.model.name, config.task.name
     if family == "gpt":
         answers = by_language_model(arguments, folder, workdir, begin)
     else:
-        if family == "bert":
+        writes = "masked_targets" if task == "mixed_masks" else "text_to_text"
+        if family == "bert" and task != "mixed_masks":
             begin = {"init_from": with_decoder(run, workdir / "encoder")}
-        answers = by_encoder_decoder(arguments, folder, workdir, begin)
+        answers = by_source(arguments, folder, workdir, begin, f"{SUMMARIES}:{writes}")
     count = sum(len(ids) + 1 for ids in targets("valid", tokens))
     return {
         "perplexity": spread([math.exp(-log_prob / count) for log_prob, _ in answers]),
@@ -285,14 +289,17 @@ def seeds_of(arguments, workdir: pathlib.Path) -> list[pathlib.Path]:
     return [workdir / f"seed-{n}" for n in range(1 if arguments.tiny else SUMMARY_SEEDS)]
 
 
-def by_encoder_decoder(arguments, folder, workdir, begin) -> list[tuple[float, list[str]]]:
-    """Returns for each seed the log-probability of all references, and the outputs."""
+def by_source(arguments, folder, workdir, begin, config: str) -> list[tuple[float, list[str]]]:
+    """Returns for each seed the log-probability of all references, and the outputs.
+
+    The `config` is that of a model that writes the target of a source.
+    """
     from transformer_jax.runs.open import open_run
 
     files = {f"data.{split}_files": folder / f"{split}.jsonl" for split in SPLITS}
     keys = begin | files | (TWO_STEPS if arguments.tiny else {})
     runs = seeds_of(arguments, workdir)
-    losses = train(arguments, SUMMARIES, workdir, keys, len(runs))["valid/loss"]["values"]
+    losses = train(arguments, config, workdir, keys, len(runs))["valid/loss"]["values"]
     answers = []
     for run, loss in zip(runs, losses):
         task, params = open_run(run, "latest")

@@ -25,9 +25,8 @@ PLACEHOLDERS = {"FILE", "TASK"}  # names in commands that a user replaces
 
 bash_blocks = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 blocks = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-config_files = re.compile(
-    r"`((?:wmt|gpt|bert|roberta|albert|electra|bart|t5|finetune|scaling)/\w+\.py(?::[\w.,=-]+)?)`"
-)
+folders = "|".join(path.name for path in (ROOT / "configs").iterdir() if path.is_dir())
+config_files = re.compile(rf"`((?:{folders})/\w+\.py(?::[\w.,=-]+)?)`")
 config_keys = re.compile(r"`(?:--)?config\.(\w+\.\w+)")
 of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 

@@ -8,6 +8,7 @@ The argument is an objective of Lewis et al. 2019, sections 4.1 and 2.2:
     language-model          GPT, 4 layers
     masked                  BERT, 4 layers, single texts
     permuted                XLNet, 4 layers, without memory
+    multitask               BERT, 4 layers, pairs and single texts under four masks (UniLM)
     masked-seq2seq          BART, 2 + 2 layers, as all below; half of a text is missing (MASS)
     token-masking           30 % of the tokens are masked
     token-deletion          30 % of the tokens are deleted
@@ -57,6 +58,10 @@ OBJECTIVES = {
         model=dict(name="xlnet", num_layers=4, unroll=4),
         task=dict(name="permuted_lm", length=LENGTH),
     ),
+    "multitask": dict(
+        model=dict(name="bert", num_layers=4, num_token_types=6, unroll=4, **POSITIONS),
+        task=dict(name="mixed_masks", phases=((1.0, LENGTH, 20),), next_sentence=0.0),
+    ),
     "masked-seq2seq": bart(("mass", 0.5), target_length=LENGTH // 2),
     "token-masking": bart(("masking", 0.3)),
     "token-deletion": bart(("deletion", 0.3)),
@@ -73,6 +78,7 @@ def TINY(objective="text-infilling"):
         "causal_lm": dict(length=32),
         "masked_lm": dict(phases=((1.0, 32, 5),)),
         "permuted_lm": dict(length=32),
+        "mixed_masks": dict(phases=((1.0, 32, 5),)),
         "denoising": dict(source_length=32, target_length=32),
     }
     model = dict(vocab_size=300, d_model=16, d_ff=32, num_heads=2)

@@ -36,6 +36,10 @@ RULES = {
         Mask(query_ranks=RANKS - 1, key_ranks=RANKS),
         lambda b, i, j: RANKS[b, j] < RANKS[b, i],
     ),
+    "private": (
+        Mask(query_ranks=RANKS, key_ranks=RANKS, private_keys=GLOBAL),
+        lambda b, i, j: RANKS[b, j] <= RANKS[b, i] and (i == j or not GLOBAL[b, j]),
+    ),
     "packed_prefix": (
         Mask(causal=True, prefix=PREFIX, query_segments=SEGMENTS, key_segments=SEGMENTS),
         lambda b, i, j: (

@@ -26,6 +26,8 @@ MODELS = {
     # The rows of an update continue those of the update before.
     "xlnet": dict(name="xlnet", vocab_size=80, d_model=16, num_layers=2, num_heads=4)
     | dict(dropout=0.0, memory_length=12),
+    "unilm": dict(name="bert", vocab_size=80, num_token_types=6, dropout=0.0, attention_dropout=0.0)
+    | SHARED,
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
 }
@@ -34,6 +36,7 @@ TASKS = {
     "albert": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
     "electra": (build_bert, dict(name="replaced_tokens", phases=((1.0, 16, 4),))),
     "xlnet": (build_bert, dict(name="permuted_lm", length=16)),
+    "unilm": (build_bert, dict(name="mixed_masks", phases=((1.0, 16, 3),))),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
     "t5": (
         build_bert,

@@ -14,7 +14,10 @@ from transformer_jax.configuration.errors import UserError
 
 _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
 # Modules of these packages that define no family, task or source.
-_SHARED = ("task", "base", "pairs", "model", "attending", "causal", "decoding")
+_SHARED = (
+    *("task", "base", "pairs"),
+    *("model", "capabilities", "attending", "causal", "cloze", "decoding"),
+)
 
 
 def names(section: str) -> list[str]:

@@ -120,10 +120,15 @@ class MaskedRows:
         mask = self.masking(tokenizer, num_predictions)
         key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
         if self.pairs:
-            return sentence_pairs.SentencePairs(stored, length, mask, key, self.swaps)
+            return self._pair_rows(stored, length, mask, key)
         return sentence_pairs.MaskedWindows(
             stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
         )
+
+    def _pair_rows(
+        self, stored, length: int, mask: masking.Masking, key: tuple[int, int, int]
+    ) -> sentence_pairs.SentencePairs:
+        return sentence_pairs.SentencePairs(stored, length, mask, key, self.swaps)
 
     def masking(self, tokenizer, num_predictions: int) -> masking.Masking:
         """Returns the masking of a row with at most so many predictions."""

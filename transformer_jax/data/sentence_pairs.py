@@ -19,7 +19,7 @@ _FOUR_BYTES = 2**32 - 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class Plan:
     """The two segments of a row as spans of tokens, and the generator for all later draws."""
 
     first: tuple[int, int]
@@ -77,7 +77,7 @@ class SentencePairs:
         segments = iter(self.store.read(spans))
         return [self._row(plan, next(segments), next(segments)) for plan in plans]
 
-    def _plan(self, number: int, epoch: int) -> _Plan:
+    def _plan(self, number: int, epoch: int) -> Plan:
         random = generator(self._philox_key, number, epoch)
         # Python's integers are faster than NumPy's, one by one.
         first, last, document = self._spans[number].tolist()
@@ -89,7 +89,7 @@ class SentencePairs:
             first_segment, second = second, first_segment
         elif not follows:
             second = self._segment_of_another_document(document, random)
-        return _Plan(first_segment, second, follows, random)
+        return Plan(first_segment, second, follows, random)
 
     def _segment_of_another_document(
         self, document: int, random: np.random.Generator
@@ -103,26 +103,29 @@ class SentencePairs:
         end_of_document = self._starts.item(next_document)
         return start, min(start + self.length, end_of_document)
 
-    def _row(self, plan: _Plan, first: np.ndarray, second: np.ndarray) -> Row:
-        random = plan.random
-        max_tokens = self.length - 3
-        if random.random() < _SHORT_ROWS:
-            max_tokens = random.integers(2, max_tokens + 1)
+    def _row(self, plan: Plan, first: np.ndarray, second: np.ndarray) -> Row:
         first_part, second_part = masking.truncated_pair(
-            len(first), len(second), max_tokens, random
+            len(first), len(second), self._room(plan.random), plan.random
         )
-        first = first[first_part]
-        second = second[second_part]
-        cls = [self.meta["cls_id"]]
+        row = self._masked([first[first_part], second[second_part]], plan.random)
+        return row | {"follows": np.int32(plan.follows)}
+
+    def _room(self, random: np.random.Generator) -> int:
+        """Returns the most tokens of a row without the special ones."""
+        max_tokens = self.length - 3
+        return random.integers(2, max_tokens + 1) if random.random() < _SHORT_ROWS else max_tokens
+
+    def _masked(self, texts: list[np.ndarray], random: np.random.Generator) -> Row:
+        """Returns the row of one text or two, with masked tokens."""
         sep = [self.meta["sep_id"]]
-        tokens = np.concatenate([cls, first, sep, second, sep]).astype(np.int64)
+        framed = [part for text in texts for part in (text, sep)]
+        tokens = np.concatenate([[self.meta["cls_id"]], *framed]).astype(np.int64)
         row = self.mask(tokens, random)
-        token_types = np.arange(len(tokens)) >= len(first) + 2
+        token_types = np.arange(len(tokens)) >= len(texts[0]) + 2
         return row | {
             "tokens": padded(row["tokens"], self.length),
             "token_types": padded(token_types, self.length),
             "segment_ids": padded(np.ones(len(tokens)), self.length),
-            "follows": np.int32(plan.follows),
         }
 
 

@@ -54,6 +54,8 @@ _MASKED_LM = {
     **norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
     "cls.predictions.bias": ("same", "mlm_bias/bias"),
 }
+# Tasks whose runs have the heads of pre-training. A checkpoint becomes a run of the first.
+_OBJECTIVES = ("masked_lm", "mixed_masks", "masked_targets")
 _POOLER = linear("bert.pooler.dense", "pooler")
 _NEXT_SENTENCE = linear("cls.seq_relationship", "nsp")
 _CLASSIFIER = linear("classifier", "head/out")
@@ -77,8 +79,10 @@ class PreTraining(family.Family):
     next_sentence: bool = False
 
     def matches(self, config):
+        names = _OBJECTIVES if self.task in _OBJECTIVES else (self.task,)
         next_sentence = bool(config.task.get("next_sentence"))
-        return super().matches(config) and next_sentence == self.next_sentence
+        is_ours = config.model.name == self.model and config.task.name in names
+        return is_ours and next_sentence == self.next_sentence
 
     def sections(self, folder):
         return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}

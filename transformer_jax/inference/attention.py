@@ -36,16 +36,18 @@ def check_length(num_tokens: int, max_length: int) -> None:
         )
 
 
-def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool) -> Attended:
+def in_text(
+    model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool, **inputs: Any
+) -> Attended:
     """Returns the self-attention of a text in the "encoder" or the "decoder".
 
-    The weights are between words; with `pieces`, between tokens. Raises UserError for a text
-    longer than `config.model.max_length`.
+    The weights are between words; with `pieces`, between tokens. `inputs` are those of the model
+    beside the tokens, (1, L). Raises UserError for a text longer than `config.model.max_length`.
     """
     check_attends(model)
     check_length(len(ids), model.window)
     side = Side.of(tokenizer, ids, pieces)
-    return between(weights_in(model, params, stack, jnp.array([ids])), side, side)
+    return between(weights_in(model, params, stack, jnp.array([ids]), **inputs), side, side)
 
 
 def in_translation(

@@ -1,6 +1,6 @@
 """The state of decoding: the memory that a model has of the tokens it has read.
 
-A state holds B inputs with K hypotheses each. Sampling has one hypothesis for each input. Both
+A state holds B inputs with K hypotheses each. Sampling has one hypothesis for each input. All
 classes have the same methods, and sampling and beam search know no others.
 """
 
@@ -47,6 +47,8 @@ class Rows:
 
     def reorder(self, parents: Int[Array, "B K"]) -> "Rows":
         batch, beams = self.lengths.shape
+        if beams == parents.shape[1] == 1:
+            return self  # each hypothesis continues itself
 
         def chosen(x):
             # Each input's own hypotheses, so that inputs may stand on different devices.
@@ -75,6 +77,26 @@ class Rows:
 
     def resized(self, slots: int, length: int) -> "Rows":
         return self
+
+
+@struct.dataclass
+class GrowingRows(Rows):
+    """A key/value cache for each hypothesis, with room for its source and its output so far.
+
+    `memory` has the key "cache", and others.
+    """
+
+    def admit(
+        self, new: "GrowingRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
+    ) -> "GrowingRows":
+        return super().admit(new._with_slots(self.slots), places=places, rows=rows)
+
+    def resized(self, slots: int, length: int) -> "GrowingRows":
+        return self._with_slots(length + slots)
+
+    def _with_slots(self, slots: int) -> "GrowingRows":
+        cache = resize_slots(self.memory["cache"], slots)
+        return self.replace(memory=self.memory | {"cache": cache}, slots=slots)
 
 
 @struct.dataclass

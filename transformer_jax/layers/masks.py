@@ -33,6 +33,8 @@ class Mask:
     # order (Yang et al. 2019, section 2.2).
     query_ranks: Int[Array, "B Q"] | None = None
     key_ranks: Int[Array, "B K"] | None = None
+    # Keys that the query in their own slot alone attends to.
+    private_keys: Bool[Array, "B K"] | None = None
     # Queries and keys must belong to the same segment.
     query_segments: Int[Array, "B Q"] | None = None
     # Without query_segments, queries attend to all keys with a non-zero id.
@@ -65,6 +67,7 @@ class Mask:
             key_segments=part(self.key_segments, 0),
             query_ranks=part(self.query_ranks, start),
             key_ranks=part(self.key_ranks, 0),
+            private_keys=part(self.private_keys, 0),
             global_queries=part(self.global_queries, start),
             global_keys=part(self.global_keys, 0),
             query_slots=jnp.arange(start, stop)[None],
@@ -92,6 +95,9 @@ class Mask:
             visible.append(is_ancestor.reshape(-1, num_queries, num_keys))
         if self.key_ranks is not None:
             visible.append(self.key_ranks[:, None, :] <= self.query_ranks[:, :, None])
+        if self.private_keys is not None:
+            is_own = self.distance(num_queries, num_keys) == 0
+            visible.append(is_own | ~self.private_keys[:, None, :])
         if self.key_segments is not None:
             keys = self.key_segments[:, None, :]
             visible.append(keys > 0)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import flops
@@ -17,10 +17,10 @@ from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
-from transformer_jax.models.model import Encoder
+from transformer_jax.models.cloze import Cloze
 
 
-class BERT(Encoder):
+class BERT(Cloze):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
     Token types (B, L) distinguish the first text of a pair (0) from the second (1). Segment ids
@@ -28,8 +28,10 @@ class BERT(Encoder):
     example of type 0.
     """
 
-    can = frozenset({"token_types", "pool", "fill", "next_sentence", "attend"})
+    can = Cloze.can | {"token_types", "pool", "next_sentence"}
     vocabulary = ("token_embed/embedding", "mlm_bias/bias")
+    # The types of UniLM begin with those of BERT, as in the published code.
+    row_origins = {"type_embed/embedding": (0, 1, 0, 0, 0, 1)}
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
     # Rows of the table of positions that belong to no position.
     position_offset: ClassVar[int] = 0
@@ -131,11 +133,23 @@ class BERT(Encoder):
         positions: Int[ArrayLike, "B L"] | None = None,
         segment_ids: Int[ArrayLike, "B L"] | None = None,
         token_types: Int[ArrayLike, "B L"] | None = None,
+        ranks: Int[ArrayLike, "B L"] | None = None,
+        private: Bool[ArrayLike, "B L"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M)."""
+        """Returns the states of the last layer (B, L, M).
+
+        A token sees those of its own rank and of lower ranks; without `ranks`, all. No other token
+        sees a private one.
+        """
         x = self._embed(tokens, token_types, positions, train=train)
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        mask = Mask(
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            query_ranks=ranks,
+            key_ranks=ranks,
+            private_keys=private,
+        )
         return self.encoder(x, mask=mask, train=train)
 
     def layers(

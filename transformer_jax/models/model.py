@@ -16,25 +16,8 @@ from transformer_jax.config import UserError
 from transformer_jax.layers import activations
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
+from transformer_jax.models.capabilities import METHODS
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
-
-# The methods that a family with a capability must have.
-_METHODS = {
-    "pool": ("pooled",),
-    "next_sentence": ("next_logits",),
-    "detect": (
-        "detected",
-        "generated",
-        "generator_transformed",
-        "generator_output",
-        "detection_flops",
-        "narrow",
-        "narrow_params",
-    ),
-    "cache": ("cached",),
-    "carry": ("initial_carry", "advance"),
-    "permute": ("permuted", "initial_carry"),
-}
 
 _UNLIMITED = 2**30  # positions
 
@@ -42,24 +25,16 @@ _UNLIMITED = 2**30  # positions
 class Model(nn.Module, abc.ABC):
     """The methods that all families share.
 
-    Capabilities in `can`:
-      token_types: `hidden` reads token types, whose number is the key `num_token_types`.
-      pool: `pooled(hidden)` returns one vector for each row (B, M).
-      fill: the logits of a position predict its own token, which the input hides.
-      next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
-      detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
-        which is a part of the model, replaces them: see models/electra.py.
-      attend: all layers have attention weights, in the stacks "encoder" and "decoder".
-      cache: `cached` reads tokens into a key/value cache.
-      carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.
-      permute: `permuted` predicts tokens in a permuted order, with a carry where the key
-        `memory_length` is not 0, see models/xlnet.py.
+    models/capabilities.py explains the words in `can`.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
     can: ClassVar[frozenset[str]] = frozenset()
     # Names of the tensors whose rows are the tokens of the vocabulary.
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
+    # Tensors whose rows may be more than in the run that a run begins with, and the row there that
+    # each begins with.
+    row_origins: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     # Parameters that only pre-training uses.
     heads: ClassVar[tuple[str, ...]] = ()
     # Other families whose runs a run may begin with, and the value of `config.init_from` for the
@@ -77,7 +52,7 @@ class Model(nn.Module, abc.ABC):
     @classmethod
     def missing(cls) -> list[str]:
         """Returns the methods of its kind and capabilities that a family does not define."""
-        of_capabilities = {name for word in cls.can for name in _METHODS.get(word, ())}
+        of_capabilities = {name for word in cls.can for name in METHODS.get(word, ())}
         return sorted(cls.__abstractmethods__ | of_capabilities - set(dir(cls)))
 
     def check(self) -> None:

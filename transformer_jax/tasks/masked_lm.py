@@ -87,9 +87,16 @@ class MaskedLM(EncoderUse, TextTask):
     def weights(self, batch):
         weights = {"mlm": batch["masked_weights"].sum().astype(jnp.float32)}
         if self.next_sentence:
-            num_rows = batch["segment_ids"].max(axis=-1).sum()  # without rows of padding
-            weights["nsp"] = num_rows.astype(jnp.float32)
+            weights["nsp"] = self.paired(batch).sum().astype(jnp.float32)
         return weights
+
+    def inputs(self, batch) -> dict[str, jax.Array]:
+        """Returns the model's inputs beside the tokens, each (B, L)."""
+        return {name: batch[name] for name in ("token_types", "segment_ids")}
+
+    def paired(self, batch) -> jax.Array:
+        """Returns the rows that predict the next sentence, bool: all but those of padding."""
+        return batch["segment_ids"].max(axis=-1) > 0
 
     def loss(self, params, batch, context: Context) -> Loss:
         return self.of_states(params, batch, self.states(self.model, params, batch, context))
@@ -99,8 +106,7 @@ class MaskedLM(EncoderUse, TextTask):
         return model.apply(
             {"params": params},
             batch["tokens"],
-            token_types=batch["token_types"],
-            segment_ids=batch["segment_ids"],
+            **self.inputs(batch),
             train=context.train,
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,
@@ -127,7 +133,7 @@ class MaskedLM(EncoderUse, TextTask):
         }
         if self.next_sentence:
             logits = apply(hidden, method="next_logits")
-            is_row = filled[:, 0]
+            is_row = self.paired(batch)
             label = 1 - batch["follows"]
             nsp = jnp.sum(label_nll(logits, label) * is_row)
             num_rows = is_row.sum(dtype=jnp.int32)

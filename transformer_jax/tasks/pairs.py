@@ -23,14 +23,18 @@ class PairTask(SequenceToSequenceUse, TextTask):
 
     def __post_init__(self):
         self.model = build_model(self.config)
+        self.check_model()
+        self.coefficients = {"loss": 1.0}
+        check_row_length("source_length", self.source_length, self.model)
+        check_row_length("target_length", self.target_length, self.model)
+
+    def check_model(self) -> None:
+        """Raises UserError for a model that the task does not train."""
         if self.model.kind != "sequence_to_sequence":
             raise UserError(
                 f"config.model.name={self.config.model.name!r}: config.task.name="
                 f"{self.config.task.name!r} is for encoder-decoders, such as encoder_decoder"
             )
-        self.coefficients = {"loss": 1.0}
-        check_row_length("source_length", self.source_length, self.model)
-        check_row_length("target_length", self.target_length, self.model)
 
     def batch_spec(self, row_shape: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
         source = ("source", "source_positions", "source_segment_ids")
@@ -59,8 +63,14 @@ class PairTask(SequenceToSequenceUse, TextTask):
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,
         )
+        weights = (batch["target_segment_ids"] > 0).astype(jnp.float32)
+        return self.loss_of(params, hidden, batch | {"weights": weights}, context)
+
+    def loss_of(self, params, hidden: jax.Array, batch, context: Context) -> Loss:
+        """Returns the loss of states (B, N, M) with these "labels" and "weights" (B, N)."""
+        variables = {"params": params}
         filled = batch["target_segment_ids"] > 0
-        weights = filled.astype(jnp.float32)
+        weights = batch["weights"]
         loss, nll, correct = cross_entropy(
             self.model.apply(variables, hidden, method="transformed"),
             *self.model.apply(variables, method="output"),

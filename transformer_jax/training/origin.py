@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
@@ -38,8 +38,8 @@ class Origin:
         """Compares the best checkpoint of each run with the parameters, and restores nothing.
 
         A head matches only if its task and labels are the same. Raises UserError where a tensor has
-        another shape, or where no tensor is shared. Only the tensors of the vocabulary may have
-        fewer rows.
+        another shape, or where no tensor is shared. Only the tensors of the vocabulary and of
+        `row_origins` may have fewer rows.
         """
         return [_match(part, config, program, self.parts) for part in self.parts]
 
@@ -84,6 +84,8 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
             stacks[name] = _chosen(beginning, shape[0])
             shape = (len(stacks[name]), *shape[1:])
         may_grow = name in _vocabulary(config) and vocab_size <= config.model.vocab_size
+        if rows := _row_origins(config).get(name):
+            may_grow = max(rows) < shape[0] < wanted[name].shape[0] == len(rows)
         _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
     return Match(
         checkpoints=checkpoints,
@@ -134,9 +136,17 @@ class Match:
         def with_known_rows(leaf, value):
             return leaf.at[: self.vocab_size].set(value[: self.vocab_size])
 
+        origins = {
+            _joined(self.beginning.prefix, name): np.array(rows)
+            for name, rows in _row_origins(config).items()
+        }
+
         def restored_or_initial(path, leaf):
             name = _name(path)
             value = restored.get(name, leaf)
+            if name in origins and value.shape != leaf.shape:
+                put = jax.jit(lambda rows: rows[origins[name]], out_shardings=leaf.sharding)
+                return put(np.asarray(value))
             grows = self.vocab_size < config.model.vocab_size or value.shape != leaf.shape
             if name not in vocabulary or name not in restored or not grows:
                 return value
@@ -227,6 +237,10 @@ def _name(path) -> str:
 def _vocabulary(config) -> tuple[str, ...]:
     """The names of the tensors whose rows are the tokens of the vocabulary."""
     return named_class("model", config.model.name).vocabulary
+
+
+def _row_origins(config) -> Mapping[str, tuple[int, ...]]:
+    return named_class("model", config.model.name).row_origins
 
 
 def _is_leaf(x) -> bool:

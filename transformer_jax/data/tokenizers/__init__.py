@@ -5,7 +5,7 @@
 """
 
 from transformer_jax.data.tokenizers.loading import load, read_published
-from transformer_jax.data.tokenizers.pair import Pair, check_pair
+from transformer_jax.data.tokenizers.pair import ContinuedPair, Pair, check_pair
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import (
@@ -18,6 +18,7 @@ from transformer_jax.data.tokenizers.training import (
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
 __all__ = [
+    "ContinuedPair",
     "Pair",
     "SentencePiece",
     "Tokenizer",

@@ -1,5 +1,6 @@
 """The two tokenizers of an encoder-decoder."""
 
+import copy
 import pathlib
 
 from transformer_jax.data.tokenizers import loading, marian
@@ -69,6 +70,28 @@ class Pair:
         """Returns the tokenizers that a run has saved. Raises UserError where there are none."""
         with loading.unreadable_as_user_error(folder):
             return cls.of_files(loading.files_of(folder))
+
+
+class ContinuedPair(Pair):
+    """One tokenizer of a source and of a target that continues it in the same row.
+
+    A target has no start of its own. A decoder reads masks, and writes neither those nor starts.
+    """
+
+    def __init__(self, shared: Tokenizer):
+        target = copy.copy(shared)
+        target.never = (*shared.never, shared.cls_id, shared.mask_id)
+        target.cls_id, target.bos_id = None, shared.mask_id
+        super().__init__(shared, target)
+
+    def fingerprint(self) -> list[str]:
+        return [*super().fingerprint(), "continued"]
+
+    def files(self) -> dict[str, bytes]:
+        return Pair(self.source, self.source).files()
+
+    def hf_files(self) -> dict[str, bytes]:
+        return self.source.hf_files()
 
 
 def _name(side: str, kind: type[Tokenizer]) -> str:

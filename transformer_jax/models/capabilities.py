@@ -1,0 +1,35 @@
+"""The capabilities that a family of models can declare in `can`, and their methods.
+
+Words in `can`:
+  token_types: `hidden` reads token types, whose number is the key `num_token_types`.
+  pool: `pooled(hidden)` returns one vector for each row (B, M).
+  fill: the logits of a position predict its own token, which the input hides.
+  next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
+  detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
+    which is a part of the model, replaces them: see models/electra.py.
+  write: `encode`, `begin` and `step` write texts by appended masks (models/cloze.py).
+  attend: all layers have attention weights, in the stacks "encoder" and "decoder".
+  cache: `cached` reads tokens into a key/value cache.
+  carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.
+  permute: `permuted` predicts tokens in a permuted order, with a carry where the key
+    `memory_length` is not 0, see models/xlnet.py.
+"""
+
+# The methods that a family with a capability must have.
+METHODS = {
+    "pool": ("pooled",),
+    "next_sentence": ("next_logits",),
+    "detect": (
+        "detected",
+        "generated",
+        "generator_transformed",
+        "generator_output",
+        "detection_flops",
+        "narrow",
+        "narrow_params",
+    ),
+    "write": ("encode", "begin", "step"),
+    "cache": ("cached",),
+    "carry": ("initial_carry", "advance"),
+    "permute": ("permuted", "initial_carry"),
+}

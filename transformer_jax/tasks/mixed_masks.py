@@ -1,0 +1,50 @@
+"""UniLM's pre-training: masked tokens under four masks, and next sentences (Dong et al. 2019)."""
+
+import dataclasses
+
+from transformer_jax.config import UserError
+from transformer_jax.data.mixed_masks import OBJECTIVES, MixedRows
+from transformer_jax.models.cloze import token_types
+from transformer_jax.tasks.masked_lm import MaskedLM
+
+
+@dataclasses.dataclass
+class MixedMasks(MaskedLM):
+    """The objectives of Dong et al. 2019, section 2.3, mixed in each batch.
+
+    A masked token is predicted at its own place, with the states that its mask shows. Each
+    objective has its own token types where the model has six.
+    """
+
+    ngrams: tuple = (0.8, 0.1, 0.1)  # weights of masked spans of 1, 2 and 3 tokens, as published
+    # shares of the rows: bidirectional, sequence to sequence, left to right, right to left
+    shares: tuple = (1 / 3, 1 / 3, 1 / 6, 1 / 6)
+
+    def __post_init__(self):
+        super().__post_init__()
+        name = self.config.model.name
+        if "write" not in self.model.can:
+            raise UserError(
+                f"config.model.name={name!r}: this model has no masks by ranks; bert has"
+            )
+        if len(self.shares) != len(OBJECTIVES) or min(self.shares) < 0 or not sum(self.shares):
+            raise UserError(
+                f"config.task.shares={self.shares}: must be the shares of {', '.join(OBJECTIVES)}"
+            )
+
+    @property
+    def texts(self) -> MixedRows:
+        types = {name: token_types(name, self.model.num_token_types) for name in OBJECTIVES}
+        masked = vars(super().texts) | {"pairs": True}
+        return MixedRows(**masked, shares=self.shares, types=types)
+
+    def batch_spec(self, row_shape: int):
+        _, length, _ = self.phases[row_shape]
+        shapes = {"ranks": (length,), "paired": (), "follows": ()}
+        return super().batch_spec(row_shape) | self.int32_spec(shapes)
+
+    def inputs(self, batch):
+        return super().inputs(batch) | {"ranks": batch["ranks"]}
+
+    def paired(self, batch):
+        return super().paired(batch) & (batch["paired"] > 0)
