@@ -23,6 +23,8 @@ from transformer_jax.data.grammar import inference
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = str(ROOT / "configs/finetune/inference.py")
+# The texts before it chose the config, so they measure nothing.
+FIRST = 1000
 
 
 def main() -> None:
@@ -50,7 +52,9 @@ def trained(workdir: pathlib.Path) -> pathlib.Path:
 def measured(run: pathlib.Path, num_texts: int) -> dict:
     """Returns the accuracy on pairs, and that on topics with its interval."""
     task, params = transformer_jax.open_run(str(run))
-    labelled = [inference.labelled_text(0, "test", index) for index in range(num_texts)]
+    labelled = [
+        inference.labelled_text(0, "test", index) for index in range(FIRST, FIRST + num_texts)
+    ]
     texts, topics = zip(*labelled)
     labels = [*inference.UNSEEN]
     predictions = task.classify(params, texts, labels, hypothesis_template=inference.TEMPLATE)
