@@ -13,8 +13,8 @@ The training has no hypothesis about these labels as topics. `benchmarks/zero_sh
 parts and measures the accuracy of the labels.
 
 Result (one seed): 72 % of the held-out pairs are right. Of 400 statements, 49 % get the right label
-of the four (95 % interval 44 to 54 %; guessing gives 25 %). Half of these statements also chose this
-config, so the figure is an upper estimate.
+of the four (95 % interval 44 to 54 %; guessing gives 25 %). Half of these statements also chose
+this config, so the figure is an upper estimate.
 """
 
 from transformer_jax.config import choice, experiment
