@@ -1,0 +1,226 @@
+"""Compares the relatives of BERT: each objective at equal compute, on one text.
+
+python benchmarks/encoders.py --text=unsup.txt --data=DIR --workdir=DIR [--objective=NAME] \\
+    [--json=FILE] [--tiny]
+python benchmarks/encoders.py --table --json=FILE
+
+`--text` is IMDB's unlabelled reviews, a sentence a line with a blank line between reviews; every
+fiftieth review is held out. `--data` holds imdb/{train,test}.tsv, sst2/{train,dev}.tsv,
+cola/in_domain_{train,dev}.tsv, mrpc/{train,test}.txt, wikiann_ner/{train,dev}.txt and
+xquad/xquad.en.json. A part is one objective: its run of configs/encoders/pretrain.py, then the six
+tasks. Its row is put into --json as soon as it ends. Complete runs are not repeated, and a part
+that was stopped goes on.
+
+The budget of a part, 8 minutes of pre-training and about 9 of fine-tuning on 2 cores of an EPYC:
+- pre-training: as many updates of 16 rows of 128 tokens as take 40 TFLOP in forward and backward
+  pass, with the generator of ELECTRA, both streams of XLNet and the teacher of DistilBERT;
+- SST-2 and CoLA: an epoch, 217 and 268 updates of 32, 3 seeds;
+- MRPC, WikiANN and IMDB: 254, 400 and 400 updates of 32, one seed;
+- XQuAD: 250 updates of 16 rows of 128 tokens, one seed.
+
+`none` has the shape of `roberta` and random parameters. DistilBERT's teacher is `roberta`, whose
+own pre-training comes before.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import time
+import types
+from typing import NamedTuple
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import comparison
+import transfer
+from harness import machine
+
+PRETRAINING = "configs/encoders/pretrain.py"
+COMMAND = "python benchmarks/encoders.py --text=unsup.txt --data=DIR --workdir=DIR --json"
+FLOPS = 40e12  # of a pre-training
+
+
+class Objective(NamedTuple):
+    """An objective, or none."""
+
+    label: str
+    # the run that gives tokenizer and shape to a model that is not pre-trained
+    shape: str = ""
+    teacher: str = ""  # the run that this one learns from
+    begins_with: str = ""  # layers of the teacher, or none
+
+
+OBJECTIVES = {
+    "roberta": Objective("RoBERTa: masked tokens"),
+    "none": Objective("RoBERTa, not pre-trained", shape="roberta"),
+    "bert": Objective("BERT: masked tokens, next sentence"),
+    "electra": Objective("ELECTRA: replaced tokens"),
+    "albert": Objective("ALBERT: n-grams, order, shared layers"),
+    "xlnet": Objective("XLNet: permuted tokens"),
+    "unilm": Objective("UniLM: four masks"),
+    "distilbert": Objective("DistilBERT: two layers, distilled", "", "roberta", "1,3"),
+    "small": Objective("two layers: masked tokens"),
+}
+# Each with its number of seeds, and the unit of the table.
+TASKS = {
+    "sst2": (transfer.with_keys("sst2", train__num_steps=217), 3),
+    "cola": (transfer.with_keys("cola", train__num_steps=268), 3),
+    "mrpc": (transfer.with_keys("mrpc", train__num_steps=254), 1),
+    "wikiann": (transfer.with_keys("wikiann", train__num_steps=400), 1),
+    "xquad": (
+        transfer.with_keys("xquad", train__num_steps=250, task__length=128, task__stride=48),
+        1,
+    ),
+    "imdb": (transfer.with_keys("imdb", train__num_steps=400, task__length=128), 1),
+}
+TINY = {"model.d_model": 16, "model.num_heads": 2, "model.vocab_size": 400}
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    if arguments.table:
+        rows = json.loads(arguments.json.read_text())["rows"]
+        print(table(rows))
+        draw(rows, arguments.json.with_suffix(".png"))
+        return
+    folder = arguments.workdir / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    transfer.split_articles(arguments.data, folder)
+    for name in arguments.objective or OBJECTIVES:
+        row = measured(arguments, folder, name)
+        print(json.dumps(row), flush=True)
+        if arguments.json:
+            comparison.add_rows(arguments.json, [row], "objective", list(OBJECTIVES), COMMAND)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("text", "data", "workdir", "json"):
+        parser.add_argument(f"--{name}", type=pathlib.Path)
+    parser.add_argument(
+        "--objective", choices=list(OBJECTIVES), action="append", help="only it; may be repeated"
+    )
+    parser.add_argument("--table", action="store_true", help="show the rows of --json")
+    parser.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
+    return parser
+
+
+def measured(arguments, folder: pathlib.Path, name: str) -> dict:
+    """Returns the row of an objective. `folder` holds the data."""
+    shape = OBJECTIVES[name].shape
+    run = pretrained(arguments, folder, shape or name)
+    begin = {"init_from": run} | ({"train.pretrained": "false"} if shape else {})
+    row = {"objective": name, **described(run)}
+    for task, (case, seeds) in TASKS.items():
+        options = types.SimpleNamespace(
+            init_from=run,
+            data=arguments.data,
+            workdir=arguments.workdir / name,
+            tiny=arguments.tiny,
+            seeds=1 if arguments.tiny else seeds,
+        )
+        case = dataclasses.replace(case, keys=case.keys | begin)
+        row[task] = transfer.fine_tuned(options, folder, task, case)
+    return row
+
+
+def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns the run of an objective, trained here unless it is complete."""
+    from transformer_jax.runs import record
+
+    run = arguments.workdir / name / "pretraining"
+    keys = comparison.write_reviews(arguments.text, folder, arguments.tiny)
+    keys["data.cache"] = arguments.workdir / "cache"
+    keys |= TINY if arguments.tiny else {}
+    _, _, teacher, layers = OBJECTIVES[name]
+    if teacher:
+        keys["task.teacher"] = pretrained(arguments, folder, teacher)
+        keys["init_from"] = {"": {"run": str(keys["task.teacher"]), "layers": layers}}
+    keys["train.num_steps"] = 2 if arguments.tiny else updates(f"{PRETRAINING}:{name}", keys)
+    keys |= dict.fromkeys(("train.eval_every", "checkpoint.every"), keys["train.num_steps"])
+    minutes = run.parent / "minutes.json"
+    started = time.monotonic()
+    comparison.train(f"{PRETRAINING}:{name}", run, keys)
+    if not minutes.exists():
+        minutes.write_text(json.dumps((time.monotonic() - started) / 60))
+    assert record.exists(run)
+    return run
+
+
+def updates(config: str, keys: dict) -> int:
+    """Returns the number of updates that take FLOPS."""
+    from transformer_jax import config as configs
+    from transformer_jax.runs.resolve import make_task
+
+    loaded = configs.load(config, {key: str(value) for key, value in keys.items()})
+    return round(FLOPS / (make_task(loaded).flops() * loaded.train.batch))
+
+
+def described(run: pathlib.Path) -> dict:
+    """Returns the size and the cost of a run, and the origin of its row."""
+    from transformer_jax.data import tokenizers
+    from transformer_jax.planning import counts
+    from transformer_jax.runs import record
+    from transformer_jax.runs.resolve import make_task
+
+    config = record.read(run).config
+    task = make_task(config, run)
+    return {
+        "parameters": counts.parameters(task)["params"],
+        "updates": config.train.num_steps,
+        "tflop": config.train.num_steps * config.train.batch * task.flops() / 1e12,
+        "minutes": json.loads((run.parent / "minutes.json").read_text()),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "revision": comparison.revision(),
+        "python": platform.python_version(),
+        "tokenizer": tokenizers.load(run / "tokenizer").fingerprint(),
+    }
+
+
+# results
+
+
+def table(rows: list[dict]) -> str:
+    """Returns the rows as Markdown."""
+    measures = [f"{task} {case.measure}" for task, (case, _) in TASKS.items()]
+    header = ["objective", "parameters", "updates", "TFLOP", "minutes", *measures]
+    lines = []
+    for row in rows:
+        costs = [f"{row['updates']:,}", f"{row['tflop']:.0f}", f"{row['minutes']:.0f}"]
+        lines.append(
+            [
+                OBJECTIVES[row["objective"]].label,
+                f"{row['parameters']:,}",
+                *([""] * 3 if OBJECTIVES[row["objective"]].shape else costs),
+                *(comparison.spread_cell(row[task], 100) for task in TASKS),
+            ]
+        )
+    return comparison.markdown(header, lines)
+
+
+def draw(rows: list[dict], path: pathlib.Path) -> None:
+    """Draws the score of each objective in each task, with the deviation over seeds."""
+    from transformer_jax.pictures.figure import new_figure, save
+
+    figure = new_figure((13, 4.5), "Encoders at equal compute")
+    axes = figure.subplots(1, len(TASKS), sharey=True)
+    for panel, (task, (case, _)) in zip(axes, TASKS.items()):
+        for place, row in enumerate(rows):
+            mean, deviation = 100 * row[task]["mean"], 100 * row[task]["deviation"]
+            panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
+        panel.set_xlabel(f"{task}, {case.measure}")
+        panel.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(rows)), [OBJECTIVES[row["objective"]].label for row in rows])
+    axes[0].invert_yaxis()
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    main()

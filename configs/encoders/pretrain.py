@@ -1,0 +1,103 @@
+"""Pre-trains one of the small encoders that `benchmarks/encoders.py` compares.
+
+    python -m transformer_jax.train --config=configs/encoders/pretrain.py:roberta \\
+        --workdir=DIR --config.data.train_files=train.txt --config.data.valid_files=valid.txt
+
+    argument     objective
+    bert         masked tokens and next sentences
+    roberta      masked tokens of full sentences
+    albert       masked n-grams and the order of sentences, with shared layers
+    electra      replaced tokens, with a generator of a quarter of the width
+    xlnet        permuted tokens, with a memory of the row before
+    unilm        masked tokens under four masks
+    distilbert   a teacher's predictions, from the teacher's second and last layer
+    small        masked tokens of full sentences, in the size of distilbert
+
+All have a width of 128, four layers (the last two of the list: two), rows of 128 tokens, and the
+same optimizer. `benchmarks/encoders.py` sets the number of updates, so that all take the same
+FLOPs, and the teacher.
+"""
+
+from transformer_jax.config import choice, experiment
+
+ROWS = ((1.0, 128, 20),)
+SMALL = dict(num_layers=2, unroll=2)
+OBJECTIVES = {
+    "bert": dict(
+        model=dict(name="bert"), task=dict(name="masked_lm", phases=ROWS, next_sentence=0.2)
+    ),
+    "roberta": dict(
+        model=dict(name="roberta"), task=dict(name="masked_lm", phases=ROWS, next_sentence=0.0)
+    ),
+    "albert": dict(
+        model=dict(name="albert", d_embed=64),
+        task=dict(
+            name="masked_lm",
+            phases=ROWS,
+            next_sentence=0.2,
+            second_text="sentence_order",
+            whole_words=True,
+            ngrams=(6, 3, 2),
+        ),
+    ),
+    "electra": dict(
+        model=dict(name="electra", d_embed=128, generator_size=0.25),
+        task=dict(name="replaced_tokens", phases=ROWS),
+    ),
+    "xlnet": dict(
+        model=dict(name="xlnet", memory_length=64), task=dict(name="permuted_lm", length=128)
+    ),
+    "unilm": dict(
+        model=dict(name="bert", num_token_types=6),
+        task=dict(name="mixed_masks", phases=ROWS, next_sentence=0.2),
+    ),
+    "distilbert": dict(
+        model=dict(name="distilbert", **SMALL), task=dict(name="distillation", phases=ROWS)
+    ),
+    "small": dict(
+        model=dict(name="roberta", **SMALL),
+        task=dict(name="masked_lm", phases=ROWS, next_sentence=0.0),
+    ),
+}
+
+
+def TINY(objective="roberta"):
+    """Returns the variant for tests: it trains in seconds on a CPU."""
+    is_windows = objective == "xlnet"
+    return dict(
+        model=dict(vocab_size=300, d_model=16, num_heads=2),
+        task=dict(length=32) if is_windows else dict(phases=((1.0, 32, 5),)),
+        train=dict(batch=8, num_steps=2),
+    )
+
+
+def get_config(objective="roberta"):
+    values = choice(objective, OBJECTIVES)
+    steps = 4000
+    shape = dict(
+        vocab_size=4000,
+        d_model=128,
+        num_layers=4,
+        num_heads=4,
+        init_std=0.05,
+        dropout=0.0,
+        unroll=4,
+    )
+    return experiment(
+        model=shape | values["model"],
+        task=values["task"],
+        # The tokenizer reads the whole text.
+        data=dict(tokenizer="roberta_bpe", tokenizer_bytes=100_000_000),
+        train=dict(num_steps=steps, batch=16, log_every=100, eval_every=steps),
+        optimizer=dict(
+            name="adamw",
+            learning_rate=2e-3,
+            schedule="linear",
+            warmup_steps=1 / 20,
+            b2=0.98,
+            eps=1e-6,
+            weight_decay=0.01,
+            clip_norm=1.0,
+        ),
+        checkpoint=dict(every=steps, keep=1),
+    )
