@@ -40,7 +40,8 @@ ARGUMENTS = {
     "finetune/inference.py": ["pretrain", "pairs"],
     "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"],
 }
-# The others differ little from these in their tiny variants and need --slow.
+# The others differ little from these in their tiny variants, or are trained by
+# training/test_guests.py. They need --slow.
 OF_EACH_KIND = (
     "bart/functions.py:summarise",
     "wmt/multi30k.py",
@@ -51,11 +52,6 @@ OF_EACH_KIND = (
     "decoder/quickstart.py",
     "albert/base.py",
     "distilbert/base.py",
-    "electra/electra.py:small",
-    "xlnet/quickstart.py",
-    "roberta/quickstart.py",
-    "bart/quickstart.py",
-    "t5/quickstart.py",
     "unilm/functions.py:summarise",
     "finetune/glue.py:stsb",
     "finetune/glue.py:mrpc,gpt",

@@ -92,7 +92,7 @@ def test_one_batch_of_t5_can_be_overfitted(tmp_path):
         state = state.replace(metrics=states.zeros(program.state.metrics))
         state = program.train_step(state, batch)
     total, count = state.metrics["loss"]
-    assert float(total) / float(count) < 0.2
+    assert float(total) / float(count) < 0.5  # 5.5 at first
 
 
 @pytest.mark.parametrize(
