@@ -18,7 +18,7 @@ The budget of a part, 8 minutes of pre-training and about 9 of fine-tuning on 2 
 - MRPC, WikiANN and IMDB: 254, 400 and 400 updates of 32, one seed;
 - XQuAD: 250 updates of 16 rows of 128 tokens, one seed.
 
-`none` has the shape of `roberta` and random parameters. DistilBERT's teacher is `roberta`, whose
+`none` has the shape of `roberta` and random parameters. DistilBERT's teacher is `bert`, whose
 own pre-training comes before.
 """
 
@@ -62,7 +62,7 @@ OBJECTIVES = {
     "albert": Objective("ALBERT: n-grams, order, shared layers"),
     "xlnet": Objective("XLNet: permuted tokens"),
     "unilm": Objective("UniLM: four masks"),
-    "distilbert": Objective("DistilBERT: two layers, distilled", "", "roberta", "1,3"),
+    "distilbert": Objective("DistilBERT: two layers, distilled", "", "bert", "1,3"),
     "small": Objective("two layers: masked tokens"),
 }
 # Each with its number of seeds, and the unit of the table.
