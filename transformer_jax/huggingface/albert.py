@@ -2,27 +2,17 @@
 
 import dataclasses
 
-from transformer_jax.huggingface import heads
+from transformer_jax.huggingface import bert, heads
 from transformer_jax.huggingface.family import Family
-from transformer_jax.huggingface.keys import Keys, check_head_dim
+from transformer_jax.huggingface.keys import check_head_dim
 from transformer_jax.huggingface.tensors import Table, linear, norm
 
-_KEYS = Keys(
-    required={
-        "vocab_size": "vocab_size",
-        "embedding_size": "d_embed",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "d_ff",
-        "max_position_embeddings": "max_length",
-    },
+_KEYS = bert.KEYS.changed(
+    required={"embedding_size": "d_embed"},
     optional={
         "type_vocab_size": ("num_token_types", 2),
-        "layer_norm_eps": ("norm_epsilon", 1e-12),
         "hidden_dropout_prob": ("dropout", 0.0),
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
-        "initializer_range": ("init_std", 0.02),
     },
     allowed={
         # Two names of the same approximation of GELU.
@@ -30,18 +20,13 @@ _KEYS = Keys(
         # All layers have the same parameters.
         "num_hidden_groups": (1,),
         "inner_group_num": (1,),
-        "position_embedding_type": ("absolute", None),
-        "tie_word_embeddings": (True,),
     },
 )
 
 _NAME = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 _PATH = "encoder/layer"
 _ENCODER = {
-    "albert.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
-    "albert.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
-    "albert.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
-    **norm("albert.embeddings.LayerNorm", "embed_norm"),
+    **bert.embeddings("albert"),
     **linear("albert.encoder.embedding_hidden_mapping_in", "embed_projection"),
     **linear(f"{_NAME}.attention.query", f"{_PATH}/attention/query"),
     **linear(f"{_NAME}.attention.key", f"{_PATH}/attention/key"),
@@ -61,7 +46,6 @@ _POOLER = linear("albert.pooler", "pooler")
 _SENTENCE_ORDER = linear("sop_classifier.classifier", "nsp")
 _CLASSIFIER = linear("classifier", "head/out")
 _SPAN = linear("qa_outputs", "head/out")
-_DROPOUT = "classifier_dropout_prob"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +73,9 @@ class PreTraining(Family):
         return bool(task.next_sentence) and task.second_text == "sentence_order"
 
     def task_keys(self, config, hf_config):
-        length = min(config.model.max_length, 512)
         keys = {
             "next_sentence": float(self.sentence_order),
-            "phases": ((1.0, length, max(int(0.15 * length), 1)),),
+            "phases": bert.phases(config.model),
         }
         return keys | ({"second_text": "sentence_order"} if self.sentence_order else {})
 
@@ -110,16 +93,13 @@ class PreTraining(Family):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned(PreTraining):
-    def task_keys(self, config, hf_config):
-        return heads.read_keys(config, hf_config, hf_config.get(_DROPOUT, 0.1))
+class FineTuned(heads.FineTuned, PreTraining):
+    @property
+    def dropout_key(self):
+        return "" if self.task == "span" else "classifier_dropout_prob"
 
-    def other_keys(self, config, tokenizer):
-        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
-        # Hugging Face's head for spans has no dropout.
-        if self.task != "span":
-            keys[_DROPOUT] = config.task.head_dropout
-        return keys
+    def default_dropout(self, config):
+        return 0.1
 
 
 def _pre_training(architecture: str, table: Table, sentence_order: bool) -> PreTraining:

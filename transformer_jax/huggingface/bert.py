@@ -4,9 +4,10 @@ import dataclasses
 
 from transformer_jax.huggingface import family, heads
 from transformer_jax.huggingface.keys import Keys, check_head_dim
-from transformer_jax.huggingface.tensors import layers, linear, norm
+from transformer_jax.huggingface.tensors import Table, layers, linear, norm
 
-_KEYS = Keys(
+# The keys that the relatives of BERT share.
+KEYS = Keys(
     required={
         "vocab_size": "vocab_size",
         "hidden_size": "d_model",
@@ -16,7 +17,6 @@ _KEYS = Keys(
         "max_position_embeddings": "max_length",
     },
     optional={
-        "type_vocab_size": ("num_token_types", 2),
         "layer_norm_eps": ("norm_epsilon", 1e-12),
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
@@ -30,9 +30,9 @@ _KEYS = Keys(
         "tie_word_embeddings": (True,),
     },
 )
+_KEYS = KEYS.changed(optional={"type_vocab_size": ("num_token_types", 2)})
 
-# The tensors of a layer, also in the relatives of BERT.
-LAYER = {
+_LAYER = {
     **linear("attention.self.query", "attention/query"),
     **linear("attention.self.key", "attention/key"),
     **linear("attention.self.value", "attention/value"),
@@ -42,13 +42,31 @@ LAYER = {
     **linear("output.dense", "mlp/wo"),
     **norm("output.LayerNorm", "mlp_norm"),
 }
-_ENCODER = {
-    "bert.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
-    "bert.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
-    "bert.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
-    **norm("bert.embeddings.LayerNorm", "embed_norm"),
-    **layers("bert.encoder.layer.{}.", "encoder/layers/", LAYER),
-}
+
+
+def embeddings(prefix: str) -> Table:
+    """Returns the tensors of the embeddings, also in the relatives of BERT."""
+    return {
+        f"{prefix}.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
+        f"{prefix}.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
+        f"{prefix}.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
+        **norm(f"{prefix}.embeddings.LayerNorm", "embed_norm"),
+    }
+
+
+def encoder(prefix: str) -> Table:
+    """Returns the tensors of the embeddings and of all layers, also in RoBERTa and ELECTRA."""
+    name = f"{prefix}.encoder.layer.{{}}."
+    return embeddings(prefix) | layers(name, "encoder/layers/", _LAYER)
+
+
+def phases(model) -> tuple[tuple[float, int, int]]:
+    """Returns config.task.phases of a masked language model: 15 % of a row are masked."""
+    length = min(model.max_length, 512)
+    return ((1.0, length, max(int(0.15 * length), 1)),)
+
+
+_ENCODER = encoder("bert")
 _MASKED_LM = {
     **linear("cls.predictions.transform.dense", "mlm_transform"),
     **norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
@@ -88,10 +106,7 @@ class PreTraining(family.Family):
         return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
 
     def task_keys(self, config, hf_config):
-        length = min(config.model.max_length, 512)
-        num_masked = max(int(0.15 * length), 1)
-        phases = ((1.0, length, num_masked),)
-        return {"next_sentence": float(self.next_sentence), "phases": phases}
+        return {"next_sentence": float(self.next_sentence), "phases": phases(config.model)}
 
     def check(self, config):
         super().check(config)
@@ -103,19 +118,8 @@ class PreTraining(family.Family):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned(PreTraining):
-    def task_keys(self, config, hf_config):
-        dropout = hf_config.get("classifier_dropout")
-        if dropout is None:
-            dropout = config.model.dropout
-        return heads.read_keys(config, hf_config, dropout)
-
-    def other_keys(self, config, tokenizer):
-        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
-        # Hugging Face's head for spans has no dropout.
-        if self.task != "span":
-            keys["classifier_dropout"] = config.task.head_dropout
-        return keys
+class FineTuned(heads.FineTuned, PreTraining):
+    """BERT with a fine-tuned head."""
 
 
 def _pre_training(architecture: str, table: dict, next_sentence: bool) -> PreTraining:

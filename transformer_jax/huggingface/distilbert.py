@@ -4,7 +4,7 @@
 
 import dataclasses
 
-from transformer_jax.huggingface import family, heads
+from transformer_jax.huggingface import bert, family, heads
 from transformer_jax.huggingface.keys import Keys, check_head_dim
 from transformer_jax.huggingface.tensors import layers, linear, norm
 
@@ -76,8 +76,7 @@ class PreTraining(family.Family):
         return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
 
     def task_keys(self, config, hf_config):
-        length = min(config.model.max_length, 512)
-        return {"next_sentence": 0.0, "phases": ((1.0, length, max(int(0.15 * length), 1)),)}
+        return {"next_sentence": 0.0, "phases": bert.phases(config.model)}
 
     def check(self, config):
         super().check(config)
@@ -89,19 +88,21 @@ class PreTraining(family.Family):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned(PreTraining):
-    def task_keys(self, config, hf_config):
-        dropout = config.model.dropout
-        if key := _DROPOUT.get(self.task):
-            dropout = hf_config.get(key, _DEFAULT_DROPOUT[key])
-        return heads.read_keys(config, hf_config, dropout) | {"head_dropout": dropout}
-
-    def other_keys(self, config, tokenizer):
-        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
+class FineTuned(heads.FineTuned, PreTraining):
+    @property
+    def dropout_key(self):
         # The tagger's head has the dropout of the layers.
-        if key := _DROPOUT.get(self.task):
-            keys[key] = config.task.head_dropout
-        return keys
+        return _DROPOUT.get(self.task, "")
+
+    def default_dropout(self, config):
+        return _DEFAULT_DROPOUT.get(self.dropout_key, config.model.dropout)
+
+    def task_keys(self, config, hf_config):
+        keys = super().task_keys(config, hf_config)
+        # Its head for spans has dropout, too.
+        is_span = self.task == "span"
+        dropout = hf_config.get(self.dropout_key, self.default_dropout(config))
+        return keys | ({"head_dropout": dropout} if is_span else {})
 
 
 def _fine_tuned(architecture: str, head: dict, task: str) -> FineTuned:

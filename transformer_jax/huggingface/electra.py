@@ -5,32 +5,13 @@ import dataclasses
 from transformer_jax import config as configs
 from transformer_jax.huggingface import bert, heads
 from transformer_jax.huggingface.family import Family
-from transformer_jax.huggingface.keys import Keys, check_head_dim
-from transformer_jax.huggingface.tensors import Table, layers, linear, norm
+from transformer_jax.huggingface.keys import check_head_dim
+from transformer_jax.huggingface.tensors import Table, linear, norm
 
-_KEYS = Keys(
-    required={
-        "vocab_size": "vocab_size",
-        "embedding_size": "d_embed",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "d_ff",
-        "max_position_embeddings": "max_length",
-    },
-    optional={
-        "type_vocab_size": ("num_token_types", 2),
-        "layer_norm_eps": ("norm_epsilon", 1e-12),
-        "hidden_dropout_prob": ("dropout", 0.1),
-        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-        "initializer_range": ("init_std", 0.02),
-    },
+_KEYS = bert.KEYS.changed(
+    required={"embedding_size": "d_embed"},
+    optional={"type_vocab_size": ("num_token_types", 2)},
     allowed={
-        "hidden_act": ("gelu",),
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
-        "tie_word_embeddings": (True,),
         # The vector of a choice.
         "summary_type": ("first",),
         "summary_use_proj": (True,),
@@ -38,13 +19,7 @@ _KEYS = Keys(
     },
 )
 
-_ENCODER = {
-    "electra.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
-    "electra.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
-    "electra.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
-    **norm("electra.embeddings.LayerNorm", "embed_norm"),
-    **layers("electra.encoder.layer.{}.", "encoder/layers/", bert.LAYER),
-}
+_ENCODER = bert.encoder("electra")
 _PROJECTION = linear("electra.embeddings_project", "embed_projection")
 _DETECTOR = {
     **linear("discriminator_predictions.dense", "detector_transform"),
@@ -93,7 +68,7 @@ class _ELECTRA(Family):
 @dataclasses.dataclass(frozen=True)
 class Discriminator(_ELECTRA):
     def task_keys(self, config, hf_config):
-        return {"phases": ((1.0, *_row(config.model)),)}
+        return {"phases": bert.phases(config.model)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,40 +93,20 @@ class MaskedLM(_ELECTRA):
         return task.model.narrow_params(params) if _is_pair(task.config) else params
 
     def task_keys(self, config, hf_config):
-        return {"next_sentence": 0.0, "phases": ((1.0, *_row(config.model)),)}
+        return {"next_sentence": 0.0, "phases": bert.phases(config.model)}
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned(_ELECTRA):
-    def task_keys(self, config, hf_config):
-        dropout = hf_config.get(self._dropout)
-        if dropout is None:
-            dropout = config.model.dropout
-        return heads.read_keys(config, hf_config, dropout)
-
-    def other_keys(self, config, tokenizer):
-        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
-        # Hugging Face's head for spans has no dropout.
-        if self.task != "span":
-            keys[self._dropout] = config.task.head_dropout
-        return keys
-
+class FineTuned(heads.FineTuned, _ELECTRA):
     @property
-    def _dropout(self) -> str:
-        """The key of the dropout in front of the head."""
-        return "summary_last_dropout" if self.task == "choice" else "classifier_dropout"
+    def dropout_key(self):
+        return "summary_last_dropout" if self.task == "choice" else super().dropout_key
 
 
 def _is_pair(config) -> bool:
     """Whether a run has both a generator and a discriminator."""
     is_pair = config.model.name == "electra" and config.task.name == "replaced_tokens"
     return is_pair and config.model.generator_size > 0
-
-
-def _row(model) -> tuple[int, int]:
-    """Returns the tokens of a row, and its masked ones."""
-    length = min(model.max_length, 512)
-    return length, max(int(0.15 * length), 1)
 
 
 def _fine_tuned(architecture: str, head: Table, task: str) -> FineTuned:

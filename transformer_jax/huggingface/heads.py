@@ -64,6 +64,29 @@ def write_keys(task: ConfigDict) -> dict:
     return _label_maps(task.labels) if "labels" in task else {}
 
 
+class FineTuned:
+    """The keys of a fine-tuned head. A class derives from it and from the family of its encoder."""
+
+    @property
+    def dropout_key(self) -> str:
+        """The key of the dropout in front of the head; "" where the head has none of its own."""
+        return "" if self.task == "span" else "classifier_dropout"
+
+    def default_dropout(self, config: ConfigDict) -> float:
+        """Returns the dropout of a checkpoint that does not have `dropout_key`."""
+        return config.model.dropout
+
+    def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
+        dropout = hf_config.get(self.dropout_key)
+        if dropout is None:
+            dropout = self.default_dropout(config)
+        return read_keys(config, hf_config, dropout)
+
+    def other_keys(self, config: ConfigDict, tokenizer) -> dict:
+        keys = super().other_keys(config, tokenizer) | write_keys(config.task)
+        return keys | ({self.dropout_key: config.task.head_dropout} if self.dropout_key else {})
+
+
 def _label_maps(labels) -> dict:
     labels = [str(label) for label in labels]
     return {

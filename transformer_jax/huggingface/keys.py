@@ -20,6 +20,11 @@ class Keys:
     # {key of config.model: its meaning}; only None has an equivalent
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    def changed(self, **additions: dict) -> "Keys":
+        """Returns the keys with additions to its fields, in place of entries of the same name."""
+        changes = {name: getattr(self, name) | added for name, added in additions.items()}
+        return dataclasses.replace(self, **changes)
+
     def read(self, hf_config: dict) -> dict:
         """Returns the keys of config.model for the content of config.json.
 

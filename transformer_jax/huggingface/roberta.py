@@ -7,45 +7,20 @@ import dataclasses
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import bert, heads
 from transformer_jax.huggingface.family import Family
-from transformer_jax.huggingface.keys import Keys, check_head_dim
-from transformer_jax.huggingface.tensors import layers, linear, norm
+from transformer_jax.huggingface.keys import check_head_dim
+from transformer_jax.huggingface.tensors import linear, norm
 from transformer_jax.models.roberta import RoBERTa
 
 _POSITIONS = "max_position_embeddings"
-_KEYS = Keys(
-    required={
-        "vocab_size": "vocab_size",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "d_ff",
-        _POSITIONS: "max_length",
-    },
-    optional={
-        "layer_norm_eps": ("norm_epsilon", 1e-12),
-        "hidden_dropout_prob": ("dropout", 0.1),
-        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-        "initializer_range": ("init_std", 0.02),
-    },
+_KEYS = bert.KEYS.changed(
     allowed={
         "type_vocab_size": (1,),
         # The first position is the one behind it.
         "pad_token_id": (RoBERTa.position_offset - 1,),
-        "hidden_act": ("gelu",),
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
-        "tie_word_embeddings": (True,),
     },
 )
 
-_ENCODER = {
-    "roberta.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
-    "roberta.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
-    "roberta.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
-    **norm("roberta.embeddings.LayerNorm", "embed_norm"),
-    **layers("roberta.encoder.layer.{}.", "encoder/layers/", bert.LAYER),
-}
+_ENCODER = bert.encoder("roberta")
 _MASKED_LM = {
     **linear("lm_head.dense", "mlm_transform"),
     **norm("lm_head.layer_norm", "mlm_norm"),
@@ -79,8 +54,7 @@ class PreTraining(Family):
         return keys | {"max_length": length - RoBERTa.position_offset}
 
     def task_keys(self, config, hf_config):
-        length = min(config.model.max_length, 512)
-        return {"next_sentence": 0.0, "phases": ((1.0, length, max(int(0.15 * length), 1)),)}
+        return {"next_sentence": 0.0, "phases": bert.phases(config.model)}
 
     def check(self, config):
         super().check(config)
@@ -102,19 +76,8 @@ class PreTraining(Family):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned(PreTraining):
-    def task_keys(self, config, hf_config):
-        dropout = hf_config.get("classifier_dropout")
-        if dropout is None:
-            dropout = config.model.dropout
-        return heads.read_keys(config, hf_config, dropout)
-
-    def other_keys(self, config, tokenizer):
-        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
-        # Hugging Face's head for spans has no dropout.
-        if self.task != "span":
-            keys["classifier_dropout"] = config.task.head_dropout
-        return keys
+class FineTuned(heads.FineTuned, PreTraining):
+    """RoBERTa with a fine-tuned head."""
 
 
 def _fine_tuned(architecture: str, head: dict, task: str) -> FineTuned:

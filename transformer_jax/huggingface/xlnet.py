@@ -86,21 +86,14 @@ class PreTraining(family.Family):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned(PreTraining):
+class FineTuned(heads.FineTuned, PreTraining):
     @property
-    def _has_summary(self) -> bool:
-        """Whether the head reads the state of <cls>. Only such a head has dropout of its own."""
-        return self.task in ("classification", "choice")
+    def dropout_key(self):
+        # Only a head that reads the state of <cls> has dropout of its own.
+        return "summary_last_dropout" if self.task in ("classification", "choice") else ""
 
-    def task_keys(self, config, hf_config):
-        dropout = hf_config.get("summary_last_dropout", 0.1) if self._has_summary else 0.0
-        return heads.read_keys(config, hf_config, dropout)
-
-    def other_keys(self, config, tokenizer):
-        keys = super().other_keys(config, tokenizer) | heads.write_keys(config.task)
-        if self._has_summary:
-            keys["summary_last_dropout"] = config.task.head_dropout
-        return keys
+    def default_dropout(self, config):
+        return 0.1 if self.dropout_key else 0.0
 
 
 def _fine_tuned(head: str, table: dict, task: str) -> FineTuned:
