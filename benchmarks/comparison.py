@@ -1,11 +1,27 @@
 """Shared code of the comparisons of pre-training: the text, the runs, and the rows of a table."""
 
+import argparse
 import json
 import pathlib
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+
+def parser(doc: str, objectives: list[str]) -> argparse.ArgumentParser:
+    """Returns the flags of a comparison of objectives."""
+    flags = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("text", "data", "workdir", "json"):
+        flags.add_argument(f"--{name}", type=pathlib.Path)
+    flags.add_argument(
+        "--objective", choices=objectives, action="append", help="only it; may be repeated"
+    )
+    flags.add_argument("--table", action="store_true", help="show the rows of --json")
+    flags.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
+    return flags
 
 
 def write_reviews(text: pathlib.Path, folder: pathlib.Path, tiny: bool) -> dict[str, pathlib.Path]:

@@ -22,7 +22,6 @@ The budget of a part, 8 minutes of pre-training and about 9 of fine-tuning on 2 
 own pre-training comes before.
 """
 
-import argparse
 import dataclasses
 import datetime
 import json
@@ -81,7 +80,7 @@ TINY = {"model.d_model": 16, "model.num_heads": 2, "model.vocab_size": 400}
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    arguments = comparison.parser(__doc__, list(OBJECTIVES)).parse_args()
     if arguments.table:
         rows = json.loads(arguments.json.read_text())["rows"]
         print(table(rows))
@@ -95,20 +94,6 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         if arguments.json:
             comparison.add_rows(arguments.json, [row], "objective", list(OBJECTIVES), COMMAND)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("text", "data", "workdir", "json"):
-        parser.add_argument(f"--{name}", type=pathlib.Path)
-    parser.add_argument(
-        "--objective", choices=list(OBJECTIVES), action="append", help="only it; may be repeated"
-    )
-    parser.add_argument("--table", action="store_true", help="show the rows of --json")
-    parser.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
-    return parser
 
 
 def measured(arguments, folder: pathlib.Path, name: str) -> dict:

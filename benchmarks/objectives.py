@@ -28,7 +28,6 @@ are per token of the references and of their ends, with one tokenizer for all mo
 - The permuted language model writes none: no encoder-decoder here has its relative positions.
 """
 
-import argparse
 import collections
 import dataclasses
 import datetime
@@ -118,7 +117,7 @@ TINY = TWO_STEPS | {"model.d_model": 16, "model.d_ff": 32, "model.vocab_size": 4
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    arguments = comparison.parser(__doc__, list(OBJECTIVES)).parse_args()
     if arguments.table:
         rows = json.loads(arguments.json.read_text())["rows"]
         print(table(rows))
@@ -132,20 +131,6 @@ def main() -> None:
             tokens = pretraining(arguments, name) / "tokenizer"
             rows = [floor(arguments, tokens), row]
             comparison.add_rows(arguments.json, rows, "objective", ["floor", *OBJECTIVES], COMMAND)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("text", "data", "workdir", "json"):
-        parser.add_argument(f"--{name}", type=pathlib.Path)
-    parser.add_argument(
-        "--objective", choices=list(OBJECTIVES), action="append", help="only it; may be repeated"
-    )
-    parser.add_argument("--table", action="store_true", help="show the rows of --json")
-    parser.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
-    return parser
 
 
 def prepare(arguments) -> pathlib.Path:

@@ -112,8 +112,8 @@ def test_the_end_of_a_context(model):
     tokenizer = model.task.tokenizer
     text = "the king sings – to a dög" * 3
     for count in range(1, 30):
-        found = last_tokens(text, count, tokenizer)
-        assert text.endswith(found) and len(tokenizer.encode([found])[0]) <= count
+        end = last_tokens(text, count, tokenizer)
+        assert text.endswith(end) and len(tokenizer.encode([end])[0]) <= count
     assert last_tokens("the dog", 30, tokenizer) == "the dog"
 
 
@@ -172,8 +172,8 @@ def test_the_harness_runs_its_tasks(workdir, folder, model):
         HF_HUB_OFFLINE="1",
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["n-samples"]["tiny_choices"]["effective"] == 3 and set(found["results"]) == {
+    results = json.loads(done.stdout)
+    assert results["n-samples"]["tiny_choices"]["effective"] == 3 and set(results["results"]) == {
         "tiny_choices",
         "tiny_writing",
         "tiny_reading",
@@ -188,15 +188,15 @@ def test_the_harness_runs_its_tasks(workdir, folder, model):
         ("dog", "number")[scores[2 * i] < scores[2 * i + 1]] == document["label"]
         for i, document in enumerate(TASKS["choices"][1])
     ]
-    assert found["results"]["tiny_choices"]["acc,none"] == pytest.approx(sum(right) / 3)
+    assert results["results"]["tiny_choices"]["acc,none"] == pytest.approx(sum(right) / 3)
     texts = [document["text"] for document in TASKS["reading"][1]]
     bits = (
         -sum(model.loglikelihood_rolling([asked(text) for text in texts]))
         / sum(map(len, texts))
         / math.log(2)
     )
-    assert found["results"]["tiny_reading"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-4)
-    assert 0 <= found["results"]["tiny_writing"]["exact_match,none"] <= 1
+    assert results["results"]["tiny_reading"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-4)
+    assert 0 <= results["results"]["tiny_writing"]["exact_match,none"] <= 1
     refused(
         call("lm_eval_adapter", f"--workdir={workdir}", "--tasks=no_such_task"),
         "no task 'no_such_task'",

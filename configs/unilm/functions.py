@@ -10,8 +10,11 @@ sentences of their docstrings. It takes minutes on a laptop and downloads nothin
 configs/bart/functions.py does the same with an encoder-decoder. Not yet measured.
 """
 
-from transformer_jax.config import choice, experiment
+import pathlib
 
+from transformer_jax.config import choice, experiment, load_module
+
+bart = load_module(pathlib.Path(__file__).parent.parent / "bart/functions.py")
 MODEL = dict(
     name="bert",
     vocab_size=3000,
@@ -25,46 +28,16 @@ MODEL = dict(
     attention_dropout=0.0,
     unroll=4,
 )
-PRETRAINING = dict(
+# The data, the optimizer and the decoding are those of BART.
+PRETRAINING = bart.PRETRAINING | dict(
     model=MODEL,
     task=dict(name="mixed_masks", phases=((1.0, 128, 20),), next_sentence=0.2),
-    data=dict(corpus="python", tokenizer="wordpiece", cased=True),
-    # Small batches: the beginning of a run is limited by its number of updates.
-    train=dict(num_steps=2800, batch=16, log_every=100, eval_every=1 / 2),
-    optimizer=dict(
-        name="adamw",
-        learning_rate=2e-3,
-        schedule="cosine",
-        warmup_steps=1 / 20,
-        b2=0.98,
-        weight_decay=0.01,
-        clip_norm=1.0,
-    ),
-    checkpoint=dict(every=1 / 2, keep=1),
+    train=bart.PRETRAINING["train"] | dict(batch=16),
 )
-SUMMARIES = dict(
+SUMMARIES = bart.SUMMARIES | dict(
     model=dict(name="bert", dropout=0.1),
     task=dict(name="masked_targets", source_length=128, target_length=40, scored_examples=100),
-    data=dict(corpus="functions", tokenizer="wordpiece", cased=True),
-    train=dict(num_steps=1200, batch=8, log_every=100, eval_every=1 / 3),
-    optimizer=dict(
-        name="adamw",
-        learning_rate=1e-3,
-        schedule="linear",
-        warmup_steps=1 / 10,
-        b2=0.98,
-        weight_decay=0.01,
-        clip_norm=1.0,
-    ),
-    checkpoint=dict(every=1 / 3, keep=1, best_metric="valid/rougeL", best_mode="max"),
-    decode=dict(
-        beam=4,
-        penalty="length",
-        alpha=1.0,
-        max_length=40,
-        min_length=10,
-        no_repeat_ngram=3,
-    ),
+    data=bart.PRETRAINING["data"] | bart.SUMMARIES["data"],
 )
 PARTS = {"pretrain": PRETRAINING, "summarise": SUMMARIES}
 

@@ -110,11 +110,11 @@ def test_a_student_begins_with_layers_of_its_teacher_and_goes_on_without_it(teac
     source = tmp_path / "teacher"
     shutil.copytree(teacher[1], source)
     options = dict(init_from=str(source), task__teacher=str(source))
-    given = config_of(teacher, task=dict(frozen_positions=True), **options)
+    frozen = config_of(teacher, task=dict(frozen_positions=True), **options)
     program = None
     for name in ("straight", "resumed"):
         workdir = tmp_path / name
-        resolved = resolve(given, workdir)
+        resolved = resolve(frozen, workdir)
         config, task = resolved.config, resolved.task()
         program = program or Program.of(config, task, jax.devices()[:1])
         record.begin(config, task, workdir)

@@ -102,8 +102,8 @@ def test_the_loss_is_that_of_the_targets_and_a_restart_empties_the_memory(tmp_pa
     random = jax.tree.map(lambda x: x + 1, task.initial_carry(8))
     restarted = loss(batch, random)
     assert restarted.terms["loss"] == empty.terms["loss"]
-    seen = loss(batch | {"restarts": 0 * batch["restarts"]}, random)
-    assert seen.terms["loss"] != empty.terms["loss"]
+    continued = loss(batch | {"restarts": 0 * batch["restarts"]}, random)
+    assert continued.terms["loss"] != empty.terms["loss"]
     assert np.asarray(empty.carry[1]).sum(axis=1).tolist() == [LENGTH // 2] * 8
     mean = empty.terms["loss"] / task.weights(batch)["loss"]
     assert mean == pytest.approx(np.log(80), abs=0.5)

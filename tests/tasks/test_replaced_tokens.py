@@ -56,15 +56,15 @@ def test_rows_hide_85_percent_of_the_replaced_tokens(tiny):
     assert spec == {name: (x.shape, x.dtype) for name, x in batch.items()}
     assert (0 <= batch["masked_draws"]).all() and (batch["masked_draws"] < NUM_DRAWS).all()
     valid = task.rows().eval["valid"]
-    seen = []
+    masked = []
     for number in range(40):
         rows = valid.batch(number, range(32), 32)
         read = np.take_along_axis(rows["tokens"], rows["masked_positions"], axis=1)
         is_masked = rows["masked_weights"] > 0
-        seen.append((read == task.tokenizer.mask_id)[is_masked])
+        masked.append((read == task.tokenizer.mask_id)[is_masked])
         assert ((read == task.tokenizer.mask_id) | (read == rows["masked_labels"]))[is_masked].all()
-    seen = np.concatenate(seen)
-    assert abs(seen.mean() - 0.85) < 4 * np.sqrt(0.85 * 0.15 / len(seen))
+    masked = np.concatenate(masked)
+    assert abs(masked.mean() - 0.85) < 4 * np.sqrt(0.85 * 0.15 / len(masked))
 
 
 def test_samples_have_the_probabilities_of_the_softmax():
