@@ -8,9 +8,9 @@ The tokenizer is a published spiece.model; without it a cased WordPiece vocabula
 has 512 tokens, of which the first 256 continue the row of the update before. The memory holds the
 last 384 of these. One token in six is predicted.
 
-All values are the paper's (section 3.1 and table 8), except the limit of the gradient's norm and
-the warm-up, which are those of the published code. The model has 360,268,800 parameters without
-the output layers. Not trained here.
+Shape, rows, batch, updates and learning rate are the paper's. The limit of the gradient's norm is
+the default of the published code. Warm-up, weight decay and epsilon are choices of ours. The model
+has 360,268,800 parameters without the output layers. Not trained here.
 """
 
 from transformer_jax.config import experiment
@@ -43,7 +43,7 @@ def get_config():
             warmup_steps=40_000,
             eps=1e-6,
             weight_decay=0.01,
-            clip_norm=0.25,
+            clip_norm=1.0,
         ),
         checkpoint=dict(every=5_000),
     )
