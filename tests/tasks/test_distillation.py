@@ -106,7 +106,7 @@ def test_chunks_have_the_divergence_and_the_gradients_of_the_whole(monkeypatch):
 
 
 def test_a_student_begins_with_layers_of_its_teacher_and_goes_on_without_it(teacher, tmp_path):
-    """The teacher stays as it is, in frozen/; a resumed run needs the teacher's run no more."""
+    """The teacher stays as it is, in frozen/; a resumed run no longer needs the teacher's run."""
     source = tmp_path / "teacher"
     shutil.copytree(teacher[1], source)
     options = dict(init_from=str(source), task__teacher=str(source))
