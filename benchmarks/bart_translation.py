@@ -37,7 +37,7 @@ TINY = {
     "train.batch": 4,
     "decode.beam": 1,
 }
-# Minutes of each case on 2 quiet cores.
+# Estimated minutes of each case on 2 quiet cores.
 MINUTES = {"pretraining": 24, "two_stages": 15, "no_pretraining": 15, "difference": 1}
 SYSTEMS = {
     "two_stages": {},
