@@ -154,7 +154,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
         _put(config, key, default)
     for section, value in delta.items():
         if section == INIT_FROM:
-            set_key(config, section, value)
+            _set(config, section, value, keys)
         elif section not in (*SECTIONS, *variants.SECTIONS):
             near = suggestions.near(section, [*SECTIONS, *variants.SECTIONS])
             near = near or _suggestion(config, section, keys)
@@ -163,7 +163,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
             raise UserError(f"config.{section}={value!r} must be a dict of its keys")
         else:
             for key, entry in value.items():
-                set_key(config, f"{section}.{key}", entry)
+                _set(config, f"{section}.{key}", entry, keys)
     return config
 
 
@@ -192,7 +192,11 @@ def _suggestion(config: ConfigDict, key: str, keys) -> str:
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
     """Sets `section.key`. A string is read as on a command line, as the key's type."""
-    keys = schema(*chosen(config))
+    _set(config, key, value, schema(*chosen(config)))
+
+
+def _set(config: ConfigDict, key: str, value: Any, keys: Mapping[str, tuple[Any, Any]]) -> None:
+    """Sets one of `keys`, the config's schema."""
     if key not in keys:
         raise UserError(f"unknown key config.{key}{_suggestion(config, key, keys)}")
     section, _, name = key.partition(".")

@@ -25,15 +25,20 @@ from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.runs.open import open_run
 
-HEADS = pytest.mark.parametrize("architecture", make.HEADS)
+
+@pytest.fixture(scope="module", params=make.HEADS)
+def converted(request, tmp_path_factory):
+    """An architecture, and the run of its checkpoint."""
+    run = tmp_path_factory.mktemp(request.param) / "run"
+    convert.from_hf(make.HERE / request.param, run)
+    return request.param, run
 
 
-@HEADS
-def test_a_checkpoint_gives_the_published_outputs(architecture, tmp_path):
+def test_a_checkpoint_gives_the_published_outputs(converted):
+    architecture, run = converted
     expected = dict(np.load(make.HERE / architecture / "expected.npz"))
-    convert.from_hf(make.HERE / architecture, tmp_path / "run")
-    assert_outputs(tmp_path / "run", expected, expected["logits"])
-    task, params = open_run(tmp_path / "run")
+    assert_outputs(run, expected, expected["logits"])
+    task, params = open_run(run)
     ((text, prediction),) = task.predict(params, [LINES[architecture]])
     if labels := make.HEADS[architecture].get("id2label"):
         assert task.config.task.labels == tuple(labels[number] for number in range(len(labels)))
@@ -46,12 +51,10 @@ def test_a_checkpoint_gives_the_published_outputs(architecture, tmp_path):
         assert text in LINES[architecture]
 
 
-@HEADS
-def test_a_converted_checkpoint_is_written_unchanged(architecture, tmp_path):
+def test_a_converted_checkpoint_is_written_unchanged(converted, tmp_path):
+    architecture, run = converted
     folder = make.HERE / architecture
-    run = tmp_path / "run"
     back = tmp_path / "back"
-    convert.from_hf(folder, run)
     convert.to_hf(run, back)
     is_gpt = architecture == make.GPT2
     original = weights(folder)
