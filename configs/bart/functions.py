@@ -1,7 +1,9 @@
 """Summarises Python functions in a sentence: a small BART, pre-trained on Python's standard library
 and fine-tuned on its functions and the first sentences of their docstrings.
 
-It takes minutes on a laptop and downloads nothing.
+It downloads nothing. On one core the pre-training takes 10 minutes and the fine-tuning 2.5. On the
+121 functions of the test split (Python 3.11.7, one seed), ROUGE-L is 25.9 (95 % interval 22.8 to
+29.6), 16.8 without the pre-training, and 18.8 for the name and the parameters alone.
 
     python -m transformer_jax.train --config=configs/bart/functions.py:pretrain --workdir=DIR
     python -m transformer_jax.finetune --config=configs/bart/functions.py:summarise \\
@@ -65,7 +67,7 @@ SUMMARIES = dict(
         penalty="length",
         alpha=1.0,
         max_length=40,
-        min_length=10,
+        min_length=6,  # chosen on the validation split from 4, 6, 8, 10 and 12
         no_repeat_ngram=3,
     ),
 )
