@@ -4,12 +4,13 @@
         --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt \\
         --config.train.accumulation=64
 
-A blank line stands between documents. A byte-level BPE of 50,265 tokens is trained, unless
-`--config.data.tokenizer_files=DIR` reads a published vocab.json and merges.txt.
+The text has one sentence per line and a blank line between documents. A byte-level BPE of 50,265
+tokens is trained, unless `--config.data.tokenizer_files=DIR` reads a published vocab.json and
+merges.txt.
 
-All values are those of the paper's table 9. A row goes on across documents, with a separator
-between them, as the paper's full sentences do; it may begin and end within a sentence. The model
-has 124,697,433 parameters. Not trained here.
+All values are those of the paper's table 9. A row has the paper's full sentences: as many as fit,
+across documents, with a separator between them. The published data ends each line with a
+separator, too. The model has 124,697,433 parameters. Not trained here.
 """
 
 from transformer_jax.config import experiment
@@ -26,7 +27,9 @@ def get_config():
     return experiment(
         model=dict(name="roberta", vocab_size=50_265, d_model=768, num_layers=12, num_heads=12),
         # share of the updates, tokens of a row, predicted tokens of a row
-        task=dict(name="masked_lm", phases=((1.0, 512, 77),), next_sentence=0.0),
+        task=dict(
+            name="masked_lm", phases=((1.0, 512, 77),), next_sentence=0.0, full_sentences=True
+        ),
         data=dict(tokenizer="roberta_bpe"),
         train=dict(num_steps=500_000, batch=8000, log_every=100, eval_every=10_000),
         optimizer=dict(

@@ -33,7 +33,12 @@ def get_config():
             unroll=2,
         ),
         # share of the updates, tokens of a row, predicted tokens of a row
-        task=dict(name="masked_lm", phases=((0.9, 32, 5), (0.1, 64, 10)), next_sentence=0.0),
+        task=dict(
+            name="masked_lm",
+            phases=((0.9, 32, 5), (0.1, 64, 10)),
+            next_sentence=0.0,
+            full_sentences=True,
+        ),
         data=dict(corpus="pydoc", tokenizer="roberta_bpe"),
         train=dict(num_steps=2500, batch=48, log_every=50, eval_every=1 / 5),
         optimizer=dict(

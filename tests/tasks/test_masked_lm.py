@@ -259,6 +259,10 @@ def test_one_batch_can_be_overfitted(tmp_path):
         (dict(train__first_batch=4, train__ramp_steps=8), "does not grow"),
         (dict(task__phases=((1.0, 32.5, 5),)), "32.5"),
         (dict(task__phases=((True, 32, 5),)), "config.task.phases"),
+        (
+            dict(task__full_sentences=True),
+            "full_sentences=true: rows are pairs of texts; config.task.n",
+        ),
         (dict(model__num_token_types=1), "config.model.num_token_types=1: pairs of texts need 2"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
-from transformer_jax.data import masking, rows, sentence_pairs, windows
+from transformer_jax.data import masked_texts, masking, rows, sentence_pairs, windows
 from transformer_jax.data.sources import documents
 
 # The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
@@ -18,15 +18,16 @@ _MIN_EVAL_ROWS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class MaskedRows:
-    """Pairs of texts, or windows of a text, with masks that each epoch draws anew.
+    """Pairs of texts, or single texts, with masks that each epoch draws anew.
 
     Attributes:
       config: the config of the run.
       phases: (share of the updates, tokens of a row, most predictions of a row) of each phase.
-      pairs: whether rows are pairs of texts, not windows.
+      pairs: whether rows are pairs of texts, not single ones.
       whole_words: whether all pieces of a word are masked, or none.
       ngrams: the weights of masked spans of 1, 2, 3, ... tokens or words.
       swaps: whether the texts of a pair follow each other, in one order or the other.
+      full_sentences: whether single texts are whole sentences, not windows.
     """
 
     single: ClassVar[str] = "next_sentence=0"  # the key without which rows are no pairs
@@ -37,6 +38,7 @@ class MaskedRows:
     whole_words: bool
     ngrams: tuple = (1.0,)
     swaps: bool = False
+    full_sentences: bool = False
 
     def check(self, model: Any) -> None:
         """Raises UserError for phases of another form, or rows that do not suit the model."""
@@ -44,6 +46,11 @@ class MaskedRows:
             raise UserError(
                 f"config.model.num_token_types={model.num_token_types}: pairs of texts need "
                 f"2; config.task.{self.single} trains on single texts"
+            )
+        if self.pairs and self.full_sentences:
+            raise UserError(
+                "config.task.full_sentences=true: rows are pairs of texts; "
+                f"config.task.{self.single} trains on single texts"
             )
         for phase in self.phases or [()]:
             if not _is_phase(phase, model.window):
@@ -108,8 +115,10 @@ class MaskedRows:
         return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
 
     def _tokenised(self, split: str, tokenizer):
-        make = sentence_pairs.tokenised if self.pairs else windows.tokenised
-        return make(self.text(split), self.config.data, tokenizer, split)
+        text = self.text(split), self.config.data, tokenizer, split
+        if self.full_sentences:
+            return sentence_pairs.tokenised(*text, exact=True)
+        return sentence_pairs.tokenised(*text) if self.pairs else windows.tokenised(*text)
 
     def _component(self, stored, split: str, phase: int, tokenizer):
         """Returns the rows of a tokenised split in a phase.
@@ -121,9 +130,8 @@ class MaskedRows:
         key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
         if self.pairs:
             return self._pair_rows(stored, length, mask, key)
-        return sentence_pairs.MaskedWindows(
-            stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id)
-        )
+        single = masked_texts.FullSentences if self.full_sentences else masked_texts.MaskedWindows
+        return single(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
 
     def _pair_rows(
         self, stored, length: int, mask: masking.Masking, key: tuple[int, int, int]

@@ -91,6 +91,8 @@ def ranks(objective: str, is_second: np.ndarray) -> np.ndarray:
 class MixedRows(MaskedRows):
     """The rows of all four objectives. `shares` and `types` are those of `MixedPairs`."""
 
+    single = "name=masked_lm with next_sentence=0"
+
     shares: tuple[float, ...] = ()
     types: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 

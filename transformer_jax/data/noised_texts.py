@@ -107,9 +107,9 @@ class NoisedTexts:
     def _row(self, tokens: np.ndarray, span: np.ndarray, random: np.random.Generator) -> Row:
         """Returns the row of the tokens of a span of the store."""
         begins = np.zeros(len(tokens), np.int64)
-        begins[_inside(self._sentences, span)] = 1
+        begins[sentence_pairs.inside(self._sentences, span)] = 1
         sentences = np.cumsum(begins)
-        bounds = [0, *_inside(self._texts, span).tolist(), len(tokens)]
+        bounds = [0, *sentence_pairs.inside(self._texts, span).tolist(), len(tokens)]
         texts = []
         for start, stop in itertools.pairwise(bounds):
             ids = tokens[start:stop]
@@ -161,10 +161,3 @@ def _row_ends(texts: list[int], room: Room, sentences: np.ndarray | None) -> Ite
             number += 1
         begin = place
         yield place
-
-
-def _inside(starts: np.ndarray, span: np.ndarray) -> np.ndarray:
-    """Returns the starts after the first token of a span, counted from it."""
-    first, last = np.searchsorted(starts, span, "right")
-    inside = starts[first:last]
-    return inside[inside < span[1]] - span[0]

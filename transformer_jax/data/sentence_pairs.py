@@ -1,4 +1,4 @@
-"""Rows of masked language models: BERT's pairs of text segments, and RoBERTa's full sentences."""
+"""Rows of masked language models that are pairs of texts, and the token store of sentences."""
 
 import dataclasses
 import functools
@@ -129,51 +129,19 @@ class SentencePairs:
         }
 
 
-class MaskedWindows:
-    """Rows [CLS] L - 2 tokens [SEP] of the text as one stream, with masked tokens.
-
-    Documents end with [SEP], and a row has no second segment (Liu et al. 2019, full sentences).
-    `key` is (seed, phase, component), `ids` are those of [CLS] and [SEP].
-    """
-
-    def __init__(
-        self,
-        stored: store.Store,
-        length: int,
-        mask: masking.Masking,
-        key: tuple[int, int, int],
-        ids: tuple[int, int],
-    ):
-        self.windows = windows.Windows(stored, length - 2, False, key)
-        self.length = length
-        self.mask = mask
-        self._philox_key = philox_key(key)
-        self.cls_id, self.sep_id = ids
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
-        return [
-            self._row(window["tokens"], generator(self._philox_key, number, epoch))
-            for (number, epoch), window in zip(numbers, self.windows.rows(numbers))
-        ]
-
-    def _row(self, window: np.ndarray, random: np.random.Generator) -> Row:
-        row = self.mask(np.concatenate([[self.cls_id], window, [self.sep_id]]), random)
-        return row | {
-            "tokens": padded(row["tokens"], self.length),
-            "token_types": padded((), self.length),
-            "segment_ids": padded(np.ones(self.length), self.length),
-        }
-
-
 def cumulative(lengths: np.ndarray) -> np.ndarray:
     """Returns 0 and the cumulative sums of the lengths, of 4 bytes each up to four billion."""
     is_large = np.sum(lengths, dtype=np.int64) >= _FOUR_BYTES
     sums = np.zeros(len(lengths) + 1, np.int64 if is_large else np.uint32)
     np.cumsum(lengths, out=sums[1:])
     return sums
+
+
+def inside(starts: np.ndarray, span: np.ndarray) -> np.ndarray:
+    """Returns the starts after the first token of a span, counted from it."""
+    first, last = np.searchsorted(starts, span, "right")
+    within = starts[first:last]
+    return (within[within < span[1]] - span[0]).astype(np.int64)
 
 
 def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.ndarray:

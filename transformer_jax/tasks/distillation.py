@@ -23,7 +23,7 @@ class Distillation(MaskedLM):
     The student is `config.model`. The teacher is frozen; its parameters are below "teacher".
     """
 
-    # weight of the next-sentence loss; 0: rows are windows of the text, not pairs
+    # weight of the next-sentence loss; 0: rows are single texts, not pairs
     next_sentence: float = 0.0
     # a run, or a converted checkpoint, of an encoder that fills masks
     teacher: str = ""

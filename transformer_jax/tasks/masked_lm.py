@@ -24,11 +24,14 @@ class MaskedLM(EncoderUse, TextTask):
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
     # predictions of a row)
     phases: tuple = ((1.0, 128, 20),)
-    # weight of the next-sentence loss; 0: rows are windows of the text, not pairs (Liu et al. 2019)
+    # weight of the next-sentence loss; 0: rows are single texts, not pairs (Liu et al. 2019)
     next_sentence: float = 1.0
     # in half of the pairs, the second text is of another document (next_sentence), or the texts
     # that follow each other are swapped (sentence_order; Lan et al. 2019)
     second_text: Literal["next_sentence", "sentence_order"] = "next_sentence"
+    # rows of single texts are whole sentences that follow each other, across documents, with a
+    # separator between documents (Liu et al. 2019); false: windows of the text
+    full_sentences: bool = False
     whole_words: bool = False  # mask all pieces of a word or none
     # weights of masked spans of 1, 2, 3, ... tokens; of words with whole_words
     ngrams: tuple = (1.0,)
@@ -57,6 +60,7 @@ class MaskedLM(EncoderUse, TextTask):
             self.whole_words,
             self.ngrams,
             self.second_text == "sentence_order",
+            self.full_sentences,
         )
 
     @cached_property
