@@ -49,6 +49,11 @@ class MaskedLM(EncoderUse, TextTask):
                 f"config.task.next_sentence={self.next_sentence}: config.model.name="
                 f"{self.config.model.name!r} has no head for it; set it to 0"
             )
+        if self.second_text != "next_sentence" and not self.texts.pairs:
+            raise UserError(
+                f"config.task.second_text={self.second_text}: rows have no second text with "
+                "config.task.next_sentence=0; set it to next_sentence, or next_sentence above 0"
+            )
         self.texts.check(self.model)
 
     @property
