@@ -8,12 +8,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests import examples
-from tests.tasks.conftest import trained
+from tests.tasks.conftest import Trained, trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import family
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.tasks.task import Context
+from transformer_jax.training.state import init_params
 
 MODEL = dict(
     name="bert",
@@ -41,8 +42,9 @@ LINES = [
 
 
 def build(folder, model=None, **task):
+    model = MODEL | (model or {})
     config = configs.experiment(
-        model=MODEL | (model or {}),
+        model={key: value for key, value in model.items() if value is not None},
         task=dict(
             name="masked_targets",
             source_length=24,
@@ -115,7 +117,18 @@ def fresh(run):
     return run._replace(params=params)
 
 
-def test_greedy_outputs_are_those_of_whole_rows(fresh):
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """A RoBERTa with random parameters. Rows of its table of embeddings belong to no token."""
+    model = dict(name="roberta", num_token_types=None, vocab_multiple=64, init_std=0.3)
+    config = build(tmp_path_factory.mktemp("roberta"), model)
+    task = make_task(config)
+    return Trained(None, {}, task, init_params(task))
+
+
+@pytest.mark.parametrize("family", ["fresh", "roberta"])
+def test_greedy_outputs_are_those_of_whole_rows(family, request):
+    fresh = request.getfixturevalue(family)
     task = fresh.task
     source, target = task.tokenizer.source, task.tokenizer.target
     outputs = [best.text for (best,) in task.translate(fresh.params, LINES)]

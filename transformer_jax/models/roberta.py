@@ -15,7 +15,7 @@ class RoBERTa(BERT):
     pooler.
     """
 
-    can = frozenset({"pool", "fill", "attend"})
+    can = BERT.can - {"token_types", "next_sentence"}
     heads = ("mlm_transform", "mlm_norm", "mlm_bias")
     num_token_types: ClassVar[int] = 1
     position_offset: ClassVar[int] = 2  # as in the published checkpoints
