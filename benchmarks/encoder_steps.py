@@ -23,7 +23,7 @@ TINY = dict(layers=2, rows=2, length=32, masked=5)
 
 
 def roberta(tiny: bool):
-    """A RoBERTa of BERT-small's size: BERT with one token type and no second objective.
+    """A RoBERTa of BERT-small's size.
 
     In the first variant both sides compute the logits of all positions, as Hugging Face's model
     does. In the second, ours computes those of the masked positions only.
@@ -100,13 +100,12 @@ def roberta_rows(
             "masked_weights": is_masked,
         }
     shape = dict(
-        name="bert",
+        name="roberta",
         vocab_size=vocab_size,
         num_layers=layers,
         d_model=width,
         num_heads=width // 64,
         max_length=length,
-        num_token_types=1,
     )
     config = quiet(rows, shape, dict(name="masked_lm", next_sentence=0.0), **model)
     task = MaskedLM(config, None, phases=((1.0, length, predicted),), next_sentence=0.0)
