@@ -127,7 +127,8 @@ def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState):
     """Returns the jitted () -> initial state. Each device computes only its own part."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
-    return jax.jit(lambda: nn.unbox(_create(task, tx)), out_shardings=shardings)
+    sums = abstract_state.metrics
+    return jax.jit(lambda: nn.unbox(_create(task, tx, sums)), out_shardings=shardings)
 
 
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
@@ -141,15 +142,12 @@ def make_carry(task, rows: int, mesh: Mesh, table) -> Any:
     return jax.jit(lambda: task.initial_carry(rows), out_shardings=by_rows)()
 
 
-def _create(task, tx):
+def _create(task, tx, sums=None):
+    """The first state. `sums` has the shapes of the metrics; None: the loss is traced for them."""
     params = task.init(jax.random.key(task.config.train.seed))
     carry = task.initial_carry(task.config.train.batch)
-    loss = jax.eval_shape(partial(_first_loss, task, carry), nn.unbox(params), task.batch_spec(0))
-    _check_carry(task, carry, loss.carry)
-    sums = loss.metrics | {
-        name: (jnp.zeros(()), jnp.zeros((), jnp.int32))
-        for name in ("grad_norm", "update_norm", "param_norm")
-    }
+    if sums is None:
+        sums = _first_sums(task, carry, nn.unbox(params))
     return TrainState(
         step=jnp.int32(0),
         params=params,
@@ -160,6 +158,18 @@ def _create(task, tx):
         carry=jax.tree.map(lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES), carry),
         updates_per_step=math.prod(task.passes),
     )
+
+
+def _first_sums(task, carry, params) -> metrics.Metrics:
+    """The shapes of the metrics of an update.
+
+    Raises UserError where the carry of the loss is not the carry of the next update.
+    """
+    loss = jax.eval_shape(partial(_first_loss, task, carry), params, task.batch_spec(0))
+    _check_carry(task, carry, loss.carry)
+    norms = ("grad_norm", "update_norm", "param_norm")
+    norm = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    return loss.metrics | dict.fromkeys(norms, norm)
 
 
 def _first_loss(task, carry, params, batch):
