@@ -41,17 +41,13 @@ ARGUMENTS = {
     "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"],
 }
 # The others differ little from these in their tiny variants, or are trained by
-# training/test_guests.py. They need --slow.
+# training/test_guests.py and the notebooks. They need --slow.
 OF_EACH_KIND = (
-    "bart/functions.py:summarise",
     "wmt/multi30k.py",
     "gpt/to_de.py",
     "gpt/gpt3.py:175b",
     "lstm/quickstart.py",
-    "bert/base.py",
     "decoder/quickstart.py",
-    "albert/base.py",
-    "distilbert/base.py",
     "unilm/functions.py:summarise",
     "finetune/glue.py:stsb",
     "finetune/glue.py:mrpc,gpt",

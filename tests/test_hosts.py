@@ -131,7 +131,8 @@ def test_a_run_stopped_in_its_evaluation_has_the_scores_of_one_process(tmp_path,
     """A signal to one process while both translate for BLEU: all stop between two programs."""
     build, program, more = FAMILIES["translation"]
     measured = {"optimizer__learning_rate": 0.02, "task__bleu_lines": 12, "decode__batch": 8}
-    config = build(tmp_path, **SHORT, **more, **measured, mesh__fsdp=2)
+    small = {"model__num_encoder_layers": 1, "model__num_decoder_layers": 1}
+    config = build(tmp_path, **SHORT, **more, **measured, **small, mesh__fsdp=2)
     flags = (f"--config={config_file(config, tmp_path)}", f"--workdir={tmp_path}/several")
     with monkeypatch.context() as patch:
         patch.setitem(ENV, "SIGNAL_AT", "2")
