@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
+from tests.tasks.test_masked_targets import build as build_targets
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
 from transformer_jax import config as configs
@@ -21,6 +22,7 @@ MODELS = {
     "decoder": dict(name="decoder", vocab_size=300, d_ff=24, num_kv_heads=2, **SHARED),
     "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
     | SHARED,
+    "roberta": dict(name="roberta", vocab_size=80, dropout=0.0, attention_dropout=0.0) | SHARED,
     "electra": dict(name="electra", vocab_size=80, d_embed=8, generator_size=0.5, **SHARED)
     | dict(dropout=0.0, attention_dropout=0.0),
     # The rows of an update continue those of the update before.
@@ -28,15 +30,35 @@ MODELS = {
     | dict(dropout=0.0, memory_length=12),
     "unilm": dict(name="bert", vocab_size=80, num_token_types=6, dropout=0.0, attention_dropout=0.0)
     | SHARED,
+    "masked targets": dict(name="bert", vocab_size=80, dropout=0.0, attention_dropout=0.0)
+    | SHARED
+    | dict(max_length=48),
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
-    "albert": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
+    "albert": (
+        build_bert,
+        dict(
+            name="masked_lm",
+            phases=((1.0, 16, 3),),
+            second_text="sentence_order",
+            whole_words=True,
+            ngrams=(6, 3, 2),
+        ),
+    ),
+    "roberta": (
+        build_bert,
+        dict(name="masked_lm", phases=((1.0, 16, 3),), next_sentence=0.0, full_sentences=True),
+    ),
     "electra": (build_bert, dict(name="replaced_tokens", phases=((1.0, 16, 4),))),
     "xlnet": (build_bert, dict(name="permuted_lm", length=16)),
     "unilm": (build_bert, dict(name="mixed_masks", phases=((1.0, 16, 3),))),
+    "masked targets": (
+        build_targets,
+        dict(name="masked_targets", source_length=24, target_length=12),
+    ),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
     "t5": (
         build_bert,
