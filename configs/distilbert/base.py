@@ -13,9 +13,9 @@ layers that the published code takes.
 
 The weights of the losses, the temperature and the optimizer are those of the published code. The
 batch of 4,000 rows is the paper's largest. The number of updates is three passes, as in the
-published code, over 4 billion tokens. Masks fall on all words alike; the published code prefers
-rare ones. The student has 66,362,880 parameters without the head of masked tokens. Not trained
-here.
+published code, over 4 billion tokens. Masks prefer rare tokens as in the published code, which
+draws those of a whole batch at once; here each row has its share. The student has 66,362,880
+parameters without the head of masked tokens. Not trained here.
 """
 
 from transformer_jax.config import experiment
@@ -42,6 +42,7 @@ def get_config():
             name="distillation",
             # share of the updates, tokens of a row, predicted tokens of a row
             phases=((1.0, 512, 76),),
+            rare_words=0.7,
             # BERT base, for an estimate without a teacher
             teacher_model=(("name", "bert"),),
             soft_targets=5.0,

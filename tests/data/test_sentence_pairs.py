@@ -147,6 +147,24 @@ def test_whole_words_are_masked_whole():
     assert max(masked) <= 9 and np.mean(masked) > 8
 
 
+@pytest.mark.parametrize("ngrams", [(1.0,), (1.0, 0.0)])
+def test_masks_fall_on_tokens_in_proportion_to_their_weights(ngrams):
+    """The second token of the vocabulary is three times as likely as the first one."""
+    random, weights = np.random.default_rng(0), np.array([1.0, 3.0])
+    options = dict(weights=np.tile(weights, V // 2), ngrams=ngrams)
+    tokens = np.concatenate([[CLS], 6 + np.arange(60) % 2, [SEP]])
+
+    def labels(max_predictions):
+        rows = [mask(max_predictions, **options)(tokens, random) for _ in range(2000)]
+        return np.concatenate([row["masked_labels"][row["masked_weights"] > 0] for row in rows])
+
+    assert np.mean(labels(1) == 7) == pytest.approx(0.75, abs=0.03)
+    several = labels(20)
+    # The share of masked tokens does not depend on the weights.
+    assert len(several) == 2000 * round(0.15 * len(tokens))
+    assert 0.65 < np.mean(several == 7) < 0.75
+
+
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_spans_have_the_lengths_of_the_weights(whole_words):
     random, lengths = np.random.default_rng(0), []

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import build_bert as build
 from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
+from transformer_jax.data import token_counts
+from transformer_jax.data.sources import parts
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
@@ -169,6 +171,22 @@ def test_whole_rows_without_pairs(tmp_path):
     assert (batch["tokens"][:, -1] == task.tokenizer.sep_id).all()
 
 
+def test_rare_tokens_are_preferred_in_training_alone(tmp_path, monkeypatch):
+    """A later run reads the counts from the cache."""
+    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    monkeypatch.setattr(token_counts, "_TOGETHER", 100)
+    config = build(tmp_path, task__rare_words=0.5, task__next_sentence=0.0)
+    rows = [make_task(config).rows() for _ in range(2)]
+    masks = [phase.components[0].mask for each in rows for phase in each.train.phases]
+    stored = rows[0].train.phases[0].components[0].store
+    assert len(stored.parts) > 1
+    (tokens,) = stored.read([(0, stored.meta["tokens"])])
+    expected = np.maximum(np.bincount(tokens, minlength=len(masks[0].special)), 1) ** -0.5
+    for mask in masks:
+        np.testing.assert_array_equal(mask.weights, expected)
+    assert rows[0].eval["valid"].component.mask.weights is None
+
+
 def test_masks_are_filled(trained):
     _, _, task, params = trained
     texts = ["the cat [MASK] on the mat", "a [MASK] ran to the [MASK]"]
@@ -249,6 +267,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     "overrides, message",
     [
         (dict(task__phases=((0.5, 16, 3),)), "shares of the updates must add up"),
+        (dict(task__rare_words=-0.7), "config.task.rare_words=-0.7: must be at least 0"),
         (dict(task__ngrams=(0, 0)), r"config.task.ngrams=\(0, 0\): must be the weights"),
         (dict(task__phases=((1.0, 128, 3),)), "config.model.max_length=64"),
         (

@@ -5,10 +5,11 @@ import itertools
 import math
 from typing import Any, ClassVar
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
-from transformer_jax.data import masked_texts, masking, rows, sentence_pairs, windows
+from transformer_jax.data import masked_texts, masking, rows, sentence_pairs, token_counts, windows
 from transformer_jax.data.sources import documents
 
 # The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
@@ -28,6 +29,8 @@ class MaskedRows:
       ngrams: the weights of masked spans of 1, 2, 3, ... tokens or words.
       swaps: whether the texts of a pair follow each other, in one order or the other.
       full_sentences: whether single texts are whole sentences, not windows.
+      rare_words: in training, the weight of a token that occurs n times in the training text is
+        n**-rare_words, and masks fall in proportion to it.
     """
 
     single: ClassVar[str] = "next_sentence=0"  # the key without which rows are no pairs
@@ -39,6 +42,7 @@ class MaskedRows:
     ngrams: tuple = (1.0,)
     swaps: bool = False
     full_sentences: bool = False
+    rare_words: float = 0.0
 
     def check(self, model: Any) -> None:
         """Raises UserError for phases of another form, or rows that do not suit the model."""
@@ -68,6 +72,8 @@ class MaskedRows:
                 f"config.task.ngrams={self.ngrams}: must be the weights of spans of 1, 2, ... "
                 "tokens, from 0 and not all 0, as in (0.8,0.1,0.1)"
             )
+        if self.rare_words < 0:
+            raise UserError(f"config.task.rare_words={self.rare_words}: must be at least 0")
         if self.config.train.first_batch:
             raise UserError(
                 f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
@@ -127,11 +133,18 @@ class MaskedRows:
         """
         _, length, num_predictions = self.phases[phase]
         mask = self.masking(tokenizer, num_predictions)
+        if self.rare_words and split == "train":
+            mask = dataclasses.replace(mask, weights=self._weights(stored, len(mask.special)))
         key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
         if self.pairs:
             return self._pair_rows(stored, length, mask, key)
         single = masked_texts.FullSentences if self.full_sentences else masked_texts.MaskedWindows
         return single(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
+
+    def _weights(self, stored, vocab_size: int) -> np.ndarray:
+        """Returns the weight of each token of the training text (V,)."""
+        counts = token_counts.of_store(stored, self.config.data, vocab_size, "train")
+        return np.maximum(counts, 1) ** -float(self.rare_words)
 
     def _pair_rows(
         self, stored, length: int, mask: masking.Masking, key: tuple[int, int, int]

@@ -27,6 +27,9 @@ class Masking:
     selected: float = 0.15  # of all tokens of a row, special ones included
     # of the selected tokens: the share that becomes [MASK], and the share that becomes another one
     shares: tuple[float, float] = (0.8, 0.1)
+    # (V,): a token is selected with a probability in proportion to its weight, a word or a span
+    # with that of its first token; None: all alike
+    weights: np.ndarray | None = None
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
@@ -44,9 +47,9 @@ class Masking:
             max(round(self.selected * len(tokens)), 1), self.max_predictions, len(candidates)
         )
         if count and (self.whole_words or len(self.ngrams) > 1):
-            positions = self._spans(self._units(tokens, candidates), count, random)
+            positions = self._spans(tokens, self._units(tokens, candidates), count, random)
         else:
-            positions = random.permutation(candidates)[:count]
+            positions = candidates[self._order(tokens[candidates], random)[:count]]
         positions.sort()
         draws = random.random(len(positions))
         inserted = self.ordinary[random.integers(len(self.ordinary), size=len(positions))]
@@ -63,6 +66,15 @@ class Masking:
             "masked_weights": padded(np.ones(len(positions)), self.max_predictions),
         }
 
+    def _order(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Returns the places of the tokens (N,) in random order, large weights early.
+
+        The first of them are a sample without replacement (Efraimidis and Spirakis 2006).
+        """
+        if self.weights is None:
+            return random.permutation(len(tokens))
+        return np.argsort(random.exponential(size=len(tokens)) / self.weights[tokens])
+
     def _units(self, tokens: np.ndarray, candidates: np.ndarray) -> list[np.ndarray]:
         """Returns the positions of each word, or of each token."""
         if not self.whole_words:
@@ -72,14 +84,18 @@ class Masking:
         return np.split(candidates, np.flatnonzero(begins_word | is_after_gap)[1:])
 
     def _spans(
-        self, units: list[np.ndarray], count: int, random: np.random.Generator
+        self,
+        tokens: np.ndarray,
+        units: list[np.ndarray],
+        count: int,
+        random: np.random.Generator,
     ) -> np.ndarray:
         """Returns the positions of random spans of units (Lan et al. 2019, section 3.2).
 
         A span is shorter than its drawn length where it meets a special token, another span or
         `count`.
         """
-        order = random.permutation(len(units))
+        order = self._order(tokens[[unit[0] for unit in units]], random)
         lengths = [1] * len(units)
         if len(self.ngrams) > 1:
             weights = np.array(self.ngrams) / sum(self.ngrams)

@@ -35,6 +35,10 @@ class MaskedLM(EncoderUse, TextTask):
     whole_words: bool = False  # mask all pieces of a word or none
     # weights of masked spans of 1, 2, 3, ... tokens; of words with whole_words
     ngrams: tuple = (1.0,)
+    # in training, the probability that a token is masked is in proportion to its count in the
+    # training text to the power of minus this number; 0.7 prefers rare ones as the published code
+    # of DistilBERT does, 0 masks all alike
+    rare_words: float = 0.0
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -66,6 +70,7 @@ class MaskedLM(EncoderUse, TextTask):
             self.ngrams,
             self.second_text == "sentence_order",
             self.full_sentences,
+            self.rare_words,
         )
 
     @cached_property
