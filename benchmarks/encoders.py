@@ -11,9 +11,9 @@ xquad/xquad.en.json. A part is one objective: its run of configs/encoders/pretra
 tasks. Its row is put into --json as soon as it ends. Complete runs are not repeated, and a part
 that was stopped goes on.
 
-The budget of a part, 8 minutes of pre-training and about 9 of fine-tuning on 2 cores of an EPYC:
-- pre-training: as many updates of 16 rows of 128 tokens as take 40 TFLOP in forward and backward
-  pass, with the generator of ELECTRA, both streams of XLNet and the teacher of DistilBERT;
+The budget of a part, 12 minutes of pre-training and about 9 of fine-tuning on 2 cores of an EPYC:
+- pre-training: as many updates of 48 rows as take 60 TFLOP in forward and backward pass, with the
+  generator of ELECTRA, both streams of XLNet and the teacher of DistilBERT;
 - SST-2 and CoLA: an epoch, 217 and 268 updates of 32, 3 seeds;
 - MRPC, WikiANN and IMDB: 254, 400 and 400 updates of 32, one seed;
 - XQuAD: 250 updates of 16 rows of 128 tokens, one seed.
@@ -40,7 +40,7 @@ from harness import machine
 
 PRETRAINING = "configs/encoders/pretrain.py"
 COMMAND = "python benchmarks/encoders.py --text=unsup.txt --data=DIR --workdir=DIR --json"
-FLOPS = 40e12  # of a pre-training
+FLOPS = 60e12  # of a pre-training
 
 
 class Objective(NamedTuple):
@@ -144,7 +144,14 @@ def updates(config: str, keys: dict) -> int:
     from transformer_jax.runs.resolve import make_task
 
     loaded = configs.load(config, {key: str(value) for key, value in keys.items()})
-    return round(FLOPS / (make_task(loaded).flops() * loaded.train.batch))
+    return round(FLOPS / flops_per_update(make_task(loaded), loaded))
+
+
+def flops_per_update(task, config) -> float:
+    """Returns the mean over the phases of a run."""
+    shares = [share for share, *_ in config.task.get("phases", ((1.0,),))]
+    per_row = sum(share * task.flops(number) for number, share in enumerate(shares))
+    return per_row * config.train.batch
 
 
 def described(run: pathlib.Path) -> dict:
@@ -159,7 +166,7 @@ def described(run: pathlib.Path) -> dict:
     return {
         "parameters": counts.parameters(task)["params"],
         "updates": config.train.num_steps,
-        "tflop": config.train.num_steps * config.train.batch * task.flops() / 1e12,
+        "tflop": config.train.num_steps * flops_per_update(task, config) / 1e12,
         "minutes": json.loads((run.parent / "minutes.json").read_text()),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
