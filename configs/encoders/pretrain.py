@@ -14,9 +14,9 @@
     small        masked tokens of full sentences, in the size of distilbert
 
 All have a width of 128, four layers (the last two of the list: two), and the same optimizer. Rows
-have 32 tokens in the first three quarters of the updates, and 128 in the last; those of XLNet,
-which has relative positions, 64. `benchmarks/encoders.py` sets the number of updates, so that all take the same
-FLOPs, and the teacher.
+have 32 tokens in the first three quarters of the updates, and 128 in the last. XLNet has relative
+positions, and rows of 64. `benchmarks/encoders.py` sets the number of updates, so that all take
+the same FLOPs, and the teacher.
 """
 
 from transformer_jax.config import choice, experiment

@@ -123,6 +123,7 @@ def roberta(tmp_path_factory):
     model = dict(name="roberta", num_token_types=None, vocab_multiple=64, init_std=0.3)
     config = build(tmp_path_factory.mktemp("roberta"), model)
     task = make_task(config)
+    assert family.of_run(config).architecture == "RobertaForMaskedLM"
     return Trained(None, {}, task, init_params(task))
 
 

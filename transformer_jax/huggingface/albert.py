@@ -66,11 +66,11 @@ class PreTraining(Family):
 
     def matches(self, config):
         task = config.task
-        if not super().matches(config):
+        if not bert.is_of(self, config):
             return False
         if not self.sentence_order:
             return not task.get("next_sentence")
-        return bool(task.next_sentence) and task.second_text == "sentence_order"
+        return bool(task.get("next_sentence")) and task.second_text == "sentence_order"
 
     def task_keys(self, config, hf_config):
         keys = {

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
 from transformer_jax.huggingface import family, heads
 from transformer_jax.huggingface.keys import Keys, check_head_dim
 from transformer_jax.huggingface.tensors import Table, layers, linear, norm
@@ -97,10 +99,8 @@ class PreTraining(family.Family):
     next_sentence: bool = False
 
     def matches(self, config):
-        names = _OBJECTIVES if self.task in _OBJECTIVES else (self.task,)
         next_sentence = bool(config.task.get("next_sentence"))
-        is_ours = config.model.name == self.model and config.task.name in names
-        return is_ours and next_sentence == self.next_sentence
+        return is_of(self, config) and next_sentence == self.next_sentence
 
     def sections(self, folder):
         return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
@@ -120,6 +120,12 @@ class PreTraining(family.Family):
 @dataclasses.dataclass(frozen=True)
 class FineTuned(heads.FineTuned, PreTraining):
     """BERT with a fine-tuned head."""
+
+
+def is_of(kind: family.Family, config: ConfigDict) -> bool:
+    """Returns whether a run has the model of a family, and its task or one with equal heads."""
+    names = _OBJECTIVES if kind.task in _OBJECTIVES else (kind.task,)
+    return config.model.name == kind.model and config.task.name in names
 
 
 def _pre_training(architecture: str, table: dict, next_sentence: bool) -> PreTraining:

@@ -46,6 +46,9 @@ class PreTraining(Family):
         "roberta.pooler.dense.bias",
     )
 
+    def matches(self, config):
+        return bert.is_of(self, config)
+
     def model_keys(self, hf_config):
         keys = super().model_keys(hf_config)
         length = keys["max_length"]
