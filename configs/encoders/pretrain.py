@@ -32,7 +32,7 @@ OBJECTIVES = {
     ),
     "roberta": dict(
         model=dict(name="roberta", **NO_DROPOUT),
-        task=dict(name="masked_lm", phases=ROWS, next_sentence=0.0),
+        task=dict(name="masked_lm", phases=ROWS, next_sentence=0.0, full_sentences=True),
     ),
     "albert": dict(
         model=dict(name="albert", d_embed=64, **NO_DROPOUT),
@@ -62,7 +62,7 @@ OBJECTIVES = {
     ),
     "small": dict(
         model=dict(name="roberta", **SMALL),
-        task=dict(name="masked_lm", phases=ROWS, next_sentence=0.0),
+        task=dict(name="masked_lm", phases=ROWS, next_sentence=0.0, full_sentences=True),
     ),
 }
 
