@@ -422,9 +422,13 @@ def _interval_cell(score: dict | None) -> str:
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
-    """Draws the scores of each objective with their deviations, and ROUGE-L with its interval."""
+    """Draws the scores of each objective with their deviations, and ROUGE-L with its interval.
+
+    Dashed lines are the scores without a model.
+    """
     from transformer_jax.pictures.figure import new_figure, save
 
+    floor_row, *rows = rows
     figure = new_figure((11, 4.5), "Objectives of pre-training on one budget")
     axes = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
     for panel, (key, (name, unit)) in zip(axes, COLUMNS.items()):
@@ -439,8 +443,10 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
             around = np.abs(np.array(score["interval"]) - score["mean"])
             axes[-1].errorbar(score["mean"], place, xerr=around[:, None], fmt="o", color="tab:blue")
     axes[-1].set_xlabel("ROUGE-L of summaries")
-    labels = [OBJECTIVES.get(row["objective"], FLOOR).label for row in rows]
-    axes[0].set_yticks(range(len(rows)), labels)
+    # Its perplexity is far outside.
+    axes[0].axvline(100 * floor_row["sst2"]["mean"], color="gray", linestyle="--")
+    axes[-1].axvline(floor_row["rouge"]["rougeL"]["mean"], color="gray", linestyle="--")
+    axes[0].set_yticks(range(len(rows)), [OBJECTIVES[row["objective"]].label for row in rows])
     axes[0].invert_yaxis()
     for panel in axes:
         panel.grid(axis="x", alpha=0.3)
