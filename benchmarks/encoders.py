@@ -2,6 +2,7 @@
 
 python benchmarks/encoders.py --text=unsup.txt --data=DIR --workdir=DIR [--objective=NAME] \\
     [--json=FILE] [--tiny]
+python benchmarks/encoders.py --speed --data=DIR --workdir=DIR --json=FILE
 python benchmarks/encoders.py --table --json=FILE
 
 `--text` is IMDB's unlabelled reviews, a sentence a line with a blank line between reviews; every
@@ -18,12 +19,16 @@ The budget of a part, 12 minutes of pre-training and about 9 of fine-tuning on 2
 - MRPC, WikiANN and IMDB: 254, 400 and 400 updates of 32, one seed;
 - XQuAD: 250 updates of 16 rows of 128 tokens, one seed.
 
+`--speed` adds to each row the sentences of SST-2 that its fine-tuned model classifies in a second.
+All models take turns, so it wants a quiet machine.
+
 `none` has the shape of `roberta` and random parameters. DistilBERT's teacher is `bert`, whose
 own pre-training comes before.
 """
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -36,7 +41,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import comparison
 import transfer
-from harness import machine
+from harness import in_turn, machine
 
 PRETRAINING = "configs/encoders/pretrain.py"
 COMMAND = "python benchmarks/encoders.py --text=unsup.txt --data=DIR --workdir=DIR --json"
@@ -80,7 +85,14 @@ TINY = {"model.d_model": 16, "model.num_heads": 2, "model.vocab_size": 400}
 
 
 def main() -> None:
-    arguments = comparison.parser(__doc__, list(OBJECTIVES)).parse_args()
+    flags = comparison.parser(__doc__, list(OBJECTIVES))
+    flags.add_argument("--speed", action="store_true", help="measure the rows of --json")
+    arguments = flags.parse_args()
+    if arguments.speed:
+        rows = json.loads(arguments.json.read_text())["rows"]
+        rows = with_speeds(rows, arguments.workdir, arguments.data / "sst2/dev.tsv")
+        comparison.add_rows(arguments.json, rows, "objective", list(OBJECTIVES), COMMAND)
+        return
     if arguments.table:
         rows = json.loads(arguments.json.read_text())["rows"]
         print(table(rows))
@@ -176,21 +188,45 @@ def described(run: pathlib.Path) -> dict:
     }
 
 
+def with_speeds(rows: list[dict], workdir: pathlib.Path, examples: pathlib.Path) -> list[dict]:
+    """Returns the rows with the sentences a second that their models for SST-2 classify."""
+    from transformer_jax import open_run
+
+    sentences = [line.split("\t")[0] for line in examples.read_text("utf-8").splitlines()]
+    runs = {row["objective"]: workdir / row["objective"] / "sst2/seed-0" for row in rows}
+    calls = {
+        name: functools.partial(classify, *open_run(run), sentences) for name, run in runs.items()
+    }
+    seconds = in_turn(calls, repeats=7)
+    return [
+        row | {"sentences_per_second": len(sentences) / seconds[row["objective"]]} for row in rows
+    ]
+
+
+def classify(task, params, sentences: list[str]) -> None:
+    """Labels all sentences."""
+    for _ in task.predict(params, sentences):
+        pass
+
+
 # results
 
 
 def table(rows: list[dict]) -> str:
     """Returns the rows as Markdown."""
     measures = [f"{task} {case.measure}" for task, (case, _) in TASKS.items()]
-    header = ["objective", "parameters", "updates", "TFLOP", "minutes", *measures]
+    costs = ["parameters", "updates", "TFLOP", "minutes", "sentences/s"]
+    header = ["objective", *costs, *measures]
     lines = []
     for row in rows:
         costs = [f"{row['updates']:,}", f"{row['tflop']:.0f}", f"{row['minutes']:.0f}"]
+        speed = row.get("sentences_per_second")
         lines.append(
             [
                 OBJECTIVES[row["objective"]].label,
                 f"{row['parameters']:,}",
                 *([""] * 3 if OBJECTIVES[row["objective"]].shape else costs),
+                f"{speed:,.0f}" if speed else "",
                 *(comparison.spread_cell(row[task], 100) for task in TASKS),
             ]
         )
