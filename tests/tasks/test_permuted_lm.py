@@ -93,7 +93,7 @@ def test_rows_with_a_memory_follow_each_other(tmp_path):
 
 
 def test_the_loss_is_that_of_the_targets_and_a_restart_empties_the_memory(tmp_path):
-    task = make_task(build(tmp_path, model__memory_length=LENGTH))
+    task = make_task(build(tmp_path, model__memory_length=LENGTH, model__num_layers=2))
     params = state.init_params(task)
     assert set(params) == {"token_embed", "target_embed", "encoder", "output_bias"}
     batch = task.rows().train.batch(0, range(8))
@@ -104,7 +104,14 @@ def test_the_loss_is_that_of_the_targets_and_a_restart_empties_the_memory(tmp_pa
     assert restarted.terms["loss"] == empty.terms["loss"]
     continued = loss(batch | {"restarts": 0 * batch["restarts"]}, random)
     assert continued.terms["loss"] != empty.terms["loss"]
-    assert np.asarray(empty.carry[1]).sum(axis=1).tolist() == [LENGTH // 2] * 8
+    half = LENGTH // 2
+    assert np.asarray(empty.carry[1]).sum(axis=1).tolist() == [half] * 8
+    # The next row predicts the second half, so the memory knows nothing of it.
+    is_second = np.arange(LENGTH) >= half
+    other = np.where(is_second, (batch["tokens"] + 1) % 80, batch["tokens"])
+    changed = loss(batch | {"tokens": other}, task.initial_carry(8))
+    assert changed.terms["loss"] != empty.terms["loss"]
+    jax.tree.map(np.testing.assert_array_equal, changed.carry, empty.carry)
     mean = empty.terms["loss"] / task.weights(batch)["loss"]
     assert mean == pytest.approx(np.log(80), abs=0.5)
     scores = task.evaluate(params, "valid")

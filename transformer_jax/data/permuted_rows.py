@@ -1,6 +1,7 @@
 """The rows of permuted language models (Yang et al. 2019, sections 2.3 to 2.5)."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -39,13 +40,22 @@ def span_targets(length: int, random: np.random.Generator) -> np.ndarray:
     return np.concatenate(spans)
 
 
-def random_ranks(permuted: np.ndarray, length: int, random: np.random.Generator) -> np.ndarray:
-    """Returns the rank of each position (length,): 1, 2, ... in random order for those `permuted`.
+def random_ranks(
+    permuted: np.ndarray, length: int, remembered: int, random: np.random.Generator
+) -> np.ndarray:
+    """Returns the rank of each position (length,).
 
-    The others have the rank 0: they see each other, and all positions see them.
+    The first `remembered` positions and those behind them are two parts. In a part, those
+    `permuted` have ranks in random order, above that of the others. The first part does not see the
+    second: a memory takes in its states, and the next row predicts the tokens that follow it.
     """
     ranks = np.zeros(length, np.int32)
-    ranks[permuted] = 1 + random.permutation(len(permuted))
+    lowest = 0
+    for begin, end in itertools.pairwise(sorted({0, remembered, length})):
+        own = permuted[(begin <= permuted) & (permuted < end)]
+        ranks[begin:end] = lowest
+        ranks[own] = lowest + 1 + random.permutation(len(own))
+        lowest += len(own) + 1
     return ranks
 
 
@@ -58,8 +68,7 @@ class PermutedWindows:
     offset of the rows depends on `key` (seed, phase, component) and the epoch, all else on the
     number of the row, too.
 
-    Special tokens are not predicted, and the last three of a row have ranks among the targets.
-    Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and
+    Special tokens are not predicted. [SEP], [SEP] and [CLS] have ranks among the targets. Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and
     restarts (1,), 0, where R is not 0.
     """
 
@@ -129,7 +138,7 @@ class PermutedWindows:
         row = {
             "tokens": tokens,
             "token_types": types.astype(np.int32),
-            "ranks": random_ranks(permuted, self.length, random),
+            "ranks": random_ranks(permuted, self.length, self.remembered, random),
             "target_positions": padded(targets, most),
             "target_weights": padded(np.ones(len(targets)), most),
         }

@@ -176,9 +176,8 @@ class XLNet(Encoder):
     ) -> tuple[Float[Array, "B P M"], Carry | None]:
         """Returns the states that predict the tokens at the positions `targets` (section 2.3).
 
-        `ranks` are the places of the tokens in the order of prediction. Tokens of one rank see each
-        other; those of rank 0 are no targets. The state of a target sees the tokens of lower ranks,
-        and not its own token.
+        `ranks` are the places of the tokens in the order of prediction. A token sees those of its
+        own rank and of lower ranks. The state of a target sees those of lower ranks alone.
 
         With a carry, all tokens also see the memory. It then takes in the first `remembered`
         positions of each row. The collection "state" must be mutable.
