@@ -166,8 +166,23 @@ def test_a_narrow_bert_learns_from_a_wide_one(teacher, tmp_path):
         (dict(task__cosine=-1.0), "config.task.cosine=-1.0: must be at least 0"),
         (dict(task__temperature=0.0), "config.task.temperature=0.0: must be above 0"),
         (dict(task__next_sentence=1.0), "config.model.name=.distilbert. has no head for it"),
+        (
+            dict(model__max_length=128, task__phases=((1.0, 100, 3),)),
+            "config.task.teacher=.*: for its model, .*config.model.max_length=64",
+        ),
     ],
 )
 def test_a_student_that_does_not_suit_its_teacher_is_refused(teacher, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         resolve(config_of(teacher, **changes), tmp_path / "run").task()
+
+
+def test_a_teacher_whose_head_is_untrained_is_refused(teacher, tmp_path):
+    """Such as a run of ELECTRA's replaced tokens, or a fine-tuned one."""
+    task, params = open_run(teacher[1])
+    headless = {name: tree for name, tree in params.items() if not name.startswith("mlm")}
+    record.create(tmp_path / "teacher", task, headless)
+    resolved = resolve(config_of((teacher[0], tmp_path / "teacher")), tmp_path / "run")
+    program = Program.of(resolved.config, resolved.task(), jax.devices()[:1])
+    with pytest.raises(UserError, match="config.task.teacher=.*: its checkpoint lacks mlm_bias/b"):
+        resolved.origin.match(resolved.config, program)

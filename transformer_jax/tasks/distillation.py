@@ -78,7 +78,10 @@ class Distillation(MaskedLM):
                 raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
         if self.temperature <= 0:
             raise UserError(f"config.task.temperature={self.temperature}: must be above 0")
-        self.texts.check(teacher)
+        try:
+            self.texts.check(teacher)
+        except UserError as error:
+            raise UserError(f"config.task.teacher={self.teacher}: for its model, {error}") from None
 
     def init(self, rng):
         def used(model, tokens):

@@ -87,12 +87,19 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         if rows := _row_origins(config).get(name):
             may_grow = max(rows) < shape[0] < wanted[name].shape[0] == len(rows)
         _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
+    new = sorted(wanted.keys() - shared)
+    if new and beginning.prefix in named_class("task", config.task.name).other_runs:
+        # Nothing trains these parameters.
+        raise UserError(
+            f"config.task.{beginning.prefix}={beginning.run}: its checkpoint lacks {new[0]}; take "
+            "a run that has trained all parameters of its model"
+        )
     return Match(
         checkpoints=checkpoints,
         step=step,
         beginning=beginning,
         shared=sorted(shared),
-        new=sorted(_joined(beginning.prefix, name) for name in wanted.keys() - shared),
+        new=[_joined(beginning.prefix, name) for name in new],
         dropped=sorted(_unread(stored.keys() - shared, beginning, parts)),
         stacks=stacks,
         vocab_size=vocab_size,
