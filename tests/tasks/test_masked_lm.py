@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import build_bert as build
 from tests.training.test_step import losses as first_losses
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data import token_counts
 from transformer_jax.data.sources import parts
@@ -288,3 +289,11 @@ def test_one_batch_can_be_overfitted(tmp_path):
 def test_wrong_values_are_refused(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         _ = make_task(build(tmp_path, **overrides)).tokenizer
+
+
+def test_a_model_that_fills_no_masks_is_refused(tmp_path):
+    config = build(tmp_path)
+    xlnet = dict(name="xlnet", vocab_size=80, d_model=16, num_layers=1, num_heads=2)
+    config.model = configs.experiment(model=xlnet, task=dict(name="masked_lm")).model
+    with pytest.raises(UserError, match="config.model.name='xlnet': does not fill masks"):
+        make_task(config)

@@ -46,6 +46,11 @@ class MaskedLM(EncoderUse, TextTask):
         if self.next_sentence:
             self.coefficients["nsp"] = self.next_sentence
         self.num_row_shapes = len(self.phases)
+        if "fill" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: does not fill masks; take a model "
+                "that does, such as bert"
+            )
         if self.next_sentence < 0:
             raise UserError(f"config.task.next_sentence={self.next_sentence}: must be at least 0")
         if self.next_sentence and "next_sentence" not in self.model.can:
