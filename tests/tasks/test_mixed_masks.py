@@ -126,6 +126,7 @@ def test_runs_are_written_as_bert(tmp_path):
     assert family.of_run(build(tmp_path)).architecture == "BertForPreTraining"
 
 
-def test_other_shares_are_refused(tmp_path):
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (-1, 1, 1, 1), ("a", 1, 1, 1)])
+def test_other_shares_are_refused(tmp_path, shares):
     with pytest.raises(UserError, match="config.task.shares=.*: must be the shares of bidirect"):
-        make_task(build(tmp_path, shares=(0.5, 0.5)))
+        make_task(build(tmp_path, shares=shares))

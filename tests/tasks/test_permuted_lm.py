@@ -139,6 +139,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     "changes, words",
     [
         (dict(task__length=8), "config.task.length=8: must be at least 16"),
+        (dict(model__memory_length=-1), "config.model.memory_length=-1: must be at least 0"),
         (dict(mesh__sequence=2), "config.mesh.sequence=2: permuted_lm does not split rows"),
         (
             dict(model__memory_length=8, train__first_batch=4, train__ramp_steps=2),

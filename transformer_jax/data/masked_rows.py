@@ -67,7 +67,7 @@ class MaskedRows:
             raise UserError(
                 f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
             )
-        if not _are_weights(self.ngrams):
+        if not are_weights(self.ngrams):
             raise UserError(
                 f"config.task.ngrams={self.ngrams}: must be the weights of spans of 1, 2, ... "
                 "tokens, from 0 and not all 0, as in (0.8,0.1,0.1)"
@@ -163,7 +163,8 @@ class MaskedRows:
         )
 
 
-def _are_weights(values) -> bool:
+def are_weights(values) -> bool:
+    """Returns whether these are a tuple of finite numbers from 0, not all 0."""
     if not isinstance(values, tuple) or not {*map(type, values)} <= {int, float}:
         return False
     return all(0 <= value < math.inf for value in values) and sum(values) > 0

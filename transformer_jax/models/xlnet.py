@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from transformer_jax.config import UserError
 from transformer_jax.layers import flops
 from transformer_jax.layers.attention import check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
@@ -65,6 +66,8 @@ class XLNet(Encoder):
 
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
+        if self.memory_length < 0:
+            raise UserError(f"config.model.memory_length={self.memory_length}: must be at least 0")
 
     def setup(self):
         init = nn.initializers.normal(self.init_std)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from transformer_jax.config import UserError
+from transformer_jax.data.masked_rows import are_weights
 from transformer_jax.data.mixed_masks import OBJECTIVES, MixedRows
 from transformer_jax.models.cloze import token_types
 from transformer_jax.tasks.masked_lm import MaskedLM
@@ -27,7 +28,7 @@ class MixedMasks(MaskedLM):
             raise UserError(
                 f"config.model.name={name!r}: this model has no masks by ranks; bert has"
             )
-        if len(self.shares) != len(OBJECTIVES) or min(self.shares) < 0 or not sum(self.shares):
+        if len(self.shares) != len(OBJECTIVES) or not are_weights(self.shares):
             raise UserError(
                 f"config.task.shares={self.shares}: must be the shares of {', '.join(OBJECTIVES)}"
             )
