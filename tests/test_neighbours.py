@@ -24,7 +24,7 @@ class ByTopic:
     def features(self, params, texts, layers):
         for text in texts:
             ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text), self.tokenizer.sep_id]
-            topic = next(n for n, word in enumerate(self.topics) if word in text)
+            topic = next((n for n, word in enumerate(self.topics) if word in text), 0)
             # A large mean, which hides the angles between texts until it is subtracted.
             states = np.full((2, len(ids), 3), 100, np.float32)
             states[0] += np.arange(len(ids))[:, None] * [0, 1, 2]
@@ -65,7 +65,7 @@ def test_the_nearest_occurrence_is_that_of_the_same_topic(task):
 def test_two_occurrences_in_one_text_are_no_neighbours(task):
     _, by_topic = task
     params = {"embed": {"table": np.eye(by_topic.tokenizer.vocab_size)}}
-    texts = [("", "the bank, the bank of the river"), ("", "a bank lends money")]
+    texts = [("", "the bank, the bank of the river"), ("", "a bank lends money"), ("", "")]
     by_context = neighbours.of_word(by_topic, params, "bank", texts)
     assert (
         by_context.nearest[:, :2].tolist() == [[2, 2], [2, 2]]

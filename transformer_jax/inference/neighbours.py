@@ -55,7 +55,7 @@ class Neighbours:
 def read(path: str | None, word: str) -> dict[str, list[tuple[str, str]]]:
     """Returns (sense, text) for each line of a file, by word.
 
-    A line is TEXT, or WORD, SENSE and TEXT with tabs between, of which other words are left out.
+    A line is TEXT, or WORD, SENSE and TEXT with tabs between. Lines of other words are left out.
     `word` is "" for all words. Raises UserError for a line of another form.
     """
     if not path:
@@ -107,6 +107,8 @@ def of_word(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neigh
 def _places(tokenizer, pieces: list[str], text: str, word: str) -> list[list[int]]:
     """Returns the places of the tokens of each occurrence of a word among the pieces of a text."""
     ids = tokenizer.encode(text)
+    if not ids:
+        return []
     begin = int(pieces[0] != tokenizer.pieces(ids[:1])[0])  # behind the special token
     words, indices = tokenizer.words(ids)
     # A text that is too long was cut.
