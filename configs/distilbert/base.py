@@ -12,8 +12,8 @@ converted checkpoint of a BERT; its tokenizer is the student's. The student begi
 layers that the published code takes.
 
 The weights of the losses, the temperature and the optimizer are those of the published code. The
-batch of 4,000 rows is the paper's largest. The number of updates is three passes, as in the
-published code, over 4 billion tokens. Masks prefer rare tokens as in the published code, which
+batch of 4,096 rows is the paper's largest. The updates are three passes over 4 billion tokens; the
+published code makes three passes, too. Masks prefer rare tokens as in the published code, which
 draws those of a whole batch at once; here each row has its share. The student has 66,362,880
 parameters without the head of masked tokens. Not trained here.
 """

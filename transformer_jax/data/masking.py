@@ -90,7 +90,7 @@ class Masking:
         count: int,
         random: np.random.Generator,
     ) -> np.ndarray:
-        """Returns the positions of random spans of units (Lan et al. 2019, section 3.2).
+        """Returns the positions of random spans of units (Lan et al. 2019, section 4.1).
 
         A span is shorter than its drawn length where it meets a special token, another span or
         `count`.

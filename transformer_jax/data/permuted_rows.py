@@ -68,7 +68,9 @@ class PermutedWindows:
     offset of the rows depends on `key` (seed, phase, component) and the epoch, all else on the
     number of the row, too.
 
-    Special tokens are not predicted. [SEP], [SEP] and [CLS] have ranks among the targets. Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and
+    Special tokens are not predicted. [SEP], [SEP] and [CLS] have ranks among the targets.
+
+    Keys, int32: tokens, token_types, ranks (L,), target_positions, target_weights (P,), and
     restarts (1,), 0, where R is not 0.
     """
 

@@ -87,7 +87,7 @@ class ELECTRA(BERT):
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
         """Returns the states (B, L, M) and their logits of masked tokens (B, L, V).
 
-        They are those of a masked language model, such as a generator that is a model of its own.
+        The logits are those of a model that is itself trained on masked tokens.
         """
         hidden = self.hidden(
             tokens,
