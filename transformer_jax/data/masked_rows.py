@@ -33,7 +33,7 @@ class MaskedRows:
         n**-rare_words, and masks fall in proportion to it.
     """
 
-    single: ClassVar[str] = "next_sentence=0"  # the key without which rows are no pairs
+    single: ClassVar[str] = "next_sentence=0"  # of config.task: then rows are single texts
 
     config: ConfigDict
     phases: tuple

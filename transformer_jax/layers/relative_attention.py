@@ -23,7 +23,7 @@ class Relations:
     The keys are those of a memory of earlier rows, and then those of the row.
     """
 
-    # Of the distances of `encoded_distances`.
+    # Those that `encoded_distances` returns.
     encodings: Float[Array, "N M"]
     # Whether query and key are of one segment, for encodings of segments.
     same_segment: Bool[Array, "B Q K"] | None = None
@@ -48,12 +48,14 @@ def encoded_distances(length: int, memory: int, features: int) -> Float[Array, "
 class RelativeAttention(Attention):
     """Attention whose scores depend on content and on distance: (B, Q, M) -> (B, Q, M).
 
-    The score of query i and key j is (q_i + u) k_j + (q_i + v) r_{i-j}: r is a projection of the
-    encoded distance, u and v are learned. With `segments` it also is (q_i + w) s, and s depends on
-    whether both are of one segment.
+    The score of query i and key j is (q_i + u) k_j + (q_i + v) r_{i-j}, divided by the root of the
+    head's width: r is a projection of the encoded distance, u and v are learned. With `segments`,
+    (q_i + w) s is added: w is learned, and so is s, one vector where both are of one segment and
+    another where they are not.
 
-    Where the collection "state" holds a "memory" (B, K - L, M), the keys begin with it. Then the
-    first positions of x follow in it, and its oldest ones are dropped. It has no gradient.
+    Where the collection "state" holds a "memory" (B, K - L, M), the keys begin with it. The call
+    then appends the first `remembered` positions of x to it, and drops as many of the oldest. The
+    memory has no gradient.
     """
 
     segments: bool = False

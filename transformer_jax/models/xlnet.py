@@ -245,7 +245,7 @@ class XLNet(Encoder):
 
 
 def _filled(memory: Int[Array, "B K"], tokens: Int[ArrayLike, "B L"]) -> Int[Array, "B _"]:
-    """Returns which of the keys of a memory and of a row are filled: those of a row all are."""
+    """Returns 1 for the filled keys of a memory, and for all those of the row behind it."""
     return jnp.concatenate([memory, jnp.ones_like(tokens)], axis=1)
 
 
