@@ -145,8 +145,9 @@ def test_a_student_begins_with_layers_of_its_teacher_and_goes_on_without_it(teac
     }
 
 
-def test_a_narrow_bert_learns_from_a_wide_one(teacher, tmp_path):
-    model = dict(STUDENT, name="bert", d_model=16)
+@pytest.mark.parametrize("family", [dict(name="bert"), dict(name="roberta", vocab_multiple=32)])
+def test_a_narrow_student_learns_from_a_wide_bert(teacher, tmp_path, family):
+    model = STUDENT | dict(d_model=16) | family
     task = resolve(config_of(teacher, model, dict(cosine=0.0)), tmp_path / "run").task()
 
     def loss(batch):
