@@ -168,6 +168,9 @@ def positions(options):
     if "position_embed" in params:
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
+    if task.config.model.get("positions") != "sinusoidal":
+        name = task.config.model.name
+        raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")
     length = min(task.model.window, 256)
     width = task.model.d_model
     return pictures.positions(

@@ -8,8 +8,8 @@ BERT is a run of BERT large with the cased vocabulary, such as a converted one. 
 with it, and the new token types begin with its types. The text has one sentence per line and a
 blank line between documents.
 
-All values are the paper's. The model has 333,583,360 parameters without the heads of pre-training.
-Not trained here.
+The values are the paper's; it does not give epsilon and the limit of gradients, which are BERT's
+here. The model has 333,583,360 parameters without the heads of pre-training. Not trained here.
 """
 
 from transformer_jax.config import experiment

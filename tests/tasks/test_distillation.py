@@ -166,6 +166,10 @@ def test_a_narrow_student_learns_from_a_wide_bert(teacher, tmp_path, family):
         (dict(model__d_model=16), "config.model.d_model=16: must be the teacher's 32, or set "),
         (dict(task__cosine=-1.0), "config.task.cosine=-1.0: must be at least 0"),
         (dict(task__temperature=0.0), "config.task.temperature=0.0: must be above 0"),
+        (
+            dict(task__soft_targets=0.0, task__masked_tokens=0.0, task__cosine=0.0),
+            "soft_targets, masked_tokens and cosine are all 0",
+        ),
         (dict(task__next_sentence=1.0), "config.model.name=.distilbert. has no head for it"),
         (
             dict(model__max_length=128, task__phases=((1.0, 100, 3),)),

@@ -103,5 +103,5 @@ def _class(names: list[str], beginning: str) -> int:
             return number
     raise UserError(
         f"config.task.labels={tuple(names)}: none begins with {beginning!r}, as a classifier of "
-        "inference needs"
+        "inference needs; take a run whose labels are named so (the id2label of a checkpoint)"
     )

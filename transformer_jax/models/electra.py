@@ -43,6 +43,11 @@ class ELECTRA(BERT):
             )
         if self.generator_size:
             narrow = self.narrow()
+            if not narrow.d_model:
+                raise UserError(
+                    f"config.model.generator_size={self.generator_size}: of "
+                    f"config.model.d_model={self.d_model} leaves the generator no width"
+                )
             check_heads(narrow.d_model, narrow.num_heads, narrow.head_dim)
 
     def setup(self):

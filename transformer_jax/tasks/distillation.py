@@ -76,6 +76,11 @@ class Distillation(MaskedLM):
         for key in ("soft_targets", "masked_tokens", "cosine"):
             if getattr(self, key) < 0:
                 raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
+        if not (self.soft_targets or self.masked_tokens or self.cosine):
+            raise UserError(
+                "config.task: soft_targets, masked_tokens and cosine are all 0, so nothing is "
+                "learned; set one above 0"
+            )
         if self.temperature <= 0:
             raise UserError(f"config.task.temperature={self.temperature}: must be above 0")
         try:
