@@ -23,8 +23,8 @@ def neighbours(
     """Returns a figure of the nearest occurrences of a word.
 
     `pairs` are (text, nearest text, cosine), `static` the neighbours by embedding with their
-    cosines. `accuracies` (layers + 1,) is the share of occurrences whose nearest one has the same
-    sense, in each layer; None where the senses are not known.
+    cosines, or empty. `accuracies` (layers + 1,) is the share of occurrences whose nearest one has
+    the same sense, in each layer; None where the senses are not known.
     """
     figure = new_figure((14, 1.4 + 0.36 * min(len(pairs), _MAX_ROWS)), title)
     has_senses = accuracies is not None
@@ -35,7 +35,9 @@ def neighbours(
         f"{_short(text)}\n      {cosine:.2f}  {_short(nearest)}"
         for text, nearest, cosine in pairs[:_MAX_ROWS]
     ]
-    lines.append("by embedding: " + ", ".join(f"{word} {cosine:.2f}" for word, cosine in static))
+    if static:
+        by_embedding = ", ".join(f"{word} {cosine:.2f}" for word, cosine in static)
+        lines.append(f"by embedding: {by_embedding}")
     listed.text(0, 1, verbatim("\n".join(lines)), va="top", fontsize=9.5, family="monospace")
     listed.axis("off")
     for axes in other:
