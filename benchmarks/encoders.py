@@ -20,7 +20,7 @@ The budget of a part, 12 minutes of pre-training and about 9 of fine-tuning on 2
 - XQuAD: 250 updates of 16 rows of 128 tokens, one seed.
 
 `--speed` adds to each row the sentences of SST-2 that its fine-tuned model classifies in a second.
-All models take turns, so it wants a quiet machine.
+The models take turns. Run it on a quiet machine.
 
 `none` has the shape of `roberta` and random parameters. DistilBERT's teacher is `bert`, whose
 own pre-training comes before.
