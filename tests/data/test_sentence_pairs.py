@@ -159,10 +159,10 @@ def test_masks_fall_on_tokens_in_proportion_to_their_weights(ngrams):
         return np.concatenate([row["masked_labels"][row["masked_weights"] > 0] for row in rows])
 
     assert np.mean(labels(1) == 7) == pytest.approx(0.75, abs=0.03)
-    several = labels(20)
+    masked_labels = labels(20)
     # The share of masked tokens does not depend on the weights.
-    assert len(several) == 2000 * round(0.15 * len(tokens))
-    assert 0.65 < np.mean(several == 7) < 0.75
+    assert len(masked_labels) == 2000 * round(0.15 * len(tokens))
+    assert 0.65 < np.mean(masked_labels == 7) < 0.75
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
