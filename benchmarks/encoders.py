@@ -12,7 +12,8 @@ xquad/xquad.en.json. A part is one objective: its run of configs/encoders/pretra
 tasks. Its row is put into --json as soon as it ends. Complete runs are not repeated, and a part
 that was stopped goes on.
 
-The budget of a part, about 10 minutes of pre-training and as many of fine-tuning on a core of an EPYC:
+The budget of a part, about 10 minutes of pre-training and as many of fine-tuning on a core of an
+EPYC:
 - pre-training: as many updates of 48 rows as take 60 TFLOP in forward and backward pass, with the
   generator of ELECTRA, both streams of XLNet and the teacher of DistilBERT;
 - SST-2 and CoLA: an epoch, 217 and 268 updates of 32, 3 seeds;

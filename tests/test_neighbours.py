@@ -47,6 +47,8 @@ def test_the_nearest_occurrence_is_that_of_the_same_topic(task):
     assert by_context.texts == texts and by_context.cosines.shape == (2, 4, 4)
     assert by_context.nearest[1].tolist() == [3, 2, 1, 0]
     assert by_context.same_sense[1].all() and not by_context.same_sense[0].all()
+    by_layer, chance = neighbours.accuracies([by_context])
+    assert by_layer[1] == 1 and chance == pytest.approx(1 / 3)
     assert by_context.pairs(1)[0][:2] == (texts[0], texts[3])
     assert by_context.pairs(1)[0][2] == pytest.approx(1, abs=1e-3)
     # The mean is subtracted, so texts of different topics are far from each other.
@@ -71,6 +73,7 @@ def test_two_occurrences_in_one_text_are_no_neighbours(task):
         by_context.nearest[:, :2].tolist() == [[2, 2], [2, 2]]
         and (by_context.nearest[:, 2] < 2).all()
     )
+    assert neighbours.accuracies([by_context]) is None  # the senses are not known
     with pytest.raises(UserError, match="--word=bank: fewer than two of the texts"):
         neighbours.of_word(by_topic, params, "bank", texts[:1])
 

@@ -134,8 +134,6 @@ def coreference(options):
 
 
 def neighbours(options):
-    import numpy as np
-
     from transformer_jax import pictures
     from transformer_jax.inference import neighbours as contexts
 
@@ -146,11 +144,9 @@ def neighbours(options):
     if layer > task.model.num_layers:
         raise UserError(f"--layer={layer}: there are 1 to {task.model.num_layers}")
     pairs = [pair for each in words for pair in each.pairs(layer)]
-    is_labelled = all(sense for each in words for sense in each.senses)
-    same = np.concatenate([each.same_sense for each in words], axis=1).mean(axis=1)
     title = f'neighbours of "{options.word or "all words"}" in layer {layer}, {options.workdir[0]}'
     static = words[0].static if len(words) == 1 else []
-    return pictures.neighbours(pairs, static, same if is_labelled else None, title)
+    return pictures.neighbours(pairs, static, contexts.accuracies(words), title)
 
 
 def positions(options):

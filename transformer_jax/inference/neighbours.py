@@ -43,6 +43,13 @@ class Neighbours:
         senses = np.array(self.senses)
         return senses[self.nearest] == senses
 
+    @property
+    def chance(self) -> Float[np.ndarray, " N"]:
+        """The share of each occurrence's neighbours that have its sense."""
+        is_neighbour = np.isfinite(self.cosines[0])
+        same = np.equal.outer(self.senses, self.senses) & is_neighbour
+        return same.sum(axis=1) / is_neighbour.sum(axis=1)
+
     def pairs(self, layer: int) -> list[tuple[str, str, float]]:
         """Returns (text, nearest text, cosine) of each occurrence in a layer."""
         nearest, cosines = self.nearest[layer], self.cosines[layer].max(axis=-1)
@@ -102,6 +109,17 @@ def of_word(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neigh
         np.where(is_same, np.float32(-np.inf), cosines),
         _static(task, params, word),
     )
+
+
+def accuracies(words: list[Neighbours]) -> tuple[Float[np.ndarray, " layers"], float] | None:
+    """Returns the share of nearest occurrences that have the same sense, by layer, and by chance.
+
+    Returns None where the sense of an occurrence is not known.
+    """
+    if not all(sense for word in words for sense in word.senses):
+        return None
+    same = np.concatenate([word.same_sense for word in words], axis=1)
+    return same.mean(axis=1), float(np.concatenate([word.chance for word in words]).mean())
 
 
 def _places(tokenizer, pieces: list[str], text: str, word: str) -> list[list[int]]:

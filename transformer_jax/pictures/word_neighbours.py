@@ -17,14 +17,15 @@ _WIDTH = 62  # characters of a text
 def neighbours(
     pairs: list[tuple[str, str, float]],
     static: list[tuple[str, float]],
-    accuracies: np.ndarray | None,
+    accuracies: tuple[np.ndarray, float] | None,
     title: str,
 ) -> "Figure":
     """Returns a figure of the nearest occurrences of a word.
 
     `pairs` are (text, nearest text, cosine), `static` the neighbours by embedding with their
-    cosines, or empty. `accuracies` (layers + 1,) is the share of occurrences whose nearest one has
-    the same sense, in each layer; None where the senses are not known.
+    cosines, or empty. `accuracies` is the share of occurrences whose nearest one has the same
+    sense, in each layer (layers + 1,), and that of a random choice; None where the senses are not
+    known.
     """
     figure = new_figure((14, 1.4 + 0.36 * min(len(pairs), _MAX_ROWS)), title)
     has_senses = accuracies is not None
@@ -41,13 +42,16 @@ def neighbours(
     listed.text(0, 1, verbatim("\n".join(lines)), va="top", fontsize=9.5, family="monospace")
     listed.axis("off")
     for axes in other:
-        axes.plot(np.arange(len(accuracies)), accuracies, marker="o")
+        by_layer, chance = accuracies
+        axes.plot(np.arange(len(by_layer)), by_layer, marker="o")
+        axes.axhline(chance, color="gray", linestyle="--", label=f"random choice: {chance:.2f}")
+        axes.legend()
         axes.set(
             title="nearest occurrence of the same sense",
             xlabel="layer; 0: embeddings",
             ylabel="share",
             ylim=(0, 1.05),
-            xticks=np.arange(len(accuracies)),
+            xticks=np.arange(len(by_layer)),
         )
         axes.grid(alpha=0.3)
     return figure
