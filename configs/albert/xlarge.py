@@ -4,8 +4,9 @@
         --config.data.train_files='text/*.txt' --config.data.valid_files=held_out.txt \\
         --config.train.accumulation=64
 
-Data and all other values: as in base.py. The model has 58,724,864 parameters without the
-heads of pre-training. Not trained here.
+Data and all other values: as in base.py. The 32 heads follow the paper's rule, width / 64; the
+released checkpoint has 16, with the same number of parameters. The model has 58,724,864 parameters
+without the heads of pre-training. Not trained here.
 """
 
 import pathlib

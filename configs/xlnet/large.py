@@ -8,9 +8,9 @@ The tokenizer is a published spiece.model; without it a cased WordPiece vocabula
 has 512 tokens, of which the first 256 continue the row of the update before. The memory holds the
 last 384 of these. One token in six is predicted.
 
-Shape, rows, batch, updates and learning rate are the paper's. The limit of the gradient's norm is
-the default of the published code. Warm-up, weight decay and epsilon are choices of ours. The model
-has 360,268,800 parameters without the output layers. Not trained here.
+All values are those of the paper's appendix, but the limit of the gradient's norm, which is the
+default of the published code. The model has 360,268,800 parameters without the output layers. Not
+trained here.
 """
 
 from transformer_jax.config import experiment
