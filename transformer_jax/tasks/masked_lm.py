@@ -1,7 +1,7 @@
 """BERT's pre-training: masked tokens and, unless rows are single texts, the next sentence."""
 
 import dataclasses
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal
 
 import jax
@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data import arguments
 from transformer_jax.data.masked_rows import MaskedRows
-from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.losses import cross_entropy, label_nll
-from transformer_jax.tasks.base import TextTask
+from transformer_jax.tasks.masked_texts import MaskedTextTask
 from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
-class MaskedLM(EncoderUse, TextTask):
+class MaskedLM(MaskedTextTask):
     """The objectives of Devlin et al. 2018, section 3.1."""
 
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
@@ -78,27 +77,7 @@ class MaskedLM(EncoderUse, TextTask):
             self.rare_words,
         )
 
-    @cached_property
-    def tokenizer(self) -> tokenizers.Tokenizer:
-        tokenizer = super().tokenizer
-        tokenizer.required("cls", "sep", "mask", user="masked language modelling")
-        return tokenizer
-
-    @property
-    def phase_steps(self) -> list[int]:
-        """The number of updates of each phase."""
-        return self.texts.phase_steps
-
     # training
-
-    def batch_spec(self, row_shape: int):
-        _, length, num_predictions = self.phases[row_shape]
-        shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,))
-        masked = ("masked_positions", "masked_labels", "masked_weights")
-        shapes |= dict.fromkeys(masked, (num_predictions,))
-        if self.next_sentence:
-            shapes["follows"] = ()
-        return self.int32_spec(shapes)
 
     def init(self, rng):
         return self.model.init(rng, jnp.zeros((1, 8), jnp.int32))["params"]
@@ -169,9 +148,6 @@ class MaskedLM(EncoderUse, TextTask):
         _, length, num_predictions = self.phases[row_shape]
         # A backward pass costs two forward passes.
         return 3 * self.model.flops(length, num_predictions)
-
-    def positions(self, row_shape: int = 0) -> int:
-        return self.phases[row_shape][1]
 
     # evaluation
 

@@ -2,25 +2,24 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data import arguments
 from transformer_jax.data.replaced_rows import NUM_DRAWS, ReplacedRows
-from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.inference.filling import Filling
 from transformer_jax.inference.sampling import drawn
 from transformer_jax.losses import cross_entropy, of_logits
-from transformer_jax.tasks.base import TextTask
+from transformer_jax.tasks.masked_texts import MaskedTextTask
 from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
-class ReplacedTokens(EncoderUse, TextTask):
+class ReplacedTokens(MaskedTextTask):
     """The objectives of Clark et al. 2020, section 2.
 
     The generator is a masked language model. A token that it samples takes the place of each masked
@@ -39,6 +38,8 @@ class ReplacedTokens(EncoderUse, TextTask):
     replaced_weight: float = 50.0  # weight of the discriminator's loss beside the generator's
     # rows are pairs of texts that follow each other in one order or the other, not windows
     pairs: bool = False
+
+    masked = (*MaskedTextTask.masked, "masked_draws")
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -66,17 +67,6 @@ class ReplacedTokens(EncoderUse, TextTask):
             selected=self.selected,
         )
 
-    @cached_property
-    def tokenizer(self) -> tokenizers.Tokenizer:
-        tokenizer = super().tokenizer
-        tokenizer.required("cls", "sep", "mask", user="masked language modelling")
-        return tokenizer
-
-    @property
-    def phase_steps(self) -> list[int]:
-        """The number of updates of each phase."""
-        return self.texts.phase_steps
-
     def _check_generator(self) -> None:
         """Raises UserError where the model is a discriminator alone, as converted ones are."""
         if not self.model.generator_size:
@@ -89,13 +79,7 @@ class ReplacedTokens(EncoderUse, TextTask):
 
     def batch_spec(self, row_shape: int):
         self._check_generator()
-        _, length, num_predictions = self.phases[row_shape]
-        shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,))
-        masked = ("masked_positions", "masked_labels", "masked_weights", "masked_draws")
-        shapes |= dict.fromkeys(masked, (num_predictions,))
-        if self.pairs:
-            shapes["follows"] = ()
-        return self.int32_spec(shapes)
+        return super().batch_spec(row_shape)
 
     def init(self, rng):
         def used(model, tokens):
@@ -159,9 +143,6 @@ class ReplacedTokens(EncoderUse, TextTask):
         _, length, num_predictions = self.phases[row_shape]
         # A backward pass costs two forward passes.
         return 3 * self.model.detection_flops(length, num_predictions)
-
-    def positions(self, row_shape: int = 0) -> int:
-        return self.phases[row_shape][1]
 
     # evaluation and use
 
