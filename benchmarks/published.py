@@ -16,9 +16,10 @@ import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.layers.cells import LSTM
 from transformer_jax.layers.kernels import dot_product
-from transformer_jax.layers.lstm import LSTM
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.recurrent import Unidirectional
 from transformer_jax.planning import counts, traced
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -70,7 +71,7 @@ def layers(length: int = 1000, width: int = 1000, kernel: int = 3) -> list[Row]:
     heads = array(1, length, 1, width)
     x = array(1, length, width)
     filled = jax.ShapeDtypeStruct((1, length), bool)
-    lstm = LSTM(width)
+    lstm = Unidirectional(LSTM(width))
     weights = jax.eval_shape(lstm.init, jax.random.key(0), x, filled)
     is_published = (length, width, kernel) == (1000, 1000, 3)
     return [

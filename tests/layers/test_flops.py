@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 from transformer_jax.layers import flops
-from transformer_jax.layers.lstm import LSTM
 from transformer_jax.models.albert import ALBERT
 from transformer_jax.models.bert import BERT
 from transformer_jax.models.decoder import Decoder
@@ -70,13 +69,6 @@ def test_decoder():
     model = Decoder(num_layers=3, num_kv_heads=2, **SIZES)
     hidden_pairs = 3 * 4 * model.d_model * LENGTH**2 / 2
     assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH) + hidden_pairs
-
-
-def test_lstm():
-    layer = LSTM(16)
-    inputs = jax.ShapeDtypeStruct((1, LENGTH, 24), jnp.float32)
-    filled = jax.ShapeDtypeStruct((1, LENGTH), bool)
-    assert traced_flops(layer, inputs, filled) == flops.lstm(LENGTH, 24, 16)
 
 
 @pytest.mark.parametrize("window, pairs", [(None, 32), (8, 32), (100, 32), (2, 14)])

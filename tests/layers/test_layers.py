@@ -11,7 +11,6 @@ from transformer_jax.layers.embeddings import sinusoids
 from transformer_jax.layers.heads import Head
 from transformer_jax.layers.kernels import causal_blocks, dot_product
 from transformer_jax.layers.linear import Dropout, Linear
-from transformer_jax.layers.lstm import LSTM
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.norms import LayerNorm
 
@@ -159,30 +158,3 @@ def test_causal_blocks_equal_the_plain_kernel_and_its_gradients(length, segments
     expected_value, expected_gradient = value_and_gradient(dot_product)
     np.testing.assert_allclose(value, expected_value, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_lstm_equals_its_formula_row_by_row_without_padding(reverse):
-    x = np.asarray(jax.random.normal(KEY, (3, 6, 4)))
-    lengths = (6, 3, 1)
-    filled = np.arange(6) < np.array(lengths)[:, None]
-    lstm = LSTM(5, reverse)
-    variables = nn.unbox(lstm.init(KEY, jnp.asarray(x), jnp.asarray(filled)))
-    variables = jax.tree.map(lambda p: p + 0.1, variables)  # so that no bias is zero
-    outputs = np.asarray(lstm.apply(variables, jnp.asarray(x), jnp.asarray(filled))[0])
-    p = jax.tree.map(np.asarray, variables["params"])
-
-    def sigmoid(z):
-        return 1 / (1 + np.exp(-z))
-
-    for row, length in enumerate(lengths):
-        h, c = np.zeros(5), np.zeros(5)
-        for t in reversed(range(length)) if reverse else range(length):
-            z = (
-                np.einsum("m,mgf->gf", x[row, t], p["input"]["kernel"])
-                + p["input"]["bias"]
-                + (h @ p["recurrent"]).reshape(4, 5)
-            )
-            c = sigmoid(z[1] + 1) * c + sigmoid(z[0]) * np.tanh(z[2])
-            h = sigmoid(z[3]) * np.tanh(c)
-            np.testing.assert_allclose(outputs[row, t], h, rtol=1e-4, atol=1e-5)

@@ -56,6 +56,7 @@ def dense(rows: int, inputs: int, outputs: int) -> int:
     return 2 * rows * inputs * outputs
 
 
-def lstm(length: int, inputs: int, width: int) -> int:
-    """Returns the FLOPs of an LSTM of one direction: four gates on the input and the state."""
-    return dense(length, inputs + width, 4 * width)
+def recurrent(length: int, inputs: int, cell) -> int:
+    """Returns the FLOPs of a recurrent layer of one direction (layers/cells.py)."""
+    recurrent = sum(dense(length, *shape) for shape in cell.matrices.values())
+    return dense(length, inputs, cell.gates * cell.width) + recurrent

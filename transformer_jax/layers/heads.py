@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from transformer_jax.layers.cells import LSTM
 from transformer_jax.layers.linear import Dropout, Linear
-from transformer_jax.layers.lstm import LSTM
 from transformer_jax.layers.parameters import declared
+from transformer_jax.layers.recurrent import Unidirectional
 
 
 class Head(nn.Module):
@@ -69,8 +70,9 @@ class RecurrentHead(nn.Module):
             weights = self.param("weights", init, (len(states),))
             weights = jax.nn.softmax(weights).astype(states.dtype)
             x = jnp.einsum("s,sblm->blm", weights, states)
+        cell = LSTM(self.width // 2)
         for layer in range(2):
-            forward = LSTM(self.width // 2, name=f"lstm_{layer}_forward")
-            backward = LSTM(self.width // 2, reverse=True, name=f"lstm_{layer}_backward")
+            forward = Unidirectional(cell, name=f"lstm_{layer}_forward")
+            backward = Unidirectional(cell, reverse=True, name=f"lstm_{layer}_backward")
             x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
         return Head(self.features, self.dropout, name="tags")(x, train=train)

@@ -16,6 +16,7 @@ from transformer_jax.data.sources import conll, tables
 from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.layers import flops
+from transformer_jax.layers.cells import LSTM
 from transformer_jax.layers.heads import Head, RecurrentHead
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
@@ -200,9 +201,9 @@ class Tagging(FineTuning):
             return super().flops(row_shape)
         num_states = 4 if self._concatenates else 1
         length = self.lengths[row_shape]
-        width = self.lstm_width // 2  # of one direction
-        first = flops.lstm(length, num_states * self.model.d_model, width)
-        second = flops.lstm(length, self.lstm_width, width)
+        cell = LSTM(self.lstm_width // 2)  # of one direction
+        first = flops.recurrent(length, num_states * self.model.d_model, cell)
+        second = flops.recurrent(length, self.lstm_width, cell)
         return super().flops(row_shape) + 3 * 2 * (first + second)
 
     def counted(self, batch):

@@ -1,0 +1,115 @@
+"""A recurrent language model (Mikolov et al. 2010; Karpathy 2015).
+
+Dropout is on the connections between layers alone (Zaremba et al. 2014).
+"""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from transformer_jax.layers import activations, cells, flops
+from transformer_jax.layers.embeddings import Bias, Embed
+from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.layers.recurrent import Unidirectional
+from transformer_jax.models.causal import Recurrent
+
+# The outputs of the layers, and their cells where a cell has such.
+Carry = tuple[Float[Array, "B layers M"], ...]
+
+
+class RecurrentLM(Recurrent):
+    """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
+
+    The state of a row is that of each layer.
+    """
+
+    vocabulary = ("token_embed/embedding", "output_embed/embedding", "output_bias/bias")
+
+    vocab_size: int = 96  # number of tokens in the vocabulary
+    d_model: int = 512  # width of embeddings, outputs and cells
+    num_layers: int = 1  # number of recurrent layers
+    # recurrent cell; a GRU resets its state after or before the recurrent product of the candidate
+    cell: cells.Name = "lstm"
+    dropout: float = 0.0  # on the embeddings and on the output of each layer
+    tie_output: bool = False  # uses the token embeddings as output projection
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def setup(self):
+        init = nn.initializers.normal(self.d_model**-0.5)
+        embed = partial(Embed, self.vocab_size, self.d_model, init, dtype=self._dtype)
+        self.token_embed = embed()
+        if not self.tie_output:
+            self.output_embed = embed()
+        self.output_bias = Bias(self.vocab_size, "vocab")
+        self.embed_dropout = Dropout(self.dropout)
+        self.layers = nn.scan(
+            _Layer,
+            in_axes=(1, nn.broadcast, nn.broadcast),
+            out_axes=1,
+            length=self.num_layers,
+            split_rngs={"params": True, "dropout": True},
+            metadata_params={nn.PARTITION_NAME: "layers"},
+            variable_axes={"params": 0, activations.COLLECTION: 0},
+        )(self.cell, self.d_model, self.dropout)
+
+    @property
+    def _dtype(self):
+        return compute_dtype(self.dtype)
+
+    @property
+    def _cell(self):
+        return cells.make(self.cell, self.d_model)
+
+    @nn.nowrap
+    def initial_carry(self, rows: int) -> Carry:
+        """Returns zeros."""
+        state = cells.zero_state(self._cell, rows * self.num_layers, self._dtype)
+        return tuple(part.reshape(rows, self.num_layers, -1) for part in state)
+
+    def advance(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        carry: Carry,
+        *,
+        restarts: Int[ArrayLike, "B L"] | Bool[ArrayLike, "B L"] | None = None,
+        filled: Int[ArrayLike, "B L"] | Bool[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B L M"], Carry]:
+        x = self.embed_dropout(self.token_embed(tokens), train=train)
+        filled = jnp.ones(tokens.shape, bool) if filled is None else filled > 0
+        restarts = jnp.zeros(tokens.shape, bool) if restarts is None else restarts > 0
+        return self.layers(x, carry, (filled, restarts), train)
+
+    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
+        embed = self.token_embed if self.tie_output else self.output_embed
+        return embed.table(), self.output_bias()
+
+    def flops(self, length: int, predictions: int | None = None) -> float:
+        layers = self.num_layers * flops.recurrent(length, self.d_model, self._cell)
+        positions = length if predictions is None else predictions
+        return layers + flops.dense(positions, self.d_model, self.vocab_size)
+
+
+class _Layer(nn.Module):
+    """x (B, L, M), state -> outputs (B, L, M), new state."""
+
+    cell: cells.Name
+    features: int
+    dropout: float
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B L M"],
+        state: cells.State,
+        rows: tuple[Bool[ArrayLike, "B L"], Bool[ArrayLike, "B L"]],
+        train: bool,
+    ) -> tuple[Float[Array, "B L M"], cells.State]:
+        filled, restarts = rows
+        layer = Unidirectional(cells.make(self.cell, self.features), name=self.cell)
+        x, state = layer(x, filled, state, restarts)
+        return Dropout(self.dropout)(x, train=train), state
