@@ -1,6 +1,8 @@
 """Beam search and translation with an encoder-decoder whose decoder is recurrent."""
 
+import functools
 import types
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -16,6 +18,7 @@ from transformer_jax.distributed.sharding import AXES
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.layers.decoding import Rows
 from transformer_jax.models.model import SequenceToSequence
+from transformer_jax.models.recurrent_seq2seq import RecurrentSeq2Seq
 
 LINES = ["a dog runs", "the cat sleeps and a dog runs", "", "a cat", "the dog sleeps"] * 2
 
@@ -80,69 +83,78 @@ class Summed(SequenceToSequence):
         return logits, state.replace(memory=new, lengths=state.lengths + 1)
 
 
+MODELS = {
+    "summed": Summed,
+    "attention": partial(RecurrentSeq2Seq, d_model=16, tie_output=True, max_length=64),
+}
+
+
 class Use(SequenceToSequenceUse):
-    def __init__(self, places, beam):
+    def __init__(self, places, beam, model="summed"):
         tokenizer = tokenizers.train(LINES, "bpe", 40)
         self.tokenizer = types.SimpleNamespace(source=tokenizer, target=tokenizer)
-        self.model = Summed(vocab_size=tokenizer.vocab_size)
+        self.model = MODELS[model](vocab_size=tokenizer.vocab_size)
         self.config = types.SimpleNamespace(
             decode=Decode(batch=places, beam=beam, alpha=0.6, max_extra=6),
             mesh=types.SimpleNamespace(rules=()),
         )
 
 
-@pytest.fixture(scope="module")
-def params():
+@functools.cache
+def params(model):
     tokens = jnp.zeros((1, 3), jnp.int32)
-    model = Use(1, 1).model
-    variables = model.init(
+    variables = Use(1, 1, model).model.init(
         jax.random.key(2), tokens, tokens, source_segment_ids=tokens + 1, method="hidden"
     )
-    return jax.tree.map(lambda x: 1.5 * x, variables["params"])
+    return jax.tree.map(lambda x: 1.5 * x, nn.unbox(variables["params"]))
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-def test_lines_of_a_batch_have_the_translations_that_they_have_alone(params, beam):
+@pytest.mark.parametrize("model, beam", [("summed", 1), ("summed", 3), ("attention", 3)])
+def test_lines_of_a_batch_have_the_translations_that_they_have_alone(model, beam):
     """Ten lines share two places; the states of a place's next input come with it."""
-    together = list(Use(2, beam).translate(params, LINES, beam))
-    use = Use(1, beam)
+    together = list(Use(2, beam, model).translate(params(model), LINES, beam))
+    use = Use(1, beam, model)
     assert together[2] == [("", 0.0)] * beam and together[0] != together[1]
     for line, hypotheses in zip(LINES[:5], together):
-        (alone,) = use.translate(params, [line], beam)
+        (alone,) = use.translate(params(model), [line], beam)
         assert [text for text, _ in hypotheses] == [text for text, _ in alone]
         scores = [score for _, score in hypotheses]
         np.testing.assert_allclose(scores, [score for _, score in alone], rtol=1e-5)
-    assert use.attentions == ()
+    assert use.attentions == (("cross",) if model == "attention" else ())
 
 
-def test_a_mesh_gives_the_translations_of_one_device(params):
+@pytest.mark.parametrize("model", MODELS)
+def test_a_mesh_gives_the_translations_of_one_device(model):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4, 1, 1), AXES)
-    split = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P())), params)
-    split["embed"] = jax.device_put(split["embed"], NamedSharding(mesh, P(None, "fsdp")))
-    use = Use(2, 3)
-    expected, actual = (list(use.translate(tree, LINES, 3)) for tree in (params, split))
+    split = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P())), params(model))
+    name = "embed" if model == "summed" else "target_embed"
+    split[name] = jax.device_put(split[name], NamedSharding(mesh, P(None, "fsdp")))
+    use = Use(2, 3, model)
+    expected, actual = (list(use.translate(tree, LINES, 3)) for tree in (params(model), split))
     for one, other in zip(expected, actual):
         assert [text for text, _ in one] == [text for text, _ in other]
         scores = [score for _, score in other]
         np.testing.assert_allclose(scores, [score for _, score in one], rtol=1e-5)
 
 
-def test_a_score_is_the_log_probability_of_the_whole_output(params):
-    use = Use(2, 3)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_score_is_the_log_probability_of_the_whole_output(model):
+    use = Use(2, 3, model)
+    variables = {"params": params(model)}
     source = use.tokenizer.source.encode(LINES[1])
-    (_, beams), *_ = use.stream(params, 3)(params, [source], [8])
+    (_, beams), *_ = use.stream(params(model), 3)(params(model), [source], [8])
     for ids, length, score in zip(*beams):
         output = ids[:length].tolist()
         target = jnp.array([[use.tokenizer.target.bos_id, *output[:-1]]])
         tokens = jnp.array([source])
         hidden = use.model.apply(
-            {"params": params},
+            variables,
             tokens,
             target,
             source_segment_ids=jnp.ones_like(tokens),
             method="hidden",
         )
-        logits = use.model.apply({"params": params}, hidden, method="logits")[0]
+        logits = use.model.apply(variables, hidden, method="logits")[0]
         log_probs = jax.nn.log_softmax(logits)[jnp.arange(len(output)), jnp.array(output)]
         penalty = ((5 + len(output)) / 6) ** 0.6
         assert float(score) == pytest.approx(float(log_probs.sum()) / penalty, rel=1e-4)

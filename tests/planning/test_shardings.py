@@ -65,8 +65,8 @@ def _check_optimizer(state, task):
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     is_trained = [task.group(optimizer.names(path)) is not None for path, _ in leaves]
     params = [leaf for (_, leaf), trained in zip(leaves, is_trained) if trained]
-    num_moments = len(moments) // len(params)  # 1: RMSprop
-    assert num_moments in (1, 2)
+    num_moments = len(moments) // len(params)  # 0: SGD without momentum, 1: RMSprop
+    assert num_moments in (0, 1, 2)
     assert [(leaf.shape, leaf.sharding) for leaf in moments] == num_moments * [
         (leaf.shape, leaf.sharding) for leaf in params
     ]

@@ -26,7 +26,6 @@ from transformer_jax.finetuning.predictions import (
     examples_of,
     prediction_of,
 )
-from transformer_jax.inference import attention
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks.task import Context, Loss, Task
@@ -261,7 +260,7 @@ class FineTuning(Definition, Task):
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return (self.encoder.stack,) if attention.kinds(self.model) else ()
+        return (self.encoder.stack,) if self.model.attentions else ()
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the fine-tuned model's attention between a text's words; with `pieces`, tokens.

@@ -8,22 +8,10 @@ from transformer_jax.config import UserError
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.pictures.attended import Attended, Side, between
 
-# The kinds of attention that a kind of model has.
-_KINDS = {
-    "encoder": ("encoder",),
-    "causal": ("decoder",),
-    "sequence_to_sequence": ("cross", "encoder", "decoder"),
-}
-
-
-def kinds(model: Any) -> tuple[str, ...]:
-    """Returns the kinds of attention that a model has; a recurrent model has none."""
-    return _KINDS[model.kind] if "attend" in model.can else ()
-
 
 def check_attends(model: Any) -> None:
     """Raises UserError for a model without attention."""
-    if not kinds(model):
+    if not model.attentions:
         raise UserError(f"the model {type(model).__name__} has no attention")
 
 

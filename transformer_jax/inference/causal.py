@@ -30,7 +30,7 @@ class CausalUse:
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return attention.kinds(self.model)
+        return self.model.attentions
 
     def generate(
         self,

@@ -23,7 +23,7 @@ class EncoderUse:
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return attention.kinds(self.model)
+        return self.model.attentions
 
     def fill(
         self, params, texts: Iterable[str], top_k: int = 5, *, long: str = "split"

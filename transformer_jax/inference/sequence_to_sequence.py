@@ -24,7 +24,7 @@ class SequenceToSequenceUse:
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return attention.kinds(self.model)
+        return self.model.attentions
 
     def translate(
         self, params, lines: Iterable[str], n_best: int = 1, *, long: str | None = None

@@ -270,9 +270,8 @@ def weights_in(
 
     The model is applied to one row: `tokens`, and the arrays in `options`, are (1, L).
     """
-    attention = "cross_attention" if cross else "attention"
     # A pattern of several blocks has one array for each, of every n-th layer.
-    name = f"{stack}/layer*/{attention}/weights"
+    name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
     captured = activations.capture(model, params, [name], *tokens, method=method, **options)
     names = sorted(captured, key=lambda name: (len(name), name))
     weights = np.stack([captured[name][:, 0] for name in names], axis=1)

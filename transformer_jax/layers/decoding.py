@@ -80,6 +80,28 @@ class Rows:
 
 
 @struct.dataclass
+class SourceRows(Rows):
+    """A recurrent state for each hypothesis, and the arrays of a source that its hypotheses share.
+
+    `source` has the key "segments" (B, S), 1 for the tokens of a source and 0 for padding.
+    """
+
+    source: dict[str, Array] = struct.field(kw_only=True)  # arrays (B, S, ...)
+
+    def admit(
+        self, new: "SourceRows", *, places: Int[Array, " N"], rows: Int[Array, " N"]
+    ) -> "SourceRows":
+        # No source that is admitted is longer, whatever it was read with.
+        new = new.resized(0, self.source["segments"].shape[1])
+
+        source = jax.tree.map(lambda old, x: old.at[places].set(x[rows]), self.source, new.source)
+        return super().admit(new, places=places, rows=rows).replace(source=source)
+
+    def resized(self, slots: int, length: int) -> "SourceRows":
+        return self.replace(source=jax.tree.map(lambda x: _cut(x, length), self.source))
+
+
+@struct.dataclass
 class GrowingRows(Rows):
     """A key/value cache for each hypothesis, with room for its source and its output so far.
 
@@ -214,10 +236,10 @@ def _lengthened(ancestors: Int[Array, "B K P"], slots: int) -> Int[Array, "B K s
     return jnp.pad(ancestors, ((0, 0), (0, 0), (0, missing)), constant_values=-1)
 
 
-def _cut(segments: Int[Array, "N S"], length: int) -> Int[Array, "N length"]:
-    """Returns the segment ids, cut or padded at the end."""
-    segments = segments[:, :length]
-    return jnp.pad(segments, ((0, 0), (0, length - segments.shape[1])))
+def _cut(x: Array, length: int) -> Array:
+    """Returns arrays of the positions of sources (N, S, ...), cut or padded at the end."""
+    x = x[:, :length]
+    return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
 
 
 def split(tree):

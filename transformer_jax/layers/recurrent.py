@@ -16,6 +16,7 @@ from transformer_jax.layers.recurrence import Product, Weights, recur
 class Unidirectional(nn.Module):
     """x (B, L, M) -> the cell's outputs (B, L, F), and the state after the last position.
 
+    With `all_states`, the second value is the state after each position, arrays (B, L, width).
     Positions that are not `filled` (B, L) are padding and leave the state unchanged. With
     `reverse`, the recurrence therefore starts at the last filled position of each row. Where
     `restarts` (B, L), the state is zero before the position.
@@ -23,6 +24,7 @@ class Unidirectional(nn.Module):
 
     cell: Cell
     reverse: bool = False
+    all_states: bool = False
     weight_dropout: float = 0.0  # of the recurrent matrices, once for all positions
 
     @nn.compact
@@ -34,7 +36,7 @@ class Unidirectional(nn.Module):
         restarts: Bool[ArrayLike, "B L"] | None = None,
         *,
         train: bool = False,
-    ) -> tuple[Float[Array, "B L F"], State]:
+    ) -> tuple[Float[Array, "B L F"], tuple]:
         projected = Linear(
             (x.shape[-1],),
             (self.cell.gates, self.cell.width),
@@ -54,20 +56,32 @@ class Unidirectional(nn.Module):
         positions = (jnp.moveaxis(projected, 1, 0), masks)
         if self.reverse:
             positions = jax.tree.map(partial(jnp.flip, axis=0), positions)
-        outputs, state = recur(partial(masked_step, self.cell), weights, (), positions, state)
-        outputs = jnp.flip(outputs, axis=0) if self.reverse else outputs
-        return jnp.moveaxis(outputs, 0, 1), state
+        states, last = recur(partial(self._step, self.cell), weights, (), positions, state)
+        if self.reverse:
+            states = jax.tree.map(partial(jnp.flip, axis=0), states)
+        states = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), states)
+        return (states[0], states) if self.all_states else (states, last)
+
+    @property
+    def _step(self):
+        return whole_step if self.all_states else masked_step
 
 
-def recurrent_weights(module: nn.Module, cell: Cell, dtype: jnp.dtype) -> Weights:
-    """Declares the recurrent matrices of a cell as parameters of a module, and returns them."""
+def recurrent_weights(
+    module: nn.Module, cell: Cell, dtype: jnp.dtype, *, ending: str = ""
+) -> Weights:
+    """Declares the recurrent matrices of a cell as parameters of a module, and returns them.
+
+    `ending` is that of the parameters' names.
+    """
     weights = {}
     for name, shape in cell.matrices.items():
         init = declared(nn.initializers.orthogonal(), ("mlp", None), decays=True, inputs=1)
-        weights[name] = (module.param(name, init, shape, jnp.float32).astype(dtype), None)
+        weights[name] = (module.param(name + ending, init, shape, jnp.float32).astype(dtype), None)
     if cell.candidate_bias:
         init = declared(nn.initializers.zeros, ("mlp",))
-        bias = module.param("candidate_bias", init, (cell.width,), jnp.float32).astype(dtype)
+        bias = module.param("candidate_bias" + ending, init, (cell.width,), jnp.float32)
+        bias = bias.astype(dtype)
         others = (cell.gates - 1) * cell.width
         weights["recurrent"] = (weights["recurrent"][0], jnp.pad(bias, (others, 0)))
     return weights
@@ -75,21 +89,29 @@ def recurrent_weights(module: nn.Module, cell: Cell, dtype: jnp.dtype) -> Weight
 
 def masked_step(cell: Cell, product: Product, shared: tuple, position: tuple, state: State):
     """A step of a cell. Padding leaves the state unchanged, and a restart begins with zeros."""
+    after, _ = whole_step(cell, product, shared, position, state)
+    return after, after[0]
+
+
+def whole_step(cell: Cell, product: Product, shared: tuple, position: tuple, state: State):
+    """As `masked_step`. The output of the step is its state."""
     x, (filled, restarts) = position
     state = jax.tree.map(lambda s: jnp.where(restarts[:, None], 0, s), state)
     after = cell(product, x, state)
     after = jax.tree.map(lambda new, old: jnp.where(filled[:, None], new, old), after, state)
-    return after, after[0]
+    return after, after
 
 
 class Bidirectional(nn.Module):
     """x (B, L, M) -> the outputs of both directions (B, L, D = 2 F), and both last states.
 
-    The last state of the second direction is that of the first position of a row. Where `begins`
+    The last state of the second direction is that of the first position of a row. With
+    `all_states`, the states are those after each position, arrays (B, L, width). Where `begins`
     (B, L), a text begins in a packed row, and where `ends` (B, L), one ends.
     """
 
     cell: Cell
+    all_states: bool = False
 
     @nn.compact
     def __call__(
@@ -99,9 +121,9 @@ class Bidirectional(nn.Module):
         states: tuple[State | None, State | None] = (None, None),
         begins: Bool[ArrayLike, "B L"] | None = None,
         ends: Bool[ArrayLike, "B L"] | None = None,
-    ) -> tuple[Float[Array, "B L D"], tuple[State, State]]:
-        forward = Unidirectional(self.cell, name="forward")
-        backward = Unidirectional(self.cell, reverse=True, name="backward")
+    ) -> tuple[Float[Array, "B L D"], tuple]:
+        one = partial(Unidirectional, self.cell, all_states=self.all_states)
+        forward, backward = one(name="forward"), one(reverse=True, name="backward")
         left, last = forward(x, filled, states[0], begins)
         right, first = backward(x, filled, states[1], ends)
         return jnp.concatenate([left, right], axis=-1), (last, first)
@@ -110,8 +132,9 @@ class Bidirectional(nn.Module):
 class Stack(nn.Module):
     """Layers of one cell, with dropout between them: x (B, L, M) -> outputs (B, L, F), states.
 
-    The states are those of the layers, in their order; a bidirectional layer has a pair. Layers
-    from the second on add their input to their output where `residual`.
+    The states are those of the layers, in their order; a bidirectional layer has a pair. They are
+    the last ones, or with `all_states` those after each position. Layers from the second on add
+    their input to their output where `residual`.
     """
 
     cell: Cell
@@ -119,6 +142,7 @@ class Stack(nn.Module):
     bidirectional: bool = False
     dropout: float = 0.0
     residual: bool = False
+    all_states: bool = False
 
     @nn.compact
     def __call__(
@@ -136,10 +160,12 @@ class Stack(nn.Module):
             name = f"layer_{layer}"
             if self.bidirectional:
                 before = (None, None) if states is None else states[layer]
-                y, after = Bidirectional(self.cell, name=name)(x, filled, before, begins, ends)
+                both = Bidirectional(self.cell, self.all_states, name=name)
+                y, after = both(x, filled, before, begins, ends)
             else:
                 before = None if states is None else states[layer]
-                y, after = Unidirectional(self.cell, name=name)(x, filled, before, begins)
+                one = Unidirectional(self.cell, all_states=self.all_states, name=name)
+                y, after = one(x, filled, before, begins)
             x = x + y if self.residual and layer else y
             if layer + 1 < self.num_layers:
                 x = Dropout(self.dropout)(x, train=train)

@@ -1,9 +1,13 @@
 """How models decode: `begin` reads prompts, and `step` a token of each hypothesis."""
 
+import abc
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.layers.decoding import Ring, Rows
+from transformer_jax.layers.decoding import Ring, Rows, SourceRows
 
 
 class CausalDecoding:
@@ -104,3 +108,46 @@ class SequenceDecoding:
             mutable=["cache", "memory"],
         )
         return self.apply({"params": params}, hidden, method="logits"), new
+
+
+class RecurrentDecoding:
+    """The decoding of a SequenceToSequence model whose decoder has a recurrent state."""
+
+    @abc.abstractmethod
+    def begun(
+        self, memory: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
+    ) -> tuple[dict[str, Array], Any]:
+        """Returns arrays (B, S, ...) that all steps see, and the state before the first token.
+
+        The state is a tree of arrays (B, S, ...). That of a source stands at each of its positions.
+        """
+
+    @abc.abstractmethod
+    def advanced(
+        self, state: SourceRows, tokens: Int[ArrayLike, "N K"]
+    ) -> tuple[Float[Array, "N K V"], Any]:
+        """Returns the logits after a token of each hypothesis, and the new state."""
+
+    def begin(
+        self,
+        params,
+        prompts: Int[ArrayLike, "N 1"],
+        memory: Float[Array, "N S M"],
+        segments: Int[ArrayLike, "N S"],
+        *,
+        beams: int,
+    ) -> tuple[Float[Array, "N V"], SourceRows]:
+        """Reads first target tokens, as `SequenceDecoding.begin`."""
+        source, state = self.apply({"params": params}, memory, segments, method="begun")
+        first = jax.tree.map(lambda x: x[:, 0], state)
+        source = source | {"segments": segments}
+        rows = SourceRows(memory=first, lengths=jnp.zeros_like(prompts), source=source)
+        logits, rows = self.step(params, rows, prompts)
+        return logits[:, 0], rows
+
+    def step(
+        self, params, state: SourceRows, tokens: Int[ArrayLike, "N K"]
+    ) -> tuple[Float[Array, "N K V"], SourceRows]:
+        """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
+        logits, memory = self.apply({"params": params}, state, tokens, method="advanced")
+        return logits, state.replace(memory=memory, lengths=state.lengths + 1)

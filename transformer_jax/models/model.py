@@ -20,6 +20,12 @@ from transformer_jax.models.capabilities import METHODS
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
 
 _UNLIMITED = 2**30  # positions
+# The kinds of attention of a model all of whose layers have attention weights.
+_ATTENTIONS = {
+    "encoder": ("encoder",),
+    "causal": ("decoder",),
+    "sequence_to_sequence": ("cross", "encoder", "decoder"),
+}
 
 
 class Model(nn.Module, abc.ABC):
@@ -97,6 +103,11 @@ class Model(nn.Module, abc.ABC):
     def num_padding(self) -> int:
         """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return 0
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The kinds of attention whose weights can be read: "encoder", "decoder", "cross"."""
+        return _ATTENTIONS[self.kind] if "attend" in self.can else ()
 
     @property
     def window(self) -> int:
@@ -231,21 +242,21 @@ class SequenceToSequence(SequenceDecoding, Model):
         positions: Int[ArrayLike, "B S"] | None = None,
         segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
-    ) -> Float[Array, "B S M"]:
-        """Encodes source tokens (B, S) to memory (B, S, M)."""
+    ) -> Float[Array, "B S W"]:
+        """Encodes source tokens (B, S) to memory (B, S, W)."""
 
     @abc.abstractmethod
     def decode(
         self,
         target: Int[ArrayLike, "B T"],
-        memory: Float[Array, "B S M"],
+        memory: Float[Array, "B S W"],
         *,
         positions: Int[ArrayLike, "B T"] | None = None,
         segment_ids: Int[ArrayLike, "B T"] | None = None,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, M)."""
+        """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, W)."""
 
     @abc.abstractmethod
     def flops(

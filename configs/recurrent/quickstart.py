@@ -1,0 +1,49 @@
+"""Trains recurrent translation with attention on the sentence pairs of the built-in grammar.
+
+It takes minutes on a laptop and downloads nothing.
+
+    python -m transformer_jax.train --config=configs/recurrent/quickstart.py --workdir=runs/luong
+    echo "The small dog sees a house." | python -m transformer_jax.translate --workdir=runs/luong
+"""
+
+from transformer_jax.config import experiment
+
+# The variant for tests: it trains in seconds on a CPU.
+TINY = dict(
+    model=dict(vocab_size=96, d_model=16, max_length=128),
+    task=dict(source_length=32, target_length=32, bleu_lines=0),
+    # Unigram pieces of a small text differ between releases of SentencePiece.
+    data=dict(tokenizer="bpe"),
+    train=dict(batch=8, num_steps=2),
+)
+
+
+def get_config():
+    return experiment(
+        model=dict(
+            name="recurrent_seq2seq",
+            vocab_size=2000,
+            d_model=128,
+            tie_output=True,
+            max_length=128,
+        ),
+        task=dict(
+            name="translation",
+            source_length=64,
+            target_length=64,
+            label_smoothing=0.1,
+            bleu_lines=50,
+        ),
+        data=dict(corpus="grammar", corpus_size=60_000, tokenizer="unigram"),
+        train=dict(num_steps=1200, batch=32, log_every=50, eval_every=1 / 2),
+        optimizer=dict(
+            name="adam",
+            learning_rate=4e-3,
+            schedule="cosine",
+            warmup_steps=1 / 12,
+            b2=0.98,
+            eps=1e-9,
+            clip_norm=1.0,
+        ),
+        checkpoint=dict(every=1 / 2, keep=1),
+    )

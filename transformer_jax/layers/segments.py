@@ -1,0 +1,27 @@
+"""The places of texts in packed rows."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Int
+
+
+def bounds(
+    segment_ids: Int[ArrayLike, "B L"],
+) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
+    """Returns the first and the last place of the text that each position belongs to.
+
+    Positions with equal ids side by side belong to one text.
+    """
+    ids = jnp.asarray(segment_ids)
+    places = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    changes = ids[:, 1:] != ids[:, :-1]
+    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
+    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+    last = jax.lax.cummin(jnp.where(ends, places, ids.shape[1]), axis=1, reverse=True)
+    return first, last
+
+
+def at(x: Array, places: Int[Array, "B N"]) -> Array:
+    """Returns the vectors (B, N, ...) of x (B, L, ...) at places of its rows."""
+    return jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
