@@ -17,8 +17,8 @@ NO_TOKENIZER = "no tokenizer that can be read here"
         (
             {},
             "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, "
-            "published_bpe.json, characters.json, wordpiece.json, t5.json, albert.json, "
-            "xlnet.json, marian.json; it holds none",
+            "published_bpe.json, characters.json, wordpiece.json, words.json, t5.json, "
+            "albert.json, xlnet.json, marian.json; it holds none",
         ),
         (
             {"byte_bpe__json": "", "characters__json": ""},
@@ -29,6 +29,8 @@ NO_TOKENIZER = "no tokenizer that can be read here"
         ({"byte_bpe__json": {"pieces": ["a"], "merges": []}}, r"no piece '<\|endoftext\|>'"),
         ({"characters__json": {"characters": "ba"}}, "not in order"),
         ({"characters__json": {}}, ""),
+        ({"words__json": {"words": ["a"], "counts": [], "cased": False}}, "lacks its count"),
+        ({"words__json": {"words": ["a", "a"], "counts": [1, 1], "cased": False}}, "twice"),
         ({"wordpiece__json": {"pieces": ["a"], "cased": False}}, r"no piece '\[PAD\]'"),
         ({"wordpiece__json": {"pieces": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]}}, "cased"),
     ],

@@ -38,7 +38,7 @@ def test_documents_come_back(kind):
     )
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
+@pytest.mark.parametrize("kind", [*KINDS, "wordpiece", "words"])
 def test_a_special_piece_in_the_text_is_text(kind):
     tokenizer = tokenizers.train([*TEXTS, "<>/|_[]"], kind, 300)
     for special in ("<|endoftext|>", "</s>", "<s>", "<unk>", "<pad>", "<end>", "[SEP]"):
@@ -46,7 +46,7 @@ def test_a_special_piece_in_the_text_is_text(kind):
         assert tokenizer.eos_id not in ids and len(ids) > 1
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
+@pytest.mark.parametrize("kind", [*KINDS, "wordpiece", "words"])
 def test_a_kind_is_told_by_its_file(tmp_path, kind):
     tokenizer = tokenizers.train(TEXTS, kind, 300)
     tokenizer.save(tmp_path / "run" / "tokenizer")
@@ -72,12 +72,34 @@ def test_characters():
     assert tokenizer.pieces([0, 1, 2, 3, 4]) == ["<end>", "<unk>", "↵", "▁", "a"]
 
 
+def test_words():
+    texts = ["The dog's dog, the CAT\n_the 'cat'", "a dog"]
+    tokenizer = tokenizers.train(texts, "words", 100)
+    words = ["the", "'", "cat", "dog", ",", "_", "a", "dog's"]
+    assert tokenizer.pieces(list(range(6, tokenizer.vocab_size))) == words
+    assert tokenizer.counts.tolist() == [0] * 6 + [3, 2, 2, 2, 1, 1, 1, 1]
+    ids = tokenizer.encode("The owl\u2019s cat")
+    assert ids == [6, tokenizer.unk_id, 8] and tokenizer.decode(ids) == "the <unk> cat"
+    assert tokenizer.words([*ids, 0]) == (["the", "<unk>", "cat", "<end>"], [0, 1, 2, 3])
+    assert tokenizer.decode([tokenizer.cls_id, 6, tokenizer.sep_id, tokenizer.pad_id]) == "the"
+    assert tokenizer.encode_masked("the [MASK], cat") == [6, tokenizer.mask_id, 10, 8]
+    assert tokenizer.encode_spans(["\u0130x  Dog\u0130"])[0][1] == [(0, 2), (4, 8)]
+    assert tokenizer.special.nonzero()[0].tolist() == list(range(6))
+    assert not tokenizer.continues.any()
+
+    # Fewer words: cut at the size, or at the least count.
+    assert tokenizers.train(texts, "words", 8).pieces([6, 7]) == words[:2]
+    assert tokenizers.train(texts, "words", 100, min_count=2).vocab_size == 10
+    cased = tokenizers.train(texts, "words", 100, cased=True)
+    assert cased.decode(cased.encode("The CAT")) == "The CAT"
+
+
 @pytest.mark.parametrize(
     "kind, texts, size, message",
     [
         *[
             (kind, ["", ""], 300, "no training text, or all of it is empty")
-            for kind in [*KINDS, "wordpiece"]
+            for kind in [*KINDS, "wordpiece", "words"]
         ],
         ("byte_bpe", TEXTS, 256, "config.model.vocab_size=256: .* at least 257"),
         ("roberta_bpe", TEXTS, 260, "config.model.vocab_size=260: .* at least 261"),
@@ -87,6 +109,7 @@ def test_characters():
             4,
             "config.model.vocab_size=4: must be at least 5, for the 3 characters",
         ),
+        ("words", ["a b"], 6, "config.model.vocab_size=6: must be at least 7"),
         (
             "wordpiece",
             ["abC"],
@@ -106,6 +129,7 @@ def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
         rebuild=False,
         tokenizer="byte_bpe",
         cased=False,
+        min_count=1,
         tokenizer_bytes=10**6,
     )
     first = tokenizers.train_cached(Documents(TEXTS), data, 300)
@@ -137,16 +161,26 @@ def test_a_sample_is_spread_over_the_parts(tmp_path, capsys):
     pairs = Documents([("ä" * 5, "b" * 10)] * 6)
     assert list(training.Sample(pairs, 40)) == [*pairs[:2]]
     data = types.SimpleNamespace(
-        cache=str(tmp_path), rebuild=False, tokenizer="wordpiece", cased=False, tokenizer_bytes=40
+        cache=str(tmp_path),
+        rebuild=False,
+        tokenizer="wordpiece",
+        cased=False,
+        min_count=1,
+        tokenizer_bytes=40,
     )
     cut = tokenizers.train_cached(text, data, 300)
     assert cut.fingerprint() == tokenizers.train(text[:4], "wordpiece", 300).fingerprint()
     assert "a sample of 40 bytes" in " ".join(capsys.readouterr().err.split())
     data.tokenizer = "characters"
     assert tokenizers.train_cached(text, data, 300).encode("f") == [7]
+    data.tokenizer = "words"
+    assert tokenizers.train_cached(text, data, 300).counts.tolist() == [0] * 6 + [1] * 4
+    data.min_count = 2
+    with pytest.raises(UserError, match="config.data.min_count=2: no word"):
+        tokenizers.train_cached(text, data, 300)
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe", "characters", "wordpiece"])
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe", "characters", "wordpiece", "words"])
 def test_spans_are_where_the_pieces_stand(kind):
     texts = ["the cat sat on the mat, twice", "caf\u00e9  and\ttea"] * 20
     tokenizer = tokenizers.train(texts, kind, 300)
@@ -173,7 +207,9 @@ def test_spans_are_where_the_pieces_stand(kind):
             ]
 
 
-@pytest.mark.parametrize("kind", ["unigram", "byte_bpe", "characters", "wordpiece", "gpt1"])
+@pytest.mark.parametrize(
+    "kind", ["unigram", "byte_bpe", "characters", "wordpiece", "words", "gpt1"]
+)
 def test_one_text_or_a_list(kind):
     texts = ["the cat sat", "a dog", ""]
     if kind == "gpt1":

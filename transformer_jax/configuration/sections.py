@@ -53,10 +53,11 @@ class Data:
     target_language: str = "de"  # feature of the TFDS set that is the target
     # kind of tokenizer to train on the text; unigram and bpe are SentencePiece's, roberta_bpe is
     # byte_bpe with RoBERTa's special tokens, a mask among them
-    tokenizer: Literal["unigram", "bpe", "byte_bpe", "roberta_bpe", "characters", "wordpiece"] = (
-        "unigram"
-    )
-    cased: bool = False  # wordpiece: keep case and accents
+    tokenizer: Literal[
+        "unigram", "bpe", "byte_bpe", "roberta_bpe", "characters", "wordpiece", "words"
+    ] = "unigram"
+    cased: bool = False  # wordpiece and words: keep case; wordpiece: accents, too
+    min_count: int = 1  # words: the least occurrences of a word in the training text
     # a larger text trains its tokenizer on a sample of so many bytes; characters reads all
     tokenizer_bytes: int = 50_000_000
     # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt,

@@ -10,6 +10,7 @@ _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
 _AT_LEAST_ONE = (
     "data.corpus_size",
     "data.tokenizer_bytes",
+    "data.min_count",
     "train.num_steps",
     "train.batch",
     "train.accumulation",

@@ -16,6 +16,7 @@ from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.t5 import T5
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
+from transformer_jax.data.tokenizers.words import Words
 from transformer_jax.data.tokenizers.xlnet import XLNet
 
 KINDS = {
@@ -27,6 +28,7 @@ KINDS = {
         PublishedBPE,
         Characters,
         WordPiece,
+        Words,
         T5,
         ALBERT,
         XLNet,

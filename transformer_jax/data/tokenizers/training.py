@@ -17,6 +17,7 @@ from transformer_jax.data.tokenizers.pair import Pair, check_pair
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
+from transformer_jax.data.tokenizers.words import Words
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
@@ -66,10 +67,13 @@ def pair_of_run(
     return pair
 
 
-def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False) -> Tokenizer:
+def train(
+    texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False, min_count: int = 1
+) -> Tokenizer:
     """Returns a tokenizer trained on documents, which are read more than once.
 
-    `kind` and `cased` are those of `config.data`. Raises UserError where the text does not suffice.
+    `kind`, `cased` and `min_count` are those of `config.data`. Raises UserError where the text does
+    not suffice.
     """
     if not any(texts):
         raise UserError(
@@ -84,6 +88,8 @@ def train(texts: Iterable[str], kind: str, vocab_size: int, cased: bool = False)
             return Characters.train(texts, vocab_size)
         case "wordpiece":
             return WordPiece.train(texts, vocab_size, cased)
+        case "words":
+            return Words.train(texts, vocab_size, cased, min_count)
     return SentencePiece.train_documents(texts, vocab_size, kind)
 
 
@@ -129,7 +135,7 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
     """
     key = {
         "text": documents.fingerprint(),
-        "type": data.tokenizer,
+        **_kind_key(data),
         "cased": data.cased,
         "size": vocab_size,
         "sample": data.tokenizer_bytes,
@@ -139,7 +145,7 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
 
     def make() -> dict[str, bytes]:
         sample = Sample(documents, _sample_bytes(data))
-        tokenizer = train(sample, data.tokenizer, vocab_size, data.cased)
+        tokenizer = train(sample, data.tokenizer, vocab_size, data.cased, data.min_count)
         sample.say()
         return tokenizer.files()
 
@@ -157,7 +163,7 @@ def train_pair(
     """
     key = {
         "text": pairs.fingerprint(),
-        "type": data.tokenizer,
+        **_kind_key(data),
         "sizes": [source_vocab_size, target.fingerprint() if target else vocab_size],
         "sample": data.tokenizer_bytes,
         "sentencepiece": sentencepiece.__version__,
@@ -197,7 +203,13 @@ def _train_on_lines(lines: _Sides, data, vocab_size: int) -> Tokenizer:
     """Returns a tokenizer trained on lines; that of SentencePiece joins neighbouring spaces."""
     if data.tokenizer in _SENTENCE_PIECE:
         return SentencePiece.train(lines, vocab_size, data.tokenizer)
-    return train(lines, data.tokenizer, vocab_size, data.cased)
+    return train(lines, data.tokenizer, vocab_size, data.cased, data.min_count)
+
+
+def _kind_key(data) -> dict:
+    """Returns the kind of tokenizer as the key of a cached one has it."""
+    words = {"min_count": data.min_count} if data.tokenizer == "words" else {}
+    return {"type": data.tokenizer} | words
 
 
 def _sample_bytes(data) -> float:
