@@ -153,7 +153,7 @@ def positions(options):
     import numpy as np
 
     from transformer_jax import pictures
-    from transformer_jax.layers.embeddings import sinusoids
+    from transformer_jax.layers.embeddings import position_codes, sinusoids
 
     if not options.workdir:
         return pictures.positions(
@@ -164,14 +164,15 @@ def positions(options):
     if "position_embed" in params:
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
-    if task.config.model.get("positions") != "sinusoidal":
+    kind = task.config.model.get("positions", "none")
+    if kind == "none":
         name = task.config.model.name
         raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")
     length = min(task.model.window, 256)
-    width = task.model.d_model
+    width = task.model.position_width or task.model.d_model
     return pictures.positions(
-        np.asarray(sinusoids(np.arange(length), width)),
-        f"sinusoids of {folder}: {length} positions, d_model {width}",
+        np.asarray(position_codes(kind, np.arange(length), width, task.model.max_length)),
+        f"{kind} positions of {folder}: {length} positions, width {width}",
     )
 
 

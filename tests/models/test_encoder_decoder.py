@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.layers.embeddings import position_codes
 from transformer_jax.models.bart import BART
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.t5 import T5
@@ -143,6 +145,8 @@ def test_equals_the_paper_in_numpy():
         {"norm_position": "pre"},
         {"positions": "learned", "output_bias": True, "activation": "swish"},
         {"source_vocab_size": 50, "tie_output": False},
+        {"positions": "none"},
+        {"positions": "binary", "position_width": 6, "tie_output": False},
         {"cls": BART},
         {"cls": T5},
         {"cls": T5, "gated": True, "tie_output": False},
@@ -274,3 +278,61 @@ def test_flops_formula_against_the_compiler(changes):
     variables = model.init(jax.random.key(0), tokens, tokens)
     compiled = jax.jit(model.apply).lower(variables, tokens, tokens).compile()
     assert model.flops(64, 64) == pytest.approx(compiled.cost_analysis()["flops"], rel=0.15)
+
+
+def test_positions_are_their_formulas():
+    """Two bits count to 4; the third column begins again with the lowest."""
+    places = jnp.array([0, 1, 2, 3])
+    codes = {
+        kind: position_codes(kind, places, 3, max_length=4)
+        for kind in ("index", "normalized", "binary", "sinusoidal")
+    }
+    np.testing.assert_array_equal(codes["index"], np.arange(4)[:, None] * np.ones(3))
+    np.testing.assert_array_equal(codes["normalized"], codes["index"] / 4)
+    np.testing.assert_array_equal(codes["binary"], [[0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 1]])
+    rates = 10_000.0 ** (-np.array([0, 0, 2]) / 3)
+    angles = np.arange(4)[:, None] * rates
+    expected = np.where([True, False, True], np.sin(angles), np.cos(angles))
+    np.testing.assert_allclose(codes["sinusoidal"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["index", "normalized", "learned", "sinusoidal"])
+def test_concatenated_positions_narrow_the_words(kind):
+    narrow = dict(positions=kind, position_width=4, tie_output=False)
+    model, variables = init(**narrow)
+    assert variables["params"]["target_embed"]["embedding"].shape == (40, 12)
+    assert variables["params"]["output_embed"]["embedding"].shape == (40, 16)
+
+    def embedded(model):
+        return model._embed(model.source_embed, SOURCE, None, False)
+
+    inputs = model.apply(variables, method=embedded)
+    words = np.asarray(variables["params"]["target_embed"]["embedding"])[SOURCE] * 4
+    np.testing.assert_allclose(inputs[..., :12], words, rtol=1e-6)
+    if kind == "learned":
+        expected = variables["params"]["position_embed"]["embedding"][:7] * 4
+    else:
+        expected = position_codes(kind, jnp.arange(7), 4, 64)
+    np.testing.assert_allclose(inputs[..., 12:], np.broadcast_to(expected, (3, 7, 4)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(position_width=16), "position_width=16: must be from 0 to d_model - 1 = 15"),
+        (dict(position_width=4, positions="none"), "positions='none' has no vectors; set it to 0"),
+        (dict(position_width=4), "set config.model.tie_output=false"),
+    ],
+)
+def test_widths_of_positions_that_do_not_fit_are_refused(changes, words):
+    with pytest.raises(UserError, match=words):
+        build(**changes).check()
+
+
+def test_without_positions_the_encoder_is_a_bag_of_words():
+    order = jnp.array([3, 1, 0, 2, 6, 5, 4])
+    for kind, is_bag in (("none", True), ("index", False)):
+        model, variables = init(positions=kind)
+        memory = model.apply(variables, SOURCE, method="encode")
+        permuted = model.apply(variables, SOURCE[:, order], method="encode")
+        assert np.allclose(permuted, memory[:, order], atol=1e-5) == is_bag

@@ -20,6 +20,10 @@ MODELS = {
     "gpt": GPT(num_layers=1, vocab_multiple=8, **SIZE),
     "bert": BERT(num_layers=1, **SIZE),
     "learned": EncoderDecoder(positions="learned", source_vocab_size=30, **LAYERS, **SIZE),
+    "binary": EncoderDecoder(
+        positions="binary", position_width=3, tie_output=False, **LAYERS, **SIZE
+    ),
+    "normalized": EncoderDecoder(positions="normalized", **LAYERS, **SIZE),
     "bart": BART(**LAYERS, **SIZE),
     "sinusoidal": EncoderDecoder(**LAYERS, **SIZE),
 }
@@ -55,7 +59,7 @@ def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
     for call in (apply, jax.jit(apply), partial(jax.eval_shape, apply)):
         with pytest.raises(UserError, match="a row has 7 tokens.* config.model.max_length=6"):
             call(tokens(2, 7))
-    if name in ("learned", "bart"):
+    if name in ("learned", "binary", "normalized", "bart"):
         with pytest.raises(UserError, match="a row has 7 tokens"):
             apply(tokens(2, 6), tokens(2, 7))
 

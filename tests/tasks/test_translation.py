@@ -214,6 +214,17 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
     assert len(list(task.translate(params, LINES))) == len(LINES)
 
 
+@pytest.mark.parametrize("kind", ["none", "index", "normalized", "binary", "sinusoidal"])
+def test_positions_that_were_not_chosen_train(kind, tmp_path):
+    """Two updates with positions of each kind, concatenated where there are any."""
+    width = 0 if kind == "none" else 4
+    keys = dict(model__positions=kind, model__position_width=width, model__tie_output=False)
+    config = build_config(tmp_path, train__num_steps=2, **keys)
+    _, scores, _, params = trained(config, tmp_path, num_devices=2)
+    assert 0 < scores["valid/loss"] < 10
+    assert params["target_embed"]["embedding"].shape[1] == 16 - width
+
+
 def test_the_translation_of_a_sentence_that_is_too_long_counts_as_empty(translation, capsys):
     pairs = [("a dog runs", "ein hund rennt"), ("dog " * 200, "hund " * 200)]
     scores = bleu.scores(*translation.task.translated_pairs(translation.params, pairs))

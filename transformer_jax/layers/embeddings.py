@@ -1,6 +1,7 @@
 """Embeddings of tokens and positions."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,9 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.parameters import declared
 from transformer_jax.losses import NO_TOKEN
+
+# The kinds of positions that a model defines up to its `max_length`.
+BOUNDED = ("learned", "normalized", "binary")
 
 
 class Embed(nn.Module):
@@ -108,3 +112,24 @@ def sinusoids(positions: Int[ArrayLike, "*B"], features: int) -> Float[Array, "*
     angles = positions[..., None] * rates
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)  # (B, L, M / 2, 2)
     return pairs.reshape(*positions.shape, -1)[..., :features]
+
+
+def position_codes(
+    kind: Literal["sinusoidal", "index", "normalized", "binary"],
+    positions: Int[ArrayLike, "*B"],
+    features: int,
+    max_length: int,
+) -> Float[Array, "*B M"]:
+    """Returns vectors of positions that no training changes: int32 (...) -> float32 (..., M).
+
+    Each column of position p holds p, or p / max_length where it is normalized. Column i of the
+    binary code holds bit i of p, from the lowest; where the bits of max_length - 1 end, the next
+    column begins with the lowest again.
+    """
+    if kind == "sinusoidal":
+        return sinusoids(positions, features)
+    columns = jnp.broadcast_to(positions[..., None], (*positions.shape, features))
+    if kind == "binary":
+        columns = columns >> jnp.arange(features) % max((max_length - 1).bit_length(), 1) & 1
+    codes = columns.astype(jnp.float32)
+    return codes / max_length if kind == "normalized" else codes

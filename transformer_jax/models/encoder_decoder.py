@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from transformer_jax.config import UserError
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
-from transformer_jax.layers.embeddings import Bias, Embed, row_positions, sinusoids
+from transformer_jax.layers.embeddings import (
+    BOUNDED,
+    Bias,
+    Embed,
+    position_codes,
+    row_positions,
+)
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
@@ -47,7 +54,14 @@ class EncoderDecoder(Attending):
     num_decoder_layers: int = 6  # number of decoder blocks
     # post: as published; pre: needs less warm-up, and adds a final norm to each stack
     norm_position: Literal["post", "pre"] = "post"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # kind of position embeddings
+    # kind of position vectors: sinusoids, a learned table, none; the index or its part of
+    # max_length, in each column; the bits of the index, a column each
+    positions: Literal["sinusoidal", "learned", "none", "index", "normalized", "binary"] = (
+        "sinusoidal"
+    )
+    # position vectors are so wide, and follow word vectors that are narrower by it; 0: both have
+    # d_model and are added
+    position_width: int = 0
     max_length: int = 1024  # largest number of positions in a source or target
     dropout: float = 0.1  # on each residual branch and on the embeddings
     attention_dropout: float = 0.0  # on the attention weights
@@ -64,20 +78,38 @@ class EncoderDecoder(Attending):
 
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
+        if not self.position_width:
+            return
+        key = f"config.model.position_width={self.position_width}"
+        if not 0 < self.position_width < self.d_model:
+            raise UserError(f"{key}: must be from 0 to d_model - 1 = {self.d_model - 1}")
+        if self.positions == "none":
+            raise UserError(f"{key}: config.model.positions='none' has no vectors; set it to 0")
+        if self.tie_output:
+            raise UserError(
+                f"{key}: word vectors are narrower than the states that the output layer reads; "
+                "set config.model.tie_output=false"
+            )
 
     def setup(self):
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.normal(self.d_model**-0.5)
-        embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
+        words = self.d_model - self.position_width
+        embed = partial(Embed, features=words, init=init, dtype=dtype)
         self.target_embed = embed(self.vocab_size)
         if self.source_vocab_size:
             self.source_embed = embed(self.source_vocab_size, key="source_vocab_size")
         else:
             self.source_embed = self.target_embed
         if self.positions == "learned":
-            self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
+            self.position_embed = embed(
+                self.max_length,
+                features=self.position_width or self.d_model,
+                axes=(None, "embed"),
+                key="max_length",
+            )
         if not self.tie_output:
-            self.output_embed = embed(self.vocab_size)
+            self.output_embed = embed(self.vocab_size, features=self.d_model)
         if self.output_bias:
             self.logit_bias = Bias(self.vocab_size, "vocab")
         self.embed_dropout = Dropout(self.dropout)
@@ -144,14 +176,22 @@ class EncoderDecoder(Attending):
         positions: Int[ArrayLike, "B L"] | Int[ArrayLike, "B 1"] | None,
         train: bool,
     ) -> Float[Array, "B L M"]:
-        """Returns scaled token embeddings plus positions (sections 3.4 and 3.5)."""
+        """Returns scaled token embeddings with positions (sections 3.4 and 3.5)."""
         if positions is None:
-            max_length = self.max_length if self.positions == "learned" else tokens.shape[1]
+            max_length = self.max_length if self.positions in BOUNDED else tokens.shape[1]
             positions = row_positions(tokens, max_length)
-        positions = jnp.broadcast_to(positions, tokens.shape)
         x = embed(tokens) * math.sqrt(self.d_model)
-        if self.positions == "learned":
-            x = x + self.position_embed(positions) * math.sqrt(self.d_model)
-        else:
-            x = x + sinusoids(positions, self.d_model).astype(x.dtype)
+        if self.positions != "none":
+            positions = jnp.broadcast_to(positions, tokens.shape)
+            vectors = self._position_vectors(positions).astype(x.dtype)
+            if self.position_width:
+                x = jnp.concatenate([x, vectors], axis=-1)
+            else:
+                x = x + vectors
         return self.embed_dropout(x, train=train)
+
+    def _position_vectors(self, positions: Int[Array, "B L"]) -> Float[Array, "B L W"]:
+        if self.positions == "learned":
+            return self.position_embed(positions) * math.sqrt(self.d_model)
+        width = self.position_width or self.d_model
+        return position_codes(self.positions, positions, width, self.max_length)
