@@ -17,6 +17,11 @@ def pretrained(folder, family, **overrides):
     if family == "lstm":
         sizes = dict(model__d_model=32, model__dropout=0.0)
         config = recurrent.build(folder / family, **sizes, **overrides)
+    elif family == "awd_lstm":
+        none = dict.fromkeys(("input_dropout", "layer_dropout", "output_dropout"), 0.0)
+        none |= dict(word_dropout=0.0, weight_dropout=0.0)
+        model = dict(name="awd_lstm", vocab_size=300, d_model=16, d_hidden=24, **none)
+        config = recurrent.build(folder / family, model, **overrides)
     elif family == "xlnet":
         config = _build_xlnet(folder / family)
     else:

@@ -3,11 +3,13 @@
 from tests.conftest import build_gpt
 from transformer_jax import config as configs
 
+LSTM = dict(name="lstm", vocab_size=300, d_model=8, dropout=0.1)
 
-def build(folder, **overrides):
+
+def build(folder, model=LSTM, **overrides):
     """Returns the config of a language model; overrides are written model__dropout=0.1."""
     config = configs.experiment(
-        model=dict(name="lstm", vocab_size=300, d_model=8, dropout=0.1),
+        model=model,
         task=dict(name="causal_lm", length=8, carry=True),
     )
     other = build_gpt(folder, data__mask_documents=True)

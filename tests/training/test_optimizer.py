@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import types
 from functools import partial
 
 import jax
@@ -18,6 +19,8 @@ from transformer_jax.config import UserError
 from transformer_jax.configuration import optimizers
 from transformer_jax.configuration.sections import OPTIMIZERS
 from transformer_jax.layers.parameters import Traits
+from transformer_jax.models.awd_lstm import AwdLSTM
+from transformer_jax.models.gpt import GPT
 from transformer_jax.planning import shardings
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import adafactor, optimizer, schedule_free
@@ -32,8 +35,12 @@ def section(**keys):
     ).optimizer
 
 
-def make(keys, traits, num_steps=10, group=lambda path: ""):
-    return optimizer.make(section(**keys), num_steps, group, traits)
+DEPTH = GPT().depth
+
+
+def make(keys, traits, num_steps=10, group=lambda path: "", depth=DEPTH):
+    task = types.SimpleNamespace(group=group, depth=depth)
+    return optimizer.make(section(**keys), num_steps, task, traits)
 
 
 def rates(counts, num_steps, **keys):
@@ -236,7 +243,7 @@ def test_layer_decay_goes_from_the_top_down():
         "head": {"kernel": jnp.ones(2)},
     }
     traits = jax.tree.map(lambda _: Traits(("embed",)), params)
-    traits["encoder"]["layers"]["kernel"] = Traits(("layers", "embed"))
+    traits["encoder"]["layers"]["kernel"] = Traits(("layers", "embed"), layers=3)
     tx = make(dict(name="sgd", momentum=0.0, learning_rate=1.0, layer_decay=0.5), traits)
     update, _ = tx.update(params, tx.init(params), params)
     factors = jax.tree.map(lambda leaf: -leaf[..., 0], update)
@@ -244,6 +251,21 @@ def test_layer_decay_goes_from_the_top_down():
     assert factors["target_embed"]["embedding"] == 1 / 16
     assert factors["output_embed"]["embedding"] == 1
     assert factors["head"]["kernel"] == 1
+
+
+def test_a_model_declares_the_order_of_layers_that_are_no_stack():
+    """The groups of the parameters do not change the number of layers."""
+    model = AwdLSTM(num_layers=3)
+    names = ("token_embed", "layer_0", "layer_1", "layer_2", "output_bias", "head")
+    params = dict.fromkeys(names, jnp.ones(2))
+    traits = jax.tree.map(lambda _: Traits((None,)), params)
+    keys = dict(name="sgd", momentum=0.0, learning_rate=1.0, layer_decay=0.5)
+    groups = tuple((name, ()) for name in names[:4])
+    grouped = make(keys | {"groups": groups}, traits, group=model.group, depth=model.depth)
+    for tx in (make(keys, traits, depth=model.depth), grouped):
+        update, _ = tx.update(params, tx.init(params), params)
+        factors = [-float(update[name][0]) for name in names]
+        assert factors == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1]
 
 
 def test_a_group_has_the_optimizer_of_its_section():

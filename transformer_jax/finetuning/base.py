@@ -131,11 +131,20 @@ class FineTuning(Definition, Task):
 
     def init(self, rng):
         head_key, encoder_key = jax.random.split(rng)
-        vector = jnp.zeros((1, 8, self.model.d_model))
+        vector = jnp.zeros((1, 8, self.summary_width))
         return {
             **self.encoder.init(encoder_key, self.summarises, self.lm_weight > 0),
             "head": self.head().init(head_key, vector)["params"],
         }
+
+    @property
+    def summary_width(self) -> int:
+        """The width of the vectors that the head reads."""
+        return self.model.d_model
+
+    def summary(self, params, hidden, batch) -> jax.Array:
+        """Returns the vector of each row that the head reads, from its states (rows, L, M)."""
+        return self.encoder.summary(params, hidden, batch)
 
     def weights(self, batch):
         weights = {"task": self.counted(batch).sum().astype(jnp.float32)}
@@ -159,7 +168,7 @@ class FineTuning(Definition, Task):
         head_key, encoder_key = jax.random.split(context.rng) if context.train else (None, None)
         hidden = self.encoder.hidden(params, batch, encoder_key, context.train and not self.frozen)
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
-        vector = self.encoder.summary(params, hidden, batch) if self.summarises else hidden
+        vector = self.summary(params, hidden, batch) if self.summarises else hidden
         outputs = self.head().apply(
             {"params": params["head"]},
             vector,

@@ -189,6 +189,19 @@ class Encoder:
             return self.model.apply({"params": params}, hidden, method="pooled")
         return hidden[:, 0]
 
+    def concatenated(self, params, hidden, batch) -> jax.Array:
+        """Returns summary, maximum and mean of the states of each row (B, 3 M) float32.
+
+        They are h_c of Howard & Ruder 2018, section 3.3.
+        """
+        filled = (batch["segment_ids"] > 0)[..., None]  # (B, L, 1)
+        states = jnp.where(filled, hidden.astype(jnp.float32), 0)
+        mean = states.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
+        highest = jnp.where(filled, states, -jnp.inf).max(axis=1)
+        highest = jnp.where(filled.any(axis=1), highest, 0)  # a row may be padding alone
+        summary = self.summary(params, hidden, batch).astype(jnp.float32)
+        return jnp.concatenate([summary, highest, mean], axis=-1)
+
     def next_tokens(self, params, hidden, batch) -> jax.Array:
         """Returns the language model's loss: the summed cross-entropy of the rows' tokens."""
         table, bias = self.model.apply({"params": params}, method="output")

@@ -50,6 +50,10 @@ def check(task: ConfigDict) -> None:
             "config.task.symmetric=True: Hugging Face's models read one row of each example, not "
             "both orders of its texts"
         )
+    if task.get("head_kind", "linear") != "linear":
+        raise UserError(
+            f"config.task.head_kind={task.head_kind!r}: Hugging Face's models have a linear head"
+        )
     if task.get("features"):
         raise UserError(
             f"config.task.features={task.features!r}: Hugging Face's models have no LSTM head"

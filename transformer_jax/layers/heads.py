@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from transformer_jax.layers.cells import LSTM
 from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.norms import LayerNorm
 from transformer_jax.layers.parameters import declared
 from transformer_jax.layers.recurrent import Unidirectional
 
@@ -41,6 +42,26 @@ class Head(nn.Module):
             name="out",
         )
         return output(x)
+
+
+class ConcatenationHead(nn.Module):
+    """Two blocks of a norm, dropout and an affine map, with rectified units between them.
+
+    (..., M) -> float32 (..., features) (Howard & Ruder 2018, section 3.3). The norms are layer
+    norms, where the paper has batch norms: the outputs of a row depend on no other row.
+    """
+
+    features: int
+    dropout: float = 0.0
+    width: int = 50
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
+        x = x.astype(jnp.float32)
+        x = Dropout(self.dropout)(LayerNorm(name="input_norm")(x), train=train)
+        hidden = Linear((x.shape[-1],), (self.width,), axes=("embed", "mlp"), name="hidden")
+        x = LayerNorm(name="hidden_norm")(jax.nn.relu(hidden(x)))
+        return Head(self.features, self.dropout, name="output")(x, train=train)
 
 
 class RecurrentHead(nn.Module):

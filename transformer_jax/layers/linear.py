@@ -64,11 +64,13 @@ class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014).
 
     Sets a fraction `rate` of x to zero and scales the rest by 1 / (1 - rate). The first axis of x
-    is the rows of a batch; x that is `shared` belongs to all of them.
+    is the rows of a batch; x that is `shared` belongs to all of them. With `locked`, x is (B, L,
+    ...), and its positions L have the same mask (Gal & Ghahramani 2016).
     """
 
     rate: float
     shared: bool = False
+    locked: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*axes"], *, train: bool) -> Float[Array, "*axes"]:
@@ -79,7 +81,8 @@ class Dropout(nn.Module):
             return jax.random.bernoulli(key, 1 - self.rate, shape)
 
         key = self.make_rng("dropout")
-        keep = draw(key, x.shape) if self.shared else sharding.draw_rows(draw, key, x.shape)
+        shape = (len(x), 1, *x.shape[2:]) if self.locked else x.shape
+        keep = draw(key, shape) if self.shared else sharding.draw_rows(draw, key, shape)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 

@@ -21,6 +21,7 @@ class Traits:
     # Number of leading axes, without "layers", that a matrix contracts with its input. The other
     # axes are those of its output. 0: an embedding, an output head or a vector.
     inputs: int = 0
+    layers: int = dataclasses.field(default=0, compare=False)  # number of those of a stack
 
     @property
     def is_stack(self) -> bool:
@@ -58,7 +59,8 @@ def traits(boxed: Any) -> Any:
 
     def of(leaf):
         if isinstance(leaf, Declared):
-            return Traits(leaf.names, leaf.decays, leaf.inputs)
+            layers = leaf.value.shape[0] if leaf.names[:1] == ("layers",) else 0
+            return Traits(leaf.names, leaf.decays, leaf.inputs, layers)
         if isinstance(leaf, nn.LogicallyPartitioned):
             return Traits(leaf.names)
         return Traits((None,) * np.ndim(leaf))

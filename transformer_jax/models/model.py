@@ -100,6 +100,16 @@ class Model(nn.Module, abc.ABC):
         """
         return ""
 
+    @nn.nowrap
+    def depth(self, path: tuple[str, ...]) -> int | None:
+        """Returns the place of a parameter's layer, for `config.optimizer.layer_decay`.
+
+        The lowest layer is 1. Embeddings have 0, and parameters above all layers None. The layers
+        of a stack are in its order; this method is not asked for them.
+        """
+        is_input = "embed" in path[0] and path[0] != "output_embed"
+        return 0 if is_input else None
+
     def num_padding(self) -> int:
         """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return 0

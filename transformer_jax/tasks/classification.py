@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.predictions import Prediction, Unlabelled
 from transformer_jax.finetuning.zero_shot import ZeroShot
+from transformer_jax.layers.heads import ConcatenationHead
 from transformer_jax.losses import label_nll
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import predictions as scores
@@ -44,6 +46,9 @@ class Classification(FineTuning):
     # the order of the two texts has no meaning: both orders are read and their vectors added
     # (Radford et al. 2018, section 3.3)
     symmetric: bool = False
+    # linear: on the state that sums up a row; concatenation: a layer of 50 rectified units on that
+    # state and the maximum and mean of all states (Howard & Ruder 2018, section 3.3)
+    head_kind: Literal["linear", "concatenation"] = "linear"
 
     def __post_init__(self):
         super().__post_init__()
@@ -53,6 +58,11 @@ class Classification(FineTuning):
             raise UserError(
                 "config.task.symmetric=True: needs a linear head; that on "
                 f"{self.config.model.name} is not linear"
+            )
+        if self.symmetric and self.head_kind != "linear":
+            raise UserError(
+                f"config.task.symmetric=True: needs a linear head; config.task.head_kind="
+                f"{self.head_kind!r} is not linear"
             )
         if self.label in (self.text, self.pair):
             raise UserError(
@@ -174,7 +184,18 @@ class Classification(FineTuning):
         return 1 if self.regression else len(self.names)
 
     def head(self):
+        if self.head_kind == "concatenation":
+            return ConcatenationHead(self._num_outputs, self.head_dropout)
         return self.encoder.head(self._num_outputs, self.head_dropout)
+
+    @property
+    def summary_width(self):
+        return super().summary_width * (3 if self.head_kind == "concatenation" else 1)
+
+    def summary(self, params, hidden, batch):
+        if self.head_kind == "concatenation":
+            return self.encoder.concatenated(params, hidden, batch)
+        return super().summary(params, hidden, batch)
 
     def counted(self, batch):
         is_row = super().counted(batch)

@@ -163,6 +163,13 @@ class Task(abc.ABC):
         """
         return self.model.group(path) if self.config.optimizer.groups else ""
 
+    def depth(self, path: tuple[str, ...]) -> int | None:
+        """Returns the place of a parameter's layer, for `config.optimizer.layer_decay`.
+
+        The default is the model's: see `Model.depth`.
+        """
+        return self.model.depth(path)
+
     def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         """Returns scores that follow from the mean metrics of the evaluation set `name`."""
         return {}

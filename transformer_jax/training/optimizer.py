@@ -5,7 +5,7 @@ optimizer takes over a whole parameter, such as a norm, is taken over each layer
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
 from transformer_jax.configuration import optimizers, run_length
+from transformer_jax.layers.parameters import Traits
 from transformer_jax.training import adafactor, schedule_free
 from transformer_jax.training.adafactor import TraitsOf
 from transformer_jax.training.schedule import schedule
@@ -28,24 +29,31 @@ Path = tuple[str, ...]
 _MUON_RMS = 0.2
 
 
-def make(
-    config, num_steps: int, group: Callable[[Path], str | None], traits: Any
-) -> optax.GradientTransformation:
+def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransformation:
     """Returns the optimizer of all parameters, from a tree of their `Traits`.
 
-    `group(path)` is that of a task. Raises UserError where a group has no section in
-    `config.optimizer.groups`, or a section no parameter.
+    The task gives the group of a parameter, and the depth of its layer. Raises UserError where a
+    group has no section in `config.optimizer.groups`, or a section no parameter.
     """
     by_name = {names(path): leaf for path, leaf in tree_leaves_with_path(traits)}
     sections = optimizers.sections(config)
-    _check_groups({group(path) for path in by_name}, {*sections})
-    transforms = {
-        _label(name): _chain(section, num_steps, lambda path: by_name[names(path)])
-        for name, section in sections.items()
-    }
+    _check_groups({task.group(path) for path in by_name}, {*sections})
+
+    def traits_of(path) -> Traits:
+        return by_name[names(path)]
+
+    def chain(section):
+        by_layer = []
+        if section.layer_decay != 1:
+            trained = {path: by_name[path] for path in by_name if task.group(path) is not None}
+            below_top = _below_top(trained, task.depth)
+            by_layer = [_by_depth(section.layer_decay, below_top, traits_of)]
+        return _chain(section, num_steps, traits_of, by_layer)
+
+    transforms = {_label(name): chain(section) for name, section in sections.items()}
     return optax.multi_transform(
         transforms | {_label(None): optax.set_to_zero()},
-        by_path(lambda path: _label(group(names(path)))),
+        by_path(lambda path: _label(task.group(names(path)))),
     )
 
 
@@ -70,7 +78,9 @@ def _check_groups(named: set[str | None], sections: set[str]) -> None:
         )
 
 
-def _chain(config, num_steps: int, traits_of: TraitsOf) -> optax.GradientTransformation:
+def _chain(
+    config, num_steps: int, traits_of: TraitsOf, by_layer: list[optax.GradientTransformation]
+) -> optax.GradientTransformation:
     """Returns clipping, the optimizer's direction, weight decay, decay by layer and the rate.
 
     Before update number `config.begin` they change neither the parameters nor their own state. The
@@ -85,10 +95,7 @@ def _chain(config, num_steps: int, traits_of: TraitsOf) -> optax.GradientTransfo
         chain.append(optax.add_decayed_weights(config.weight_decay, mask))
     if config.name == "lamb":
         chain.append(optax.stateless(lambda updates, params: _trust(updates, params, traits_of)))
-    if config.layer_decay != 1:
-        decay = config.layer_decay
-        chain.append(optax.stateless(lambda updates, _: _by_depth(updates, decay, traits_of)))
-    chain.append(optax.scale_by_learning_rate(rate))
+    chain += [*by_layer, optax.scale_by_learning_rate(rate)]
     if config.name == "schedule_free":
         chain = [schedule_free.averaging(optax.chain(*chain), rate, config.b1)]
     chain = optax.chain(*clip, *chain)
@@ -171,24 +178,32 @@ def _norm(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
 
 
-def _by_depth(updates, decay: float, traits_of: TraitsOf):
+def _below_top(by_name: Mapping[Path, Traits], depth: Callable[[Path], int | None]):
+    """Returns {path: number of layers from a parameter's own to the top, with it}.
+
+    Stacks count their layers themselves. Embeddings have one more than all layers, and the
+    parameters above the layers have 0.
+    """
+    depths = {path: None if leaf.is_stack else depth(path) for path, leaf in by_name.items()}
+    stacks = [leaf.layers for leaf in by_name.values()]
+    top = 1 + max(*stacks, *(place for place in depths.values() if place is not None), 0)
+    return {path: 0 if place is None else top - place for path, place in depths.items()}
+
+
+def _by_depth(decay: float, below_top: Mapping[Path, int], traits_of: TraitsOf):
     """Scales the updates by depth, for a decay of the learning rate by layer.
 
     The factor of layer i of N, from 1 at the bottom, is decay^(N + 1 - i). Embeddings have
     decay^(N + 1), and the parameters above the layers 1.
     """
-    paths = tree_leaves_with_path(updates)
-    depth = max((len(leaf) for path, leaf in paths if traits_of(path).is_stack), default=0)
 
     def scaled(path, update):
         if traits_of(path).is_stack:
             factors = decay ** (len(update) - jnp.arange(len(update)))
             return update * factors.reshape(-1, *[1] * (update.ndim - 1))
-        top = names(path)[0]
-        is_embedding = "embed" in top and top != "output_embed"
-        return update * (decay ** (depth + 1) if is_embedding else 1)
+        return update * decay ** below_top[names(path)]
 
-    return tree_map_with_path(scaled, updates)
+    return optax.stateless(lambda updates, _: tree_map_with_path(scaled, updates))
 
 
 def by_path(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:

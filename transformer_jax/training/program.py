@@ -79,7 +79,7 @@ class Program:
         ]
         traits = parameters.traits(jax.eval_shape(task.init, jax.random.key(0)))
         num_updates = config.train.num_steps * math.prod(task.passes)
-        tx = optimizer.make(config.optimizer, num_updates, task.group, traits)
+        tx = optimizer.make(config.optimizer, num_updates, task, traits)
         state = states.abstract(task, tx, mesh, table)
         train_step = make_train_step(task, tx, mesh, table, state)
         if task.passes != (1, 1) and state.carry is not None:
