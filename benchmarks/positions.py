@@ -20,7 +20,6 @@ import datetime
 import json
 import os
 import pathlib
-import time
 from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -124,16 +123,11 @@ def measured(arguments, keys: dict, name: str) -> dict:
         "task.bleu_lines": 0,
     }
     keys |= TINY if arguments.tiny else {}
-    minutes = arguments.workdir / f"{name}_minutes.json"
-    started = time.monotonic()
     comparison.train(CONFIG, run, keys)
-    if not minutes.exists():
-        minutes.write_text(json.dumps((time.monotonic() - started) / 60))
     return {
         "positions": name,
         **scores(run, 10 if arguments.tiny else SENTENCES),
         "updates": int(keys["train.num_steps"]),
-        "minutes": json.loads(minutes.read_text()),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "revision": comparison.revision(),
@@ -161,14 +155,12 @@ def table(rows: list[dict]) -> str:
         "positions",
         f"BLEU, {TRAINED[1]} words at most, as trained",
         f"BLEU, {BEYOND[0]} words at least",
-        "minutes",
     ]
     lines = [
         [
             KINDS[row["positions"]].label,
             f"{row['bleu_trained']:.1f}",
             f"{row['bleu_beyond']:.1f}",
-            f"{row['minutes']:.1f}",
         ]
         for row in rows
     ]
