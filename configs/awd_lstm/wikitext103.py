@@ -9,7 +9,7 @@ configs/awd_lstm/imdb.py and configs/finetune/ulmfit.py.
 
 Shape, dropout, rows of 70 tokens, batch and optimizer are those of section 4.1, and the clipping
 that of Merity et al. 2017. These differ:
-- The vocabulary has byte pairs, not words.
+- The vocabulary has byte pairs, not words, so the text of a task has no unknown word.
 - Rows have one length. The paper draws it, so that a text is cut elsewhere in each epoch; here each
   epoch begins at a random token.
 - There is no penalty of activations, and Adam takes the place of averaged SGD.
