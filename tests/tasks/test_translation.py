@@ -214,7 +214,16 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
     assert len(list(task.translate(params, LINES))) == len(LINES)
 
 
-@pytest.mark.parametrize("kind", ["none", "index", "normalized", "binary", "sinusoidal"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "binary",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("none", "index", "normalized", "sinusoidal")
+        ),
+    ],
+)
 def test_positions_that_were_not_chosen_train(kind, tmp_path):
     """Two updates with positions of each kind, concatenated where there are any."""
     width = 0 if kind == "none" else 4

@@ -59,7 +59,7 @@ class ConcatenationHead(nn.Module):
     def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
         x = x.astype(jnp.float32)
         x = Dropout(self.dropout)(LayerNorm(name="input_norm")(x), train=train)
-        hidden = Linear((x.shape[-1],), (self.width,), axes=("embed", "mlp"), name="hidden")
+        hidden = Linear((x.shape[-1],), (self.width,), axes=("embed", None), name="hidden")
         x = LayerNorm(name="hidden_norm")(jax.nn.relu(hidden(x)))
         return Head(self.features, self.dropout, name="output")(x, train=train)
 
