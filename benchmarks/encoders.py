@@ -2,7 +2,7 @@
 
 python benchmarks/encoders.py --text=unsup.txt --data=DIR --workdir=DIR [--objective=NAME] \\
     [--json=FILE] [--tiny]
-python benchmarks/encoders.py --speed --data=DIR --workdir=DIR --json=FILE
+python benchmarks/encoders.py --speed --text=unsup.txt --data=DIR --workdir=DIR --json=FILE
 python benchmarks/encoders.py --table --json=FILE
 
 `--text` is IMDB's unlabelled reviews, a sentence a line with a blank line between reviews; every
@@ -21,8 +21,9 @@ EPYC:
 - XQuAD: 250 updates of 16 rows of 128 tokens, one seed.
 IMDB's score is that of every fifth review of its test set.
 
-`--speed` adds to each row the sentences of SST-2 that its fine-tuned model classifies in a second.
-The models take turns. Run it on a quiet machine.
+`--speed` adds to each row the sentences of SST-2 that its model classifies in a second, after two
+updates of each training. The models take turns. Run it on a quiet machine, with a --workdir of its
+own.
 
 `none` has the shape of `roberta` and random parameters. DistilBERT's teacher is `bert`, whose
 own pre-training comes before.
@@ -96,11 +97,6 @@ def main() -> None:
     flags = comparison.parser(__doc__, list(OBJECTIVES))
     flags.add_argument("--speed", action="store_true", help="measure the rows of --json")
     arguments = flags.parse_args()
-    if arguments.speed:
-        rows = json.loads(arguments.json.read_text())["rows"]
-        rows = with_speeds(rows, arguments.workdir, arguments.data / "sst2/dev.tsv")
-        comparison.add_rows(arguments.json, rows, "objective", list(OBJECTIVES), COMMAND)
-        return
     if arguments.table:
         rows = json.loads(arguments.json.read_text())["rows"]
         print(table(rows))
@@ -111,6 +107,11 @@ def main() -> None:
     transfer.split_articles(arguments.data, folder)
     reviews = (arguments.data / "imdb/test.tsv").read_text("utf-8").splitlines(keepends=True)
     (folder / "imdb_valid.tsv").write_text("".join(reviews[::5]), "utf-8")
+    if arguments.speed:
+        rows = json.loads(arguments.json.read_text())["rows"]
+        rows = with_speeds(rows, arguments, folder)
+        comparison.add_rows(arguments.json, rows, "objective", list(OBJECTIVES), COMMAND)
+        return
     for name in arguments.objective or OBJECTIVES:
         row = measured(arguments, folder, name)
         print(json.dumps(row), flush=True)
@@ -124,17 +125,24 @@ def measured(arguments, folder: pathlib.Path, name: str) -> dict:
     run = pretrained(arguments, folder, shape or name)
     begin = {"init_from": run} | ({"train.pretrained": "false"} if shape else {})
     row = {"objective": name, **described(run)}
-    for task, (case, seeds) in TASKS.items():
-        options = types.SimpleNamespace(
-            init_from=run,
-            data=arguments.data,
-            workdir=arguments.workdir / name,
-            tiny=arguments.tiny,
-            seeds=1 if arguments.tiny else seeds,
-        )
-        case = dataclasses.replace(case, keys=case.keys | begin)
-        row[task] = transfer.fine_tuned(options, folder, task, case)
+    for task in TASKS:
+        row[task] = fine_tuned(arguments, folder, name, task, begin)
     return row
+
+
+def fine_tuned(arguments, folder: pathlib.Path, name: str, task: str, begin: dict) -> dict:
+    """Returns the scores of a task by an objective's model. `begin` holds keys of its beginning."""
+    case, seeds = TASKS[task]
+    short = arguments.tiny or arguments.speed
+    options = types.SimpleNamespace(
+        init_from=begin["init_from"],
+        data=arguments.data,
+        workdir=arguments.workdir / name,
+        tiny=short,
+        seeds=1 if short else seeds,
+    )
+    case = dataclasses.replace(case, keys=case.keys | begin)
+    return transfer.fine_tuned(options, folder, task, case)
 
 
 def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -149,7 +157,8 @@ def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
     if teacher:
         keys["task.teacher"] = pretrained(arguments, folder, teacher)
         keys["init_from"] = {"": {"run": str(keys["task.teacher"]), "layers": layers}}
-    keys["train.num_steps"] = 2 if arguments.tiny else updates(f"{PRETRAINING}:{name}", keys)
+    short = arguments.tiny or arguments.speed
+    keys["train.num_steps"] = 2 if short else updates(f"{PRETRAINING}:{name}", keys)
     keys |= dict.fromkeys(("train.eval_every", "checkpoint.every"), keys["train.num_steps"])
     minutes = run.parent / "minutes.json"
     started = time.monotonic()
@@ -198,15 +207,18 @@ def described(run: pathlib.Path) -> dict:
     }
 
 
-def with_speeds(rows: list[dict], workdir: pathlib.Path, examples: pathlib.Path) -> list[dict]:
+def with_speeds(rows: list[dict], arguments, folder: pathlib.Path) -> list[dict]:
     """Returns the rows with the sentences a second that their models for SST-2 classify."""
     from transformer_jax import open_run
 
-    sentences = [line.split("\t")[0] for line in examples.read_text("utf-8").splitlines()]
-    runs = {row["objective"]: workdir / row["objective"] / "sst2/seed-0" for row in rows}
-    calls = {
-        name: functools.partial(classify, *open_run(run), sentences) for name, run in runs.items()
-    }
+    lines = (arguments.data / "sst2/dev.tsv").read_text("utf-8").splitlines()
+    sentences = [line.split("\t")[0] for line in lines]
+    calls = {}
+    for name in (row["objective"] for row in rows):
+        run = pretrained(arguments, folder, OBJECTIVES[name].shape or name)
+        fine_tuned(arguments, folder, name, "sst2", {"init_from": run})
+        workdir = arguments.workdir / name / "sst2/seed-0"
+        calls[name] = functools.partial(classify, *open_run(workdir), sentences)
     seconds = in_turn(calls, repeats=7)
     return [
         row | {"sentences_per_second": len(sentences) / seconds[row["objective"]]} for row in rows
