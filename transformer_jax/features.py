@@ -3,7 +3,8 @@
 
 The texts come from stdin, one a line. --output=FILE.safetensors writes that format. Text n, from 0,
 is the array text_n (layers, tokens, d_model). stdout gives its tokens, one JSON array a text;
-[CLS] and [SEP] are among them. An empty line has [CLS] and [SEP] alone.
+[CLS] and [SEP] are among them. An empty line has [CLS] and [SEP] alone. A translation run reads
+the texts as sources: layer 0 is their embeddings, layer 1 the states of its encoder.
 """
 
 import json

@@ -9,7 +9,7 @@
 - `wikiann-cpu`: WikiANN (Pan et al. 2017), for a small model on a CPU.
 - `conll2003,features=last`: freezes the encoder and trains a bidirectional LSTM of two layers on
   its states, as in table 7. Others: embeddings, second-to-last, sum-last-four, concat-last-four,
-  sum-all.
+  sum-all; weighted, for ELMo; concat-embeddings-last, for the encoder of a translation.
 
 A line of a file has a word first and its tag last, in IOB1, IOB2 or BIOES.
 

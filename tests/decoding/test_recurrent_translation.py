@@ -35,8 +35,11 @@ class Summed(SequenceToSequence):
         self.embed = nn.Embed(self.vocab_size, self.d_model)
         self.recurrent = nn.Dense(self.d_model)
 
-    def encode(self, source, *, positions=None, segment_ids=None, train=False):
+    def embedded(self, source):
         return self.embed(source)
+
+    def encode(self, source, *, positions=None, segment_ids=None, train=False):
+        return self.embedded(source)
 
     def decode(
         self,

@@ -24,6 +24,8 @@ def pretrained(folder, family, **overrides):
         config = recurrent.build(folder / family, model, **overrides)
     elif family == "xlnet":
         config = _build_xlnet(folder / family)
+    elif family == "recurrent_seq2seq":
+        config = _build_recurrent_seq2seq(folder / family, **overrides)
     else:
         build = {
             "bert": build_bert,
@@ -48,6 +50,18 @@ def _build_xlnet(folder):
         task=dict(name="permuted_lm", length=32),
         data=build_bert(folder).data.to_dict(),
     )
+
+
+def _build_recurrent_seq2seq(folder, **overrides):
+    """Returns a tiny recurrent encoder-decoder's config, with the texts of the tiny translation."""
+    config = configs.experiment(
+        model=dict(name="recurrent_seq2seq", vocab_size=80, d_model=32, max_length=64),
+        task=dict(name="translation", source_length=32, target_length=32, bleu_lines=0),
+        data=build_config(folder).data.to_dict(),
+    )
+    for key, value in overrides.items():
+        configs.set_key(config, key.replace("__", "."), value)
+    return config
 
 
 def _build_bart(folder, **overrides):

@@ -211,7 +211,7 @@ def test_two_texts_need_two_token_types(kind, runs, tmp_path):
 
 @pytest.mark.parametrize(
     "family, features, message",
-    [("gpt", "last", "for bert"), ("bert", "concat-last-four", "has 2 layers")],
+    [("gpt", "weighted", "gpt is a causal model"), ("bert", "concat-last-four", "has 2 layers")],
 )
 def test_features_that_the_model_lacks_are_refused(family, features, message, runs, tmp_path):
     config = build(tmp_path, "tagging", runs[family], task__features=features)

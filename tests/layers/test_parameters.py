@@ -42,7 +42,7 @@ def test_the_parameters_of_bert_declare_axes_decay_and_inputs():
 
 def test_the_matrices_of_a_recurrent_head_decay_and_its_output_is_a_head():
     states = jnp.ones((2, 1, 4, 8))
-    traits = declared_by(RecurrentHead(3, width=8), states, TOKENS > 0)
+    traits = declared_by(RecurrentHead(3, width=8), list(states), TOKENS > 0)
     assert traits["lstm_0_forward/recurrent"] == Traits(("mlp", None), decays=True, inputs=1)
     assert traits["lstm_0_forward/input/kernel"].inputs == 1
     assert traits["tags/out/kernel"] == Traits(("embed", None), decays=True)

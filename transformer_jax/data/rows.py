@@ -272,7 +272,7 @@ def generator(key: np.ndarray, number: int, epoch: int) -> np.random.Generator:
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:
-    """Returns int32 (size,): the values, then zeros."""
-    out = np.zeros(size, np.int32)
+    """Returns int32 (size, ...): the values, numbers or arrays, then zeros."""
+    out = np.zeros((size, *np.shape(values)[1:]), np.int32)
     out[: len(values)] = values
     return out

@@ -51,7 +51,7 @@ class FineTuning(Definition, Task):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.encoder = Encoder(self.model)
+        self.encoder = Encoder(self.model, self.source_only)
         checks.check(self)
         # Where the mesh splits rows, only their full length is known to be divisible.
         axes = sharding.rules(self.config.mesh)["length"]
@@ -72,10 +72,13 @@ class FineTuning(Definition, Task):
                 "config.init_from is missing: the run, or the converted checkpoint, to fine-tune. "
                 "With config.train.pretrained=false only its tokenizer and shape are used"
             )
+        if self.source_only:
+            return tokenizers.source_of_run(self.tokenizer_folder, self.config.data, self.model)
         # No tokenizer is trained, so there is no text for it.
-        return tokenizers.of_run(
+        tokenizer = tokenizers.of_run(
             self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
+        return self.model.reader(tokenizer)
 
     @cached_property
     def marks(self) -> Marks:
@@ -109,7 +112,7 @@ class FineTuning(Definition, Task):
     def in_buckets(self, examples: list) -> lengths.Examples:
         """Returns the examples with the lengths to which their rows may be cut."""
         num_tokens = np.array([self.num_tokens(example) for example in examples])
-        return lengths.Examples(examples, self.row, num_tokens, self.lengths)
+        return lengths.Examples(examples, self.row, num_tokens, self.lengths, self.shapes)
 
     def rows(self):
         return self._rows
@@ -178,9 +181,9 @@ class FineTuning(Definition, Task):
         return outputs, hidden
 
     def _flat(self, batch) -> dict[str, jax.Array]:
-        """Returns the arrays of the rows (..., L) as (rows, L)."""
-        arrays = {name: batch[name] for name in self.encoder.arrays}
-        return {name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()}
+        """Returns the arrays of the rows (..., L) as (rows, L), with units of any shape."""
+        shapes = self.encoder.shapes(batch["segment_ids"].shape[-1])
+        return {name: batch[name].reshape(-1, *shape) for name, shape in shapes.items()}
 
     def loss(self, params, batch, context: Context) -> Loss:
         outputs, hidden = self.outputs(params, batch, context)
@@ -269,7 +272,7 @@ class FineTuning(Definition, Task):
     @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention that `attention` returns."""
-        return (self.encoder.stack,) if self.model.attentions else ()
+        return (self.encoder.stack,) if self.encoder.stack in self.model.attentions else ()
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the fine-tuned model's attention between a text's words; with `pieces`, tokens.

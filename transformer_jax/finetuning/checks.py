@@ -11,7 +11,8 @@ def check(task) -> None:
 
 def _check_rows(task) -> None:
     model = task.model
-    if model.kind == "sequence_to_sequence" and model.source_vocab_size is not None:
+    has_decoder = model.kind == "sequence_to_sequence" and not task.source_only
+    if has_decoder and model.source_vocab_size is not None:
         raise UserError(
             f"config.model.source_vocab_size={model.source_vocab_size}: an encoder-decoder is "
             "fine-tuned on texts that both of its sides read, with one vocabulary"

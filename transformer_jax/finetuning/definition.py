@@ -16,6 +16,7 @@ class Definition(abc.ABC):
     fine_tunes = True
     evaluates_rows = False  # the loss is measured with the scores
     summarises = True  # whether the head reads one vector a row, not one a token
+    source_only = False  # whether only the encoder of an encoder-decoder is used
     two_texts = False  # whether a row holds two texts
     rows_of_example = 1
     empty_details = {}  # the details of a prediction for an empty line

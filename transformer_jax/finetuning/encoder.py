@@ -42,10 +42,12 @@ class Encoder:
 
     A SequenceToSequence model's row is A and B framed as a text, <s> A </s></s> B </s>. Its encoder
     and its decoder read the same row, the decoder behind the tokenizer's `start_id`. The states are
-    the decoder's; the summary is that of the last </s>.
+    the decoder's; the summary is that of the last </s>. With `source_only`, its encoder alone reads
+    the row.
     """
 
     model: Any  # the Linen module
+    source_only: bool = False
 
     @property
     def bidirectional(self) -> bool:
@@ -54,9 +56,13 @@ class Encoder:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The names of a row's arrays, (length,) int32 each."""
+        """The names of a row's arrays, int32 each."""
         second = "decoder_tokens" if self._decodes else "token_types"
         return ("tokens", second, "segment_ids")
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of a row's arrays, for rows of `length` units."""
+        return dict.fromkeys(self.arrays, (length,)) | {"tokens": (length, *self.model.unit_shape)}
 
     @property
     def stack(self) -> str:
@@ -64,8 +70,12 @@ class Encoder:
         return "encoder" if self.bidirectional else "decoder"
 
     @property
-    def _decodes(self) -> bool:
+    def _has_decoder(self) -> bool:
         return self.model.kind == "sequence_to_sequence"
+
+    @property
+    def _decodes(self) -> bool:
+        return self._has_decoder and not self.source_only
 
     @property
     def _pools(self) -> bool:
@@ -88,18 +98,13 @@ class Encoder:
                     "tokenizer and start, delimiter and extract"
                 )
             return Marks(*((self.model.vocab_size - place,) for place in (3, 2, 1)))
-        if self._decodes:
-            *begin, sep = tokenizer.framed([])
-            end = (sep,)
-        else:
-            begin, end = framing.of_text(self.model, tokenizer)
-            sep = end[0]
-        return Marks(tuple(begin), (sep,) * tokenizer.pair_separators, end)
+        begin, end = framing.of_text(self.model, tokenizer)
+        return Marks(begin, end[:1] * tokenizer.pair_separators, end)
 
     def row(
         self, tokenizer, first: list[int], second: list[int] | None = None, *, length: int
     ) -> Row:
-        """Returns `arrays` (length,) int32 of texts that fit."""
+        """Returns the arrays of texts that fit, with the shapes of `shapes`."""
         marks = self.marks(tokenizer)
         ids = marks.around(first, second)
         if self._decodes:
@@ -121,7 +126,16 @@ class Encoder:
                 model.output()
             return model.pooled(hidden) if summary and self._pools else hidden
 
-        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=used)["params"]
+        return self.model.init(rng, self._blank_tokens, method=used)["params"]
+
+    @property
+    def _blank_tokens(self) -> jax.Array:
+        return jnp.zeros((1, 8, *self.model.unit_shape), jnp.int32)
+
+    def init_layers(self, rng) -> tuple[list[jax.Array], dict]:
+        """Returns (`layers` of a short row, the parameters that they need)."""
+        states, variables = self.model.init_with_output(rng, self._blank_tokens, method="layers")
+        return list(states), variables["params"]
 
     def hidden(self, params, batch, rng, train: bool) -> jax.Array:
         """Returns the hidden states (B, L, M)."""
@@ -140,15 +154,16 @@ class Encoder:
             rngs={"dropout": rng} if train else None,
         )
 
-    def layers(self, params, batch) -> jax.Array:
-        """Returns an Encoder's embeddings and states of all layers (layers + 1, B, L, M)."""
-        return self.model.apply(
+    def layers(self, params, batch) -> list[jax.Array]:
+        """Returns the embeddings, and the states of the encoder's layers, (B, L, width) each."""
+        states = self.model.apply(
             {"params": params},
             batch["tokens"],
             segment_ids=batch["segment_ids"],
             token_types=batch["token_types"],
             method="layers",
         )
+        return list(states)
 
     def attention(self, params, tokenizer, texts: list[list[int]], pieces: bool) -> Attended:
         """Returns the attention weights between the words of a row of one text or two texts.
@@ -161,7 +176,7 @@ class Encoder:
         check_length(length, self.model.window)
         row = self.row(tokenizer, *texts, length=length)
         side = self._labels(tokenizer, texts, pieces)
-        if self._decodes:
+        if self._has_decoder:
             options = dict(method="encode")
         else:
             options = dict(token_types=row["token_types"][None])
@@ -218,7 +233,7 @@ class Encoder:
         without.
         """
         predictions = length if language_model else 0
-        lengths = (length, length) if self._decodes else (length,)
+        lengths = (length, length if self._decodes else 0) if self._has_decoder else (length,)
         return self.model.flops(*lengths, predictions)
 
 

@@ -32,6 +32,7 @@ class Examples:
     make_row: Callable[[Any], Row]  # of lengths[0] tokens
     num_tokens: np.ndarray  # (examples,): without padding
     lengths: tuple[int, ...]  # of the buckets, the longest first
+    shapes: Callable[[int], dict[str, tuple[int, ...]]]  # of a row's arrays, by its length
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -44,14 +45,11 @@ class Examples:
     def stack(self, numbers: Sequence[int], bucket: int) -> Row:
         """Returns the rows of these examples, arrays (len(numbers), ...)."""
         rows = [self.make_row(self.examples[number]) for number in numbers]
-        return {
-            name: self._cut(np.stack([row[name] for row in rows]), self.lengths[bucket])
-            for name in rows[0]
+        cuts = {
+            name: (slice(None), *map(slice, shape))
+            for name, shape in self.shapes(self.lengths[bucket]).items()
         }
-
-    def _cut(self, array: np.ndarray, length: int) -> np.ndarray:
-        is_by_token = array.ndim > 1 and array.shape[-1] == self.lengths[0]
-        return array[..., :length] if is_by_token else array
+        return {name: np.stack([row[name] for row in rows])[cuts[name]] for name in rows[0]}
 
     def batches(self, size: int, window: int) -> Iterator[tuple[np.ndarray, Row]]:
         """Yields (numbers of the examples, rows) for batches of all examples.

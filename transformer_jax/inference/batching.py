@@ -29,12 +29,14 @@ def longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda number: -lengths[number])
 
 
-def padded(rows: Sequence[Sequence[int]], length: int, num_rows: int | None = None) -> np.ndarray:
-    """Returns the rows as an int32 array (num_rows, length), padded with zeros.
+def padded(rows: Sequence[Sequence], length: int, num_rows: int | None = None) -> np.ndarray:
+    """Returns the rows as an int32 array (num_rows, length, ...), padded with zeros.
 
-    By default the array has as many rows as `rows`.
+    The items of a row are numbers, or arrays of one shape. By default the array has as many rows as
+    `rows`.
     """
-    array = np.zeros((num_rows or len(rows), length), np.int32)
+    shape = next((np.shape(values[0]) for values in rows if len(values)), ())
+    array = np.zeros((num_rows or len(rows), length, *shape), np.int32)
     for row, values in enumerate(rows):
         array[row, : len(values)] = values
     return array

@@ -1,24 +1,20 @@
 """The uses of a trained encoder: filling masks, and reading hidden states."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_jax.data import arguments
-from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference import attention, framing
-from transformer_jax.inference.filling import Filling, Reader
+from transformer_jax.inference.filling import Filling
+from transformer_jax.inference.states import StatesUse
 from transformer_jax.pictures.attended import Attended
 
 
-class EncoderUse:
+class EncoderUse(StatesUse):
     """The methods of a task whose model is of the kind Encoder."""
 
-    config: ConfigDict
-    model: Any
-    tokenizer: Any
+    @property
+    def text_tokenizer(self):
+        return self.tokenizer
 
     @property
     def attentions(self) -> tuple[str, ...]:
@@ -36,29 +32,6 @@ class EncoderUse:
         text without [MASK].
         """
         return self._reader(params).fill(params, arguments.as_texts(texts), top_k, long)
-
-    def features(
-        self,
-        params,
-        texts: Iterable[str],
-        layers: tuple[int, ...] = (-1,),
-        *,
-        long: str = "truncate",
-    ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yields the N pieces of each text, and their hidden states (layers, N, M) float32.
-
-        Layer 0 is the embeddings, -1 the last layer. The pieces include [CLS] and [SEP]; an empty
-        text has only these two. `long` decides about a text longer than `config.model.max_length`.
-        "truncate" cuts it, "skip" gives no pieces (N = 0), "refuse" raises UserError. A warning at
-        the end names the numbers of these texts. Raises UserError for a layer that does not exist.
-        """
-        return self._reader(params).features(params, arguments.as_texts(texts), layers, long)
-
-    def _reader(self, params, model=None) -> Reader:
-        """Returns the reader of the run's model, or of another one with these parameters."""
-        placement = Placement.of(params, self.config.mesh)
-        batch = placement.rows(self.config.decode.batch)
-        return Reader(model or self.model, self.tokenizer, batch, placement)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text; with `pieces`, its tokens.

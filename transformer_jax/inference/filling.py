@@ -1,4 +1,4 @@
-"""Reading texts with an Encoder: words for masks, and hidden states."""
+"""Reading texts: words for masks, and the hidden states of encoders."""
 
 import contextlib
 import dataclasses
@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -30,13 +31,13 @@ class Filling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads texts with an Encoder, `batch` at a time. See `EncoderUse`.
+    """Reads texts with an Encoder, or the encoder of an encoder-decoder, `batch` at a time.
 
-    The devices share the rows of a batch.
+    The devices share the rows of a batch. See `EncoderUse` and `StatesUse`.
     """
 
     model: Any  # the Linen module
-    tokenizer: Any  # with the special tokens cls and sep; to fill masks, with mask
+    tokenizer: Any  # that of the model's units; to fill masks, with the special token mask
     batch: int
     placement: Placement
 
@@ -104,14 +105,15 @@ class Reader:
         self, params, texts: Iterable[str], layers: tuple[int, ...], long: str
     ) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields the N pieces of each text, and their states (layers, N, M) float32."""
-        num_states = self.model.num_layers + 1
+        num_states = self.model.num_states
         if wrong := [layer for layer in layers if not -num_states <= layer < num_states]:
             raise UserError(
                 f"layer {wrong[0]}: must be from 0 (the embeddings) to {num_states - 1}, "
                 f"or from -{num_states} to -1"
             )
         treatment = self._long_texts(long, ("truncate", "skip", "refuse"))
-        return self._features(params, texts, np.array(layers) % num_states, treatment)
+        numbers = tuple(layer % num_states for layer in layers)
+        return self._features(params, texts, numbers, treatment)
 
     def _features(self, params, texts, layers, treatment) -> Iterator[tuple[list[str], np.ndarray]]:
         no_states = np.zeros((len(layers), 0, self.model.d_model), np.float32)
@@ -126,14 +128,14 @@ class Reader:
                 for ids in rows:
                     yield ([], no_states) if ids is None else next(states)
 
-    def _readable(self, number: int, ids: list[int], treatment: LongLines) -> list[int] | None:
-        """Returns the ids to read of a text; None where it is skipped."""
+    def _readable(self, number: int, ids: list, treatment: LongLines) -> list | None:
+        """Returns the units to read of a text; None where it is skipped."""
         if len(ids) <= self._max_tokens:
             return ids
         treatment.add(number)
         return None if treatment.way == "skip" else ids[: self._max_tokens]
 
-    def _states_of(self, params, rows: list[list[int]], layers: np.ndarray):
+    def _states_of(self, params, rows: list[list], layers: tuple[int, ...]):
         """Yields the pieces of each row, and their states in these layers."""
         if not rows:
             return
@@ -141,20 +143,30 @@ class Reader:
         states = hosts.run(Reader._states, self, params, tokens, segments, layers)
         states = np.asarray(jax.device_get(states), np.float32)
         for row, ids in enumerate(rows):
-            count = len(ids) + 2
+            count = len(ids) + self._num_marks
             yield self.tokenizer.pieces(tokens[row, :count].tolist()), states[:, row, :count]
 
     @property
     def _max_tokens(self) -> int:
-        """The most tokens of a text, without [CLS] and [SEP]."""
-        return self.model.window - 2
+        """The most tokens of a text, without those around it."""
+        return self.model.window - self._num_marks
+
+    @property
+    def _num_marks(self) -> int:
+        """The number of tokens around a text, such as [CLS] and [SEP]."""
+        return sum(map(len, framing.of_text(self.model, self.tokenizer)))
 
     def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
-        limit = f"config.model.max_length={self.model.max_length} tokens, including [CLS] and [SEP]"
+        marks = " and ".join(
+            piece
+            for ids in framing.of_text(self.model, self.tokenizer)
+            for piece in self.tokenizer.pieces(list(ids))
+        )
+        limit = f"config.model.max_length={self.model.max_length} tokens, including {marks}"
         return LongLines(way, ways, limit, "text")
 
-    def _padded(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens and segment ids (B, L) of texts between [CLS] and [SEP].
+    def _padded(self, rows: list[list]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens (B, L, ...) and segment ids (B, L) of texts with the tokens around them.
 
         Rows of padding fill up B to a number that the mesh divides.
         """
@@ -179,20 +191,30 @@ class Reader:
             logits = logits[..., : self.tokenizer.vocab_size]
             return gathered(tuple(jax.lax.top_k(jax.nn.log_softmax(logits), top_k)))
 
-    @partial(jax.jit, static_argnums=0)
+    @partial(jax.jit, static_argnums=(0, 4))
     def _states(
         self,
         params,
-        tokens: Int[Array, "B L"],
+        tokens: Int[Array, "B L ..."],
         segments: Int[Array, "B L"],
-        layers: Int[Array, " layers"],
+        layers: tuple[int, ...],
     ) -> Float[Array, "layers B L M"]:
         """Returns the hidden states of these layers (layers, B, L, M)."""
         variables = {"params": params}
         with self._placed(tokens):
             tokens, segments = split_rows((tokens, segments))
             states = self.model.apply(variables, tokens, segment_ids=segments, method="layers")
-            return gathered(states[layers])
+            return gathered(_stacked([states[layer] for layer in layers]))
 
     def _placed(self, tokens) -> contextlib.AbstractContextManager:
         return self.placement.dividing(length=tokens.shape[1]).use()
+
+
+def _stacked(states: list[Float[Array, "B L _"]]) -> Float[Array, "layers B L M"]:
+    """Returns the states of layers as one array. Raises UserError for layers of several widths."""
+    if len(widths := {x.shape[-1] for x in states}) > 1:
+        raise UserError(
+            f"--layers: layers of the widths {min(widths)} and {max(widths)} do not go into one "
+            "array; name layers of one width"
+        )
+    return jnp.stack(states)

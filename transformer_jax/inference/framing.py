@@ -1,14 +1,18 @@
-"""The special tokens of a text that an encoder reads."""
+"""The special tokens of a text that an encoder reads, alone or in front of a decoder."""
 
 from typing import Any
 
 
 def of_text(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the ids in front of a text and those behind it.
+    """Returns the units in front of a text and those behind it.
 
-    A row is [CLS] text [SEP], or text [SEP] [CLS] where the model declares `cls_last`. Raises
-    UserError where the tokenizer does not have them.
+    A row of an Encoder is [CLS] text [SEP], or text [SEP] [CLS] where it declares `cls_last`. That
+    of a SequenceToSequence model is framed as a source. Raises UserError where the tokenizer does
+    not have these tokens.
     """
+    if model.kind == "sequence_to_sequence":
+        *begin, end = tokenizer.framed([])
+        return tuple(begin), (end,)
     user = f"config.model.name={type(model).__name__.lower()!r}"
     cls, sep = tokenizer.required("cls", "sep", user=user)
     return ((), (sep, cls)) if model.cls_last else ((cls,), (sep,))

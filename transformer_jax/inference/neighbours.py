@@ -89,7 +89,7 @@ def of_word(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neigh
     first: without it, all cosines of a Transformer's states are large. Raises UserError where fewer
     than two texts have the word.
     """
-    layers = tuple(range(task.model.num_layers + 1))
+    layers = tuple(range(task.model.num_states))
     states, numbers, total, count = [], [], 0.0, 0
     lines = [text for _, text in texts]
     for number, (pieces, of_text) in enumerate(task.features(params, lines, layers)):

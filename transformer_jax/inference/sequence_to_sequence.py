@@ -2,24 +2,25 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-from ml_collections import ConfigDict
 
 from transformer_jax.data import arguments
 from transformer_jax.inference import attention
+from transformer_jax.inference.states import StatesUse
 from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.translating import Hypothesis, Translator
 from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say, track
 
 
-class SequenceToSequenceUse:
-    """The methods of a task whose model is of the kind SequenceToSequence."""
+class SequenceToSequenceUse(StatesUse):
+    """The methods of a task whose model is of the kind SequenceToSequence.
 
-    config: ConfigDict
-    model: Any
-    tokenizer: Any  # of source and target
+    Its tokenizer is a pair, of source and target.
+    """
+
+    @property
+    def text_tokenizer(self):
+        return self.tokenizer.source
 
     @property
     def attentions(self) -> tuple[str, ...]:

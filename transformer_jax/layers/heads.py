@@ -1,5 +1,7 @@
 """The heads that fine-tuning puts on a pre-trained model."""
 
+from collections.abc import Sequence
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -67,33 +69,47 @@ class ConcatenationHead(nn.Module):
 class RecurrentHead(nn.Module):
     """A two-layer bidirectional LSTM on frozen features (Devlin et al. 2018, section 5.3).
 
-    States of several layers (layers, B, L, M), filled (B, L) bool -> float32 (B, L, features). The
-    layers' states are concatenated, or summed with learned weights that add up to 1.
+    States of several layers, (B, L, width) each, filled (B, L) bool -> float32 (B, L, features).
+    The layers' states are concatenated, or summed with learned weights that add up to 1. Where it
+    is `scaled`, a learned number multiplies the sum, and dropout follows (Peters et al. 2018,
+    section 3.2). Where it `pools`, the outputs are (B, features), from the largest values over the
+    positions (Conneau et al. 2017, section 3.2.3).
     """
 
     features: int
     concatenate: bool = False
     width: int = 768  # of both directions together
     dropout: float = 0.0
+    scaled: bool = False
+    pools: bool = False
 
     @nn.compact
     def __call__(
         self,
-        states: Float[Array, "layers B L M"],
+        states: Sequence[Float[Array, "B L _"]],
         filled: Bool[Array, "B L"],
         *,
         train: bool = False,
-    ) -> Float[Array, "B L F"]:
+    ) -> Float[Array, "B L F"] | Float[Array, "B F"]:
         if self.concatenate:
-            x = jnp.concatenate(list(states), axis=-1)
+            x = jnp.concatenate(states, axis=-1)
         else:
-            init = declared(nn.initializers.zeros, (None,))
-            weights = self.param("weights", init, (len(states),))
-            weights = jax.nn.softmax(weights).astype(states.dtype)
-            x = jnp.einsum("s,sblm->blm", weights, states)
+            x = self._mixed(jnp.stack(states), train)
         cell = LSTM(self.width // 2)
         for layer in range(2):
             forward = Unidirectional(cell, name=f"lstm_{layer}_forward")
             backward = Unidirectional(cell, reverse=True, name=f"lstm_{layer}_backward")
             x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
+        if self.pools:
+            x = jnp.where(filled[..., None], x, -jnp.inf).max(axis=1)
+            x = jnp.where(filled.any(axis=1)[:, None], x, 0)  # a row of padding alone
         return Head(self.features, self.dropout, name="tags")(x, train=train)
+
+    def _mixed(self, states: Float[Array, "layers B L M"], train: bool) -> Float[Array, "B L M"]:
+        """Returns the weighted sum of the layers' states."""
+        init = declared(nn.initializers.zeros, (None,))
+        weights = jax.nn.softmax(self.param("weights", init, (len(states),)))
+        if self.scaled:
+            weights = weights * self.param("scale", declared(nn.initializers.ones, ()), ())
+        x = jnp.einsum("s,sblm->blm", weights.astype(states.dtype), states)
+        return Dropout(self.dropout)(x, train=train) if self.scaled else x

@@ -95,6 +95,9 @@ class BART(Attending):
         """Sets up the encoder's layers. `stack` returns so many of them."""
         self.encoder = stack(self.num_encoder_layers)
 
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
+        return self.token_embed(source)
+
     def encoded(
         self,
         source: Int[ArrayLike, "B S"],

@@ -60,6 +60,9 @@ class BARTTranslation(BART):
         self.first_layer = stack(1)
         self.encoder = stack(self.num_encoder_layers - 1)
 
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
+        return self.source_embed(source)
+
     def encoded(
         self,
         source: Int[ArrayLike, "B S"],

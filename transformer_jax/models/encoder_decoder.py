@@ -138,6 +138,9 @@ class EncoderDecoder(Attending):
             self.encoder_norm = norm()
             self.decoder_norm = norm()
 
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
+        return self.source_embed(source)
+
     def encoded(
         self,
         source: Int[ArrayLike, "B S"],

@@ -18,6 +18,7 @@ from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.models.capabilities import METHODS
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
+from transformer_jax.models.reading import Reading, SourceStates
 
 _UNLIMITED = 2**30  # positions
 # The kinds of attention of a model all of whose layers have attention weights.
@@ -28,7 +29,7 @@ _ATTENTIONS = {
 }
 
 
-class Model(nn.Module, abc.ABC):
+class Model(Reading, nn.Module, abc.ABC):
     """The methods that all families share.
 
     models/capabilities.py explains the words in `can`.
@@ -203,7 +204,7 @@ class Causal(CausalDecoding, Model):
         """
 
 
-class SequenceToSequence(SequenceDecoding, Model):
+class SequenceToSequence(SourceStates, SequenceDecoding, Model):
     """Source (B, S) and target (B, T) -> states (B, T, M) of the target tokens.
 
     `begin` and `step` serve a family with "cache" in `can`. It has `cached(target, positions,

@@ -95,9 +95,9 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         )
         is_dot = self.attention != "none" and self.score in ("dot", "scaled_dot")
         _refuse(
-            is_dot and self._annotation_width != self.d_model,
+            is_dot and self.source_width != self.d_model,
             f"score={self.score!r}: must be 'general', unless the encoder's outputs have the width "
-            f"config.model.d_model={self.d_model}; they have {self._annotation_width}",
+            f"config.model.d_model={self.d_model}; they have {self.source_width}",
         )
 
     @property
@@ -120,7 +120,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         return self.encoder_width if is_own else self.d_model // self._directions
 
     @property
-    def _annotation_width(self) -> int:
+    def source_width(self) -> int:
         return self._directions * self._encoder_width
 
     @property
@@ -129,7 +129,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         return (
             self.encoder_kind != "transformer"
             and self.num_encoder_layers == self.num_decoder_layers
-            and self._annotation_width == self.d_model
+            and self.source_width == self.d_model
         )
 
     @property
@@ -162,18 +162,16 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         self.target_embed = embed(self.vocab_size)
         if self.source_vocab_size:
             self.source_embed = embed(self.source_vocab_size, key="source_vocab_size")
-        else:
-            self.source_embed = self.target_embed
         if not self.tie_output:
             self.output_embed = embed(self.vocab_size)
         self.drop = Dropout(self.dropout)
         self.encoder = self._encoder()
         if self._projected_width:
             self.bridge_projection = self._linear((self._encoder_width,), self._projected_width)
-        sizes = (self.d_model, self._annotation_width, self.max_length)
+        sizes = (self.d_model, self.source_width, self.max_length)
         self.decoder = RecurrentLayers(self._step, *sizes, self.dropout, self._dtype)
         if self.attention == "before":
-            inputs = (2 * self.d_model + self._annotation_width,)
+            inputs = (2 * self.d_model + self.source_width,)
             self.readout = self._linear(inputs, 2 * self.d_model)
 
     @nn.nowrap
@@ -207,12 +205,15 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     ) -> Float[Array, "B S W"]:
         source = jnp.asarray(source)
         segments = jnp.ones_like(source) if segment_ids is None else segment_ids
-        x = self.drop(self.source_embed(source), train=train)
+        x = self.drop(self.embedded(source), train=train)
         annotations, states, summary = self.encoder(x, segments, train=train)
         first_states = states if self.bridge == "copy" else ()
         if self._projected_width:
             first_states = (*first_states, jnp.tanh(self.bridge_projection(summary)))
         return jnp.concatenate([annotations, *first_states], axis=-1)
+
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
+        return (self.source_embed if self.source_vocab_size else self.target_embed)(source)
 
     def decode(
         self,
@@ -245,7 +246,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         self, memory: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
     ) -> tuple[dict[str, Array], Any]:
         first, _ = bounds(jnp.asarray(segments))
-        widths = (self._annotation_width, *self._first_widths)
+        widths = (self.source_width, *self._first_widths)
         annotations, *parts = jnp.split(memory, np.cumsum(widths[:-1]), axis=-1)
         source = self.decoder.source(annotations, jnp.arange(memory.shape[1]) - first)
         states = []
@@ -283,10 +284,10 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     ) -> float:
         total = self._encoder().flops(source_length, self.d_model)
         total += flops.dense(source_length, self._encoder_width, self._projected_width)
-        sizes = (self._annotation_width, self.max_length)
+        sizes = (self.source_width, self.max_length)
         total += self._step.flops(source_length, target_length, *sizes)
         if self.attention == "before":
-            inputs = 2 * self.d_model + self._annotation_width
+            inputs = 2 * self.d_model + self.source_width
             total += flops.dense(target_length, inputs, 2 * self.d_model)
         positions = target_length if predictions is None else predictions
         return total + flops.dense(positions, self.d_model, self.vocab_size)

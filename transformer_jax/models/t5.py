@@ -119,6 +119,9 @@ class T5(Attending):
         self.encoder_norm = RMSNorm()
         self.decoder_norm = RMSNorm()
 
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
+        return self.token_embed(source)
+
     def encoded(
         self,
         source: Int[ArrayLike, "B S"],

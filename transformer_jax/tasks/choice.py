@@ -100,7 +100,9 @@ class Choice(FineTuning):
         return longest + self.marks.count(2)
 
     def shapes(self, length):
-        return dict.fromkeys(self.encoder.arrays, (len(self.choices), length)) | {"label": ()}
+        rows = self.encoder.shapes(length)
+        shapes = {name: (len(self.choices), *shape) for name, shape in rows.items()}
+        return shapes | {"label": ()}
 
     def head(self):
         return self.encoder.head(1, self.head_dropout)

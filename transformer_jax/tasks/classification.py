@@ -16,8 +16,8 @@ import scipy.stats
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import inference
-from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import fitted
+from transformer_jax.finetuning.features import FeatureBased
 from transformer_jax.finetuning.predictions import Prediction, Unlabelled
 from transformer_jax.finetuning.zero_shot import ZeroShot
 from transformer_jax.layers.heads import ConcatenationHead
@@ -27,7 +27,7 @@ from transformer_jax.scores import predictions as scores
 
 
 @dataclasses.dataclass
-class Classification(FineTuning):
+class Classification(FeatureBased):
     """A label, or a number, for each text or pair of texts.
 
     A column is a name in a table's header, a key of JSON lines, or a TFDS feature; in a table
@@ -54,7 +54,7 @@ class Classification(FineTuning):
         super().__post_init__()
         if self.symmetric and not self.pair:
             raise UserError("config.task.symmetric needs config.task.pair, a second text")
-        if self.symmetric and self.model.kind == "sequence_to_sequence":
+        if self.symmetric and self.model.kind == "sequence_to_sequence" and not self.features:
             raise UserError(
                 "config.task.symmetric=True: needs a linear head; that on "
                 f"{self.config.model.name} is not linear"
@@ -63,6 +63,10 @@ class Classification(FineTuning):
             raise UserError(
                 f"config.task.symmetric=True: needs a linear head; config.task.head_kind="
                 f"{self.head_kind!r} is not linear"
+            )
+        if self.features and self.head_kind != "linear":
+            raise UserError(
+                f"config.task.head_kind={self.head_kind!r}: not with config.task.features; drop one"
             )
         if self.label in (self.text, self.pair):
             raise UserError(
@@ -172,21 +176,20 @@ class Classification(FineTuning):
         return sum(map(len, texts)) + self.marks.count(len(texts))
 
     def shapes(self, length):
-        row = (2, length) if self.symmetric else (length,)
-        return dict.fromkeys(self.encoder.arrays, row) | {
-            "value" if self.regression else "label": ()
-        }
+        orders = (2,) if self.symmetric else ()
+        rows = {name: (*orders, *shape) for name, shape in self.encoder.shapes(length).items()}
+        return rows | {"value" if self.regression else "label": ()}
 
     # objective and scores
 
-    @cached_property
-    def _num_outputs(self) -> int:
+    @property
+    def num_outputs(self):
         return 1 if self.regression else len(self.names)
 
     def head(self):
         if self.head_kind == "concatenation":
-            return ConcatenationHead(self._num_outputs, self.head_dropout)
-        return self.encoder.head(self._num_outputs, self.head_dropout)
+            return ConcatenationHead(self.num_outputs, self.head_dropout)
+        return super().head()
 
     @property
     def summary_width(self):

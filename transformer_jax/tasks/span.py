@@ -149,7 +149,7 @@ class Span(FineTuning):
         return len(example.question_ids) + len(example.ids) + self.marks.count(2)
 
     def shapes(self, length):
-        return dict.fromkeys(self.encoder.arrays, (length,)) | {"first": (), "last": ()}
+        return self.encoder.shapes(length) | {"first": (), "last": ()}
 
     # objective and scores
 

@@ -4,32 +4,17 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import conll, tables
-from transformer_jax.finetuning.base import FineTuning
+from transformer_jax.finetuning.features import FeatureBased
 from transformer_jax.finetuning.predictions import Unlabelled
-from transformer_jax.layers import flops
-from transformer_jax.layers.cells import LSTM
-from transformer_jax.layers.heads import Head, RecurrentHead
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
-
-# The layers of each kind of features; layer 0 is the embeddings.
-_LAYERS = {
-    "embeddings": slice(0, 1),
-    "second-to-last": slice(-2, -1),
-    "last": slice(-1, None),
-    "sum-last-four": slice(-4, None),
-    "concat-last-four": slice(-4, None),
-    "sum-all": slice(1, None),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +29,7 @@ class _Part:
 
 
 @dataclasses.dataclass
-class Tagging(FineTuning):
+class Tagging(FeatureBased):
     """A word's tag is read at its first piece. A sentence longer than a row is split between words.
 
     Files have the form of CoNLL: a word and, in the last column, its tag on each line; a blank line
@@ -54,33 +39,9 @@ class Tagging(FineTuning):
     prefix: str = ""  # removed from the beginning of each word, such as "en:"
     labels: tuple = ()  # all tags; (): the tags of the training examples, sorted
 
-    # layers of a frozen BERT that an LSTM reads (table 7); "": none, the whole BERT is trained
-    features: Literal[
-        "", "embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all"
-    ] = ""
-    lstm_width: int = 768  # width of both directions together, in each of the two layers
-
     summarises = False
     empty_details = {"words": [], "tags": [], "probabilities": []}
     long_lines = ("split", "skip", "refuse")
-
-    def __post_init__(self):
-        self.frozen = self.frozen or bool(self.features)
-        super().__post_init__()
-        if self.features and self.model.kind != "encoder":
-            raise UserError(
-                f"config.task.features={self.features}: is for bert, not {self.config.model.name}"
-            )
-        if self.lstm_width < 2 or self.lstm_width % 2:
-            raise UserError(
-                f"config.task.lstm_width={self.lstm_width}: must be even and at least 2, for two "
-                "directions"
-            )
-        if self.features.endswith("four") and self.model.num_layers < 4:
-            raise UserError(
-                f"config.task.features={self.features}: needs 4 layers, but this model has "
-                f"{self.model.num_layers} layers"
-            )
 
     # examples
 
@@ -155,56 +116,13 @@ class Tagging(FineTuning):
         return len(example.ids) + self.marks.count(1)
 
     def shapes(self, length):
-        return dict.fromkeys((*self.encoder.arrays, "labels", "is_word"), (length,))
+        return self.encoder.shapes(length) | dict.fromkeys(("labels", "is_word"), (length,))
 
-    # head and objective
+    # objective
 
     @property
-    def _concatenates(self) -> bool:
-        """Whether the states of several layers are concatenated, not summed."""
-        return self.features == "concat-last-four"
-
-    def head(self):
-        if self.features:
-            return RecurrentHead(
-                len(self.names), self._concatenates, self.lstm_width, self.head_dropout
-            )
-        return Head(len(self.names), self.head_dropout, True)
-
-    def init(self, rng):
-        if not self.features:
-            return super().init(rng)
-        head_key, encoder_key = jax.random.split(rng)
-        states = jnp.zeros((self.model.num_layers + 1, 1, 8, self.model.d_model))
-        chosen = states[_LAYERS[self.features]]
-        filled = jnp.ones((1, 8), bool)
-        return {
-            **self.encoder.init(encoder_key, False),
-            "head": self.head().init(head_key, chosen, filled)["params"],
-        }
-
-    def outputs(self, params, batch, context):
-        if not self.features:
-            return super().outputs(params, batch, context)
-        states = jax.lax.stop_gradient(self.encoder.layers(params, batch))
-        outputs = self.head().apply(
-            {"params": params["head"]},
-            states[_LAYERS[self.features]],
-            batch["segment_ids"] > 0,
-            train=context.train,
-            rngs={"dropout": context.rng} if context.train else None,
-        )
-        return outputs, states[-1]
-
-    def flops(self, row_shape=0):
-        if not self.features:
-            return super().flops(row_shape)
-        num_states = 4 if self._concatenates else 1
-        length = self.lengths[row_shape]
-        cell = LSTM(self.lstm_width // 2)  # of one direction
-        first = flops.recurrent(length, num_states * self.model.d_model, cell)
-        second = flops.recurrent(length, self.lstm_width, cell)
-        return super().flops(row_shape) + 3 * 2 * (first + second)
+    def num_outputs(self):
+        return len(self.names)
 
     def counted(self, batch):
         return batch["is_word"]

@@ -11,6 +11,7 @@ from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import (
     of_run,
     pair_of_run,
+    source_of_run,
     train,
     train_cached,
     train_pair,
@@ -28,6 +29,7 @@ __all__ = [
     "of_run",
     "pair_of_run",
     "read_published",
+    "source_of_run",
     "train",
     "train_cached",
     "train_pair",

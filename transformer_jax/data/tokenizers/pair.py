@@ -101,8 +101,13 @@ def _name(side: str, kind: type[Tokenizer]) -> str:
 
 def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> None:
     """Raises UserError where a tokenizer has more tokens than the model."""
-    if source_vocab_size is None:
-        loading.check_size(pair.source, vocab_size)
-    else:
-        loading.check_size(pair.source, source_vocab_size, "source_vocab_size")
+    check_source(pair.source, source_vocab_size, vocab_size)
     loading.check_size(pair.target, vocab_size)
+
+
+def check_source(source: Tokenizer, source_vocab_size: int | None, vocab_size: int) -> None:
+    """Raises UserError where the tokenizer of the sources has more tokens than the model."""
+    if source_vocab_size is None:
+        loading.check_size(source, vocab_size)
+    else:
+        loading.check_size(source, source_vocab_size, "source_vocab_size")

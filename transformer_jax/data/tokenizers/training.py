@@ -13,7 +13,7 @@ from transformer_jax.data import store
 from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.loading import check_size, load, of_files, read_published
-from transformer_jax.data.tokenizers.pair import Pair, check_pair
+from transformer_jax.data.tokenizers.pair import Pair, check_pair, check_source
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
@@ -65,6 +65,17 @@ def pair_of_run(
         pair = train_pair(pairs(), data, source_vocab_size, vocab_size, target=pair.target)
     check_pair(pair, source_vocab_size, vocab_size)
     return pair
+
+
+def source_of_run(folder: pathlib.Path | None, data, model) -> Tokenizer:
+    """Returns the tokenizer of the sources of an encoder-decoder, read as those of `pair_of_run`.
+
+    `folder` may hold that tokenizer alone. Raises UserError where it has more tokens than the
+    model.
+    """
+    pair = Pair.load(folder) if folder else Pair.read_published(buckets.path(data.tokenizer_files))
+    check_source(pair.source, model.source_vocab_size, model.vocab_size)
+    return pair.source
 
 
 def train(

@@ -1,0 +1,127 @@
+"""Heads on frozen states, of every kind of model that has an encoder."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.finetuning.examples import build, pretrained, task_of
+from transformer_jax.config import UserError
+from transformer_jax.layers.heads import RecurrentHead
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.train import train
+
+STATES = np.random.default_rng(0).normal(size=(3, 2, 5, 8)).astype(np.float32)
+FILLED = np.arange(5) < np.array([[5], [3]])
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory):
+    """The workdir of an initial recurrent translation, with a vocabulary for each side."""
+    folder = tmp_path_factory.mktemp("translation")
+    sizes = dict(model__source_vocab_size=90, model__encoder_width=12, model__bridge="project")
+    return pretrained(folder, "recurrent_seq2seq", **sizes)
+
+
+def learned(folder, kind, origin, features, **keys):
+    """Returns (task, params, scores) of a head that has learned from the frozen states."""
+    config = build(
+        folder,
+        kind,
+        origin,
+        task__features=features,
+        task__lstm_width=16,
+        optimizer__learning_rate=2e-2,
+        **keys,
+    )
+    scores = train(config, folder / "run")
+    return *open_run(folder / "run"), scores
+
+
+def test_a_text_is_classified_from_weighted_states(runs, tmp_path):
+    """All layers of BERT, with weights and a factor that the task learns."""
+    task, params, scores = learned(tmp_path, "classification", runs["bert"], "weighted")
+    assert scores["valid/accuracy"] > 0.85
+    assert params["head"]["weights"].shape == (3,) and params["head"]["scale"] != 1
+    (prediction,) = task.predict(params, ["the cat sat"])
+    assert prediction.text == "cat"
+    _, pretrained = open_run(runs["bert"])
+    np.testing.assert_array_equal(*(x["token_embed"]["embedding"] for x in (params, pretrained)))
+
+
+@pytest.mark.parametrize("kind, score", [("tagging", "f1"), ("classification", "accuracy")])
+def test_the_encoder_of_a_translation_gives_features(kind, score, translation, tmp_path):
+    """As CoVe: the source's tokenizer reads the text, and embeddings stand beside the states."""
+    task, params, scores = learned(tmp_path, kind, translation, "concat-embeddings-last")
+    assert scores[f"valid/{score}"] > 0.85
+    width = 32 + 2 * 12  # the embeddings, and the encoder's two directions
+    assert params["head"]["lstm_0_forward"]["input"]["kernel"].shape == (width, 4, 8)
+    assert "decoder" not in params and "output_embed" not in params
+    earlier, _ = open_run(translation)
+    assert task.tokenizer.fingerprint() == earlier.tokenizer.source.fingerprint()
+    (prediction,) = task.predict(params, ["the cat sat"])
+    assert "cat" in prediction.text
+
+
+def test_an_update_of_a_pair_in_both_orders(runs, tmp_path):
+    steps = dict(train__num_steps=2, task__symmetric=True)
+    task, params, _ = learned(tmp_path, "pairs", runs["bert"], "sum-all", **steps)
+    first, second = task.predict(params, ["the cat sat\ta dog", "a dog\tthe cat sat"])
+    probabilities = second.details["probabilities"]
+    assert first.details["probabilities"] == pytest.approx(probabilities, rel=1e-4)
+
+
+def test_the_states_of_a_source_are_read_as_arrays(translation):
+    task, params = open_run(translation)
+    texts = ["the cat", "", "a dog ran to the mat"]
+    embeddings, states = (list(task.features(params, texts, (layer,))) for layer in (0, -1))
+    source = task.tokenizer.source
+    for text, (pieces, vectors), (_, memory) in zip(texts, embeddings, states, strict=True):
+        ids = source.framed(source.encode(text))
+        assert pieces == source.pieces(ids) and vectors.shape == (1, len(ids), 32)
+        expected = task.model.apply({"params": params}, np.array([ids]), method="encode")
+        np.testing.assert_allclose(memory[0], expected[0, :, :24], atol=1e-5)
+        np.testing.assert_array_equal(
+            vectors[0], params["source_embed"]["embedding"][np.array(ids)]
+        )
+    with pytest.raises(UserError, match="layers of the widths 24 and 32"):
+        list(task.features(params, texts, (0, 1)))
+    with pytest.raises(UserError, match="layer 2: must be from 0 .* to 1"):
+        list(task.features(params, texts, (2,)))
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_the_head_is_that_of_the_equations(pools):
+    """gamma * sum_j softmax(s)_j h_j; padding changes nothing."""
+    head = RecurrentHead(3, width=8, scaled=True, pools=pools)
+    states, filled = list(jnp.array(STATES)), jnp.array(FILLED)
+    params = nn.unbox(head.init(jax.random.key(0), states, filled))["params"]
+    params |= {"weights": jnp.log(jnp.float32([1, 2, 5])), "scale": jnp.float32(2)}
+    outputs = head.apply({"params": params}, states, filled)
+    mixed = 2 * jnp.einsum("s,sblm->blm", jnp.float32([1, 2, 5]) / 8, STATES)
+    plain = RecurrentHead(3, width=8, concatenate=True, pools=pools)
+    of_mixed = {name: x for name, x in params.items() if name not in ("weights", "scale")}
+    expected = plain.apply({"params": of_mixed}, [mixed], filled)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    short = head.apply({"params": params}, [x[1:, :3] for x in states], filled[1:, :3])
+    long = outputs[1:] if pools else outputs[1:, :3]
+    np.testing.assert_allclose(short, long, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "family, features, message",
+    [
+        ("concatenation", "last", "head_kind='concatenation': not with config.task.features"),
+        ("gpt", "weighted", "features=weighted: needs the states of an encoder; gpt is a causal"),
+        ("translation", "weighted", "must be one of embeddings, last, concat-embeddings-last"),
+    ],
+)
+def test_features_of_other_models_are_refused(
+    family, features, message, runs, translation, tmp_path
+):
+    origin = translation if family == "translation" else runs.get(family, runs["bert"])
+    keys = dict(task__head_kind=family) if family == "concatenation" else {}
+    with pytest.raises(UserError, match=message) as error:
+        task_of(tmp_path, "classification", origin, task__features=features, **keys)
+    assert "\n" not in str(error.value)
