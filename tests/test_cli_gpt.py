@@ -108,6 +108,7 @@ def test_evaluate_prints_one_object(trained):
     scores = json.loads(done.stdout)
     assert scores["stride"] == 8, done.stderr
     assert scores["bits_per_byte"] > 0, done.stderr
+    assert {"tokens", "unigram", "bigram", "trigram"} <= scores["ngrams"].keys()
     assert scores["perplexity"] > 1, done.stderr
 
 

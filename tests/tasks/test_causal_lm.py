@@ -13,6 +13,7 @@ from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
+from transformer_jax.tasks import causal_lm
 from transformer_jax.tasks.task import Context
 from transformer_jax.training import batches
 from transformer_jax.training import state as states
@@ -34,6 +35,25 @@ def test_it_learns_and_measures(gpt):
     )
     # All characters are ASCII.
     assert scores["valid/bits_per_character"] == scores["valid/bits_per_byte"]
+
+
+def test_ngram_models_stand_beside_it(gpt, monkeypatch):
+    """They predict the same tokens, from counts of the training tokens."""
+    found = gpt.task.evaluate(gpt.params, "valid")["ngrams"]
+    train = gpt.task.rows().train.phases[0].components[0].store
+    valid = gpt.task.rows().eval["valid"].component.store
+    (counted,), (tokens,) = (each.read([(0, each.meta["tokens"])]) for each in (train, valid))
+    assert found["tokens"] == len(counted)
+    added = np.bincount(counted, minlength=gpt.task.tokenizer.vocab_size) + found["unigram"]["k"]
+    expected = -np.log(added / added.sum())[tokens].mean()
+    assert found["unigram"]["loss"] == pytest.approx(expected)
+    assert found["bigram"]["perplexity"] == pytest.approx(math.exp(found["bigram"]["loss"]))
+    assert found["trigram"]["loss"] < found["bigram"]["loss"] < found["unigram"]["loss"]
+
+    monkeypatch.setattr(causal_lm, "_COUNTED", 100)
+    assert gpt.task.evaluate(gpt.params, "valid")["ngrams"]["tokens"] < found["tokens"]
+    gone, _ = open_run(gpt.workdir, overrides={"data.train_files": None})
+    assert gone.evaluate(gpt.params, "valid")["ngrams"] is None
 
 
 def test_an_evaluation_states_its_stride(gpt):

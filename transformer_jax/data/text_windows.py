@@ -2,8 +2,13 @@
 
 import dataclasses
 
+import numpy as np
+from jaxtyping import UInt32
+
 from transformer_jax.data import rows, windows
 from transformer_jax.data.mixed_texts import MixedTexts
+from transformer_jax.data.tokenizers.training import Sample
+from transformer_jax.pictures.progress import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +33,14 @@ class TextWindows(MixedTexts):
             )
 
         return self.train_rows(component, "stream" if self.carries else "shuffled")
+
+    def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
+        """Returns tokens for n-gram models: the training text, or a `Sample` of so many bytes."""
+        sample = Sample(self.training_text(), num_bytes)
+        blocks = [windows.encoded(block, tokenizer) for block in windows.blocks(sample)]
+        if not sample.is_whole:
+            say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
+        return np.concatenate(blocks)
 
     def evaluation(self, tokenizer, split: str, stride: int | None = None) -> rows.EvalRows:
         """Returns rows that predict each token of a split once, `stride` more tokens a row.

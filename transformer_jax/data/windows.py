@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from jaxtyping import UInt32
 
 from transformer_jax.config import UserError
 from transformer_jax.data import store
@@ -156,12 +157,17 @@ def _fill(writer: store.Writer, documents: Iterable[str], tokenizer) -> dict[str
     """Writes the tokens of a part, and returns its counts."""
     counts = {"documents": 0, "bytes": 0, "characters": 0}
     for block in blocks(documents):
-        encoded = [np.array([*ids, tokenizer.eos_id], np.uint32) for ids in tokenizer.encode(block)]
-        writer.append(np.concatenate(encoded))
+        writer.append(encoded(block, tokenizer))
         counts["documents"] += len(block)
         counts["bytes"] += sum(len(document.encode()) for document in block)
         counts["characters"] += sum(map(len, block))
     return counts
+
+
+def encoded(documents: list[str], tokenizer) -> UInt32[np.ndarray, " N"]:
+    """Returns the tokens of documents, each with its end."""
+    ids = tokenizer.encode(documents)
+    return np.concatenate([np.array([*each, tokenizer.eos_id], np.uint32) for each in ids])
 
 
 def _whole(parts: list[dict], name: str, eos_id: int) -> dict[str, int]:

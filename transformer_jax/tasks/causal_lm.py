@@ -4,6 +4,7 @@ import dataclasses
 from functools import cached_property, partial
 
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments
@@ -13,9 +14,11 @@ from transformer_jax.inference.causal import CausalUse
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.progress import say
-from transformer_jax.tasks.base import TextTask, check_row_length, perplexities
+from transformer_jax.scores import ngrams
+from transformer_jax.tasks.base import TextTask, check_row_length, perplexities, perplexity
 from transformer_jax.tasks.task import Context, EvaluationProgram, Loss
 
+_COUNTED = 2**24  # bytes of the training text that n-gram models count
 _SAMPLING = Sampling(temperature=0.8)  # of the texts that an evaluation prints
 
 
@@ -130,6 +133,7 @@ class CausalLM(CausalUse, TextTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns loss, accuracy, perplexity, and bits per byte and per character of a split.
 
+        The losses of n-gram models of the training text stand beside them, where the run has it.
         Windows slide over the text by `config.decode.stride`; a model with a carry reads the text
         once, as one stream. Raises UserError where the run has no such split.
         """
@@ -146,4 +150,20 @@ class CausalLM(CausalUse, TextTask):
             "bytes": meta["bytes"],
             "length": self.length,
             "stride": evaluated.component.stride,
+            "ngrams": self._ngrams(evaluated.component.store),
         }
+
+    def _ngrams(self, stored) -> dict | None:
+        """Returns the scores of n-gram models of the training text on the tokens of a store."""
+        try:
+            counted = self.texts.counted(self.tokenizer, _COUNTED)
+        except UserError as error:
+            say(f"no n-gram models: {error}")
+            return None
+        (tokens,) = stored.read([(0, stored.meta["tokens"])])
+        # The first token is predicted from the end of a document.
+        text = np.concatenate([[self.tokenizer.eos_id], tokens])
+        scores = ngrams.scores(counted, text, self.tokenizer.vocab_size)
+        for values in scores.values():
+            values["perplexity"] = perplexity(values["loss"])
+        return {"tokens": len(counted), **scores}
