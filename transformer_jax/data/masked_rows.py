@@ -6,11 +6,10 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
 from transformer_jax.data import masked_texts, masking, rows, sentence_pairs, token_counts, windows
-from transformer_jax.data.sources import documents
+from transformer_jax.data.single_text import SingleText
 
 # The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
 # and masks.
@@ -18,11 +17,10 @@ _MIN_EVAL_ROWS = 2_000
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedRows:
+class MaskedRows(SingleText):
     """Pairs of texts, or single texts, with masks that each epoch draws anew.
 
     Attributes:
-      config: the config of the run.
       phases: (share of the updates, tokens of a row, most predictions of a row) of each phase.
       pairs: whether rows are pairs of texts, not single ones.
       whole_words: whether all pieces of a word are masked, or none.
@@ -35,7 +33,6 @@ class MaskedRows:
 
     single: ClassVar[str] = "next_sentence=0"  # of config.task: then rows are single texts
 
-    config: ConfigDict
     phases: tuple
     pairs: bool
     whole_words: bool
@@ -79,22 +76,6 @@ class MaskedRows:
                 f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
                 "language modelling does not grow; set it to 0"
             )
-
-    def training_text(self):
-        return self.text("train")
-
-    def fingerprint(self) -> dict:
-        return {"train": self.text("train").fingerprint()}
-
-    def text(self, split: str):
-        """Returns the documents of a split; None where `config.data` names none.
-
-        Raises UserError where there is no training text.
-        """
-        text = documents.of_split(self.config.data, split)
-        if text is None and split == "train":
-            raise UserError("config.data.train_files is missing: the training text")
-        return text
 
     @property
     def phase_steps(self) -> list[int]:
