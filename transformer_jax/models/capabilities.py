@@ -7,6 +7,8 @@ Words in `can`:
   next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
   detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
     which is a part of the model, replaces them: see models/electra.py.
+  static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token, layer
+    0, is its vector, and depends on no other token.
   write: `encode`, `begin` and `step` write texts by appended masks (models/cloze.py).
   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
   cache: `cached` reads tokens into a key/value cache.
@@ -28,6 +30,7 @@ METHODS = {
         "narrow",
         "narrow_params",
     ),
+    "static": ("vectors",),
     "write": ("encode", "begin", "step"),
     "cache": ("cached",),
     "carry": ("initial_carry", "advance"),

@@ -42,12 +42,14 @@ class Context(NamedTuple):
         evaluation.
       step: () int32, the number of the step, from 0; None in an evaluation.
       carry: the rows' part of `initial_carry`'s tree; None where the task has none.
+      rate: () float32, the learning rate of `config.optimizer` at the update; 0 in an evaluation.
       train: whether the loss is that of training, with dropout and label smoothing.
     """
 
     rng: jax.Array | None = None
     step: jax.Array | None = None
     carry: Any = None
+    rate: jax.Array | float = 0.0
     train: bool = False
 
 

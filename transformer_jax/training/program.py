@@ -15,7 +15,7 @@ from transformer_jax.layers import parameters
 from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer
 from transformer_jax.training import state as states
-from transformer_jax.training.step import make_eval_step, make_train_step
+from transformer_jax.training.step import Optimizer, make_eval_step, make_train_step
 
 # The positions of the updates between two progress lines are counted as int32.
 _MAX_POSITIONS = 2**31
@@ -81,7 +81,8 @@ class Program:
         num_updates = config.train.num_steps * math.prod(task.passes)
         tx = optimizer.make(config.optimizer, num_updates, task, traits)
         state = states.abstract(task, tx, mesh, table)
-        train_step = make_train_step(task, tx, mesh, table, state)
+        learning_rate = optimizer.schedule(config.optimizer, num_updates)
+        train_step = make_train_step(task, Optimizer(tx, learning_rate), mesh, table, state)
         if task.passes != (1, 1) and state.carry is not None:
             raise UserError(
                 f"config.task.name={config.task.name!r}: has a carry, so it makes one pass over a "
@@ -93,7 +94,7 @@ class Program:
             mesh=mesh,
             table=table,
             tx=tx,
-            learning_rate=optimizer.schedule(config.optimizer, num_updates),
+            learning_rate=learning_rate,
             batch_sharding=batch_sharding,
             batch=batch,
             state=state,

@@ -174,7 +174,7 @@ def _first_sums(task, carry, params) -> metrics.Metrics:
 
 def _first_loss(task, carry, params, batch):
     """The loss of the first batch."""
-    context = Context(jax.random.key(0), jnp.int32(0), carry, train=True)
+    context = Context(jax.random.key(0), jnp.int32(0), carry, jnp.float32(1), train=True)
     if task.experience is not None:
         batch = task.experience(params, batch, context)
     return task.loss(params, batch, context)

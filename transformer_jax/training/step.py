@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,14 @@ from transformer_jax.training import schedule_free
 _APART = 2**31 - 1
 
 
-def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstract_state):
+class Optimizer(NamedTuple):
+    """How parameters change: `tx`, and the learning rate of `config.optimizer` by update."""
+
+    tx: optax.GradientTransformation
+    rate: optax.Schedule
+
+
+def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     """Returns the jitted (state, batch) -> state.
 
     Batches are (microbatches, rows, ...). The state is donated, and keeps the layout of
@@ -28,7 +36,7 @@ def make_train_step(task, tx: optax.GradientTransformation, mesh, table, abstrac
     rows into minibatches, each with an update.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
-    update = _make_update(task, tx, shardings)
+    update = _make_update(task, optimizer, shardings)
 
     @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     def train_step(state, batch):
@@ -78,7 +86,7 @@ def _passes(update, passes: tuple[int, int], state, batch, key):
     return jax.lax.scan(epoch, state, jnp.arange(epochs))[0]
 
 
-def _make_update(task, tx, shardings):
+def _make_update(task, optimizer: Optimizer, shardings):
     """Returns (state, batch, key) -> state after an update of the optimizer, at the same step.
 
     The loss is the sum over terms t of c_t * sum_t / W_t. W_t is the weight of the whole global
@@ -91,8 +99,9 @@ def _make_update(task, tx, shardings):
     def update(state, batch, key):
         point = schedule_free.point(state.params, state.opt_state)
         at_point = state.replace(params=point)
-        (grads, sums), carry = _gradients(task, at_point, batch, key, shardings.params)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        rate = optimizer.rate(state.updates - state.skipped)
+        (grads, sums), carry = _gradients(task, at_point, batch, (key, rate), shardings.params)
+        updates, opt_state = optimizer.tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norms = {
             "grad_norm": optax.tree.norm(grads),
@@ -123,17 +132,18 @@ def _choose(condition: jax.Array, new, old):
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def _gradients(task, state, batch, key, param_shardings):
+def _gradients(task, state, batch, key_and_rate, param_shardings):
     """((gradients of the global loss, sums of the metrics), carry), over all microbatches.
 
     The carry is an argument of the update, so gradients end there: truncated back-propagation
     through time (Williams & Peng 1990).
     """
+    key, rate = key_and_rate
     denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
     count = jax.tree.leaves(batch)[0].shape[0]
 
     def of_microbatch(number, microbatch, carry):
-        context = Context(jax.random.fold_in(key, number), state.step, carry, train=True)
+        context = Context(jax.random.fold_in(key, number), state.step, carry, rate, train=True)
 
         def objective(params):
             terms, measured, following = task.loss(params, microbatch, context)

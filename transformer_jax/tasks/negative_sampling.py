@@ -1,0 +1,38 @@
+"""Negative sampling: telling the target of a state from noise (Mikolov et al. 2013, section 2.2)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def negative_sampling(
+    states: Float[Array, "B S M"],
+    targets: Float[Array, "B T M"],
+    noise: Float[Array, "B K M"],
+    pairs: Float[Array, "B S T"],
+    repeats: Float[Array, "B T K"],
+    negatives: float,
+) -> Float[Array, ""]:
+    """Returns the sum over pairs of the loss of Mikolov et al. 2013, equation 4.
+
+    A state x and a target y that are a pair have -log sigmoid(x.y) - sum_k log sigmoid(-x.n_k) over
+    noise words n_1, ..., n_negatives. All pairs of a row share its K noise words, each with the
+    weight negatives / K, which leaves the expectation as it is. A noise word that is the target
+    itself has no term, as in the published code.
+
+    Args:
+      states: (B, S, M).
+      targets: (B, T, M).
+      noise: (B, K, M).
+      pairs: (B, S, T), 1 where a state and a target are a pair, else 0.
+      repeats: (B, T, K), 1 where a noise word is the target, else 0.
+      negatives: number of noise words of a pair.
+    """
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    predicted = product("bsm,btm->bst", states, targets)
+    refused = product("bsm,bkm->bsk", states, noise)
+    others = pairs.sum(axis=-1, keepdims=True) - product("bst,btk->bsk", pairs, repeats)
+    of_noise = negatives / noise.shape[1] * jnp.sum(others * jax.nn.softplus(refused))
+    return jnp.sum(pairs * jax.nn.softplus(-predicted)) + of_noise

@@ -1,0 +1,199 @@
+"""Word vectors by skip-gram or CBOW with negative sampling (Mikolov et al. 2013)."""
+
+import dataclasses
+from functools import cached_property, partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments
+from transformer_jax.data.word_windows import WordTexts
+from transformer_jax.distributed import sharding
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.tasks.base import TextTask
+from transformer_jax.tasks.descent import in_turns
+from transformer_jax.tasks.negative_sampling import negative_sampling
+from transformer_jax.tasks.task import Context, Loss
+
+# Stochastic gradient descent as such. The loss of a block sees the update by the block before it.
+_DESCENT = dict(name="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0, groups=())
+
+
+@dataclasses.dataclass
+class WordVectorsTask(EncoderUse, TextTask):
+    """Skip-gram and CBOW, as in the published code word2vec.c but for what follows.
+
+    The words of a block share their noise words, and the gradients of a block are summed before an
+    update. CBOW has the gradient of the mean of its window, which the code does not divide by the
+    number of words (Irsoy et al. 2021, section 3). A row cuts windows as the end of a document
+    does.
+    """
+
+    # skip_gram: a word predicts each word of its window; cbow: the mean of the window predicts it
+    objective: Literal["skip_gram", "cbow"] = "skip_gram"
+    window: int = 5  # most words on each side; the number is drawn from 1 to it for each word
+    negatives: int = 5  # noise words of a pair of words
+    # threshold of the share of the text from which a word is subsampled; 0: no subsampling
+    sample: float = 1e-3
+    length: int = 8192  # words of a row
+    block: int = 64  # words whose gradients are summed, and that share their noise words
+    shared_noise: int = 64  # noise words of a block
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        _check_model(self.config, self.model)
+        _check_optimizer(self.config)
+        for key in ("window", "negatives", "length", "block", "shared_noise"):
+            if getattr(self, key) < 1:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+        if self.sample < 0:
+            raise UserError(f"config.task.sample={self.sample}: must be at least 0")
+        if self.length % self.block:
+            raise UserError(
+                f"config.task.length={self.length}: must be a multiple of "
+                f"config.task.block={self.block}"
+            )
+
+    @cached_property
+    def texts(self) -> WordTexts:
+        return WordTexts(
+            self.config,
+            length=self.length,
+            block=self.block,
+            window=self.window,
+            noise=self.shared_noise,
+            sample=self.sample,
+            vocab_size=self.model.vocab_size,
+        )
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        shapes = dict.fromkeys(("tokens", "texts", "windows"), (self.length,))
+        shapes["noise"] = (self.length // self.block, self.shared_noise)
+        return self.int32_spec(shapes)
+
+    def init(self, rng):
+        return self.model.init(rng, method=_tables)["params"]
+
+    def weights(self, batch):
+        # The rate is that of a pair of words, so their gradients are summed.
+        return {"loss": jnp.float32(1)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        tables = self.model.apply({"params": params}, method=_tables)
+        numbers = jnp.arange(self.length // self.block)
+        loss = in_turns(
+            self._looked_up, self._loss_of_block, tables, (batch, numbers), context.rate
+        )
+        filled = (batch["texts"] > 0).sum(dtype=jnp.int32)
+        pairs = jax.vmap(partial(self._num_pairs, batch))(numbers).sum()
+        metrics = {
+            "loss": (loss, pairs),
+            "filled": (filled, jnp.int32(batch["texts"].size)),
+        }
+        return Loss({"loss": loss}, metrics)
+
+    def _looked_up(self, batch, number):
+        """Returns the ids of a block in both tables, and (pairs, repeats) of its targets.
+
+        A block of S words has S + 2 W neighbours, W the window. In skip-gram its words read, and
+        the neighbours are targets; in CBOW the neighbours read, and the words are targets.
+        """
+        words, neighbours = self._words(batch["tokens"], number)
+        noise = jax.lax.dynamic_index_in_dim(batch["noise"], number, 1, keepdims=False)
+        near = self._near(batch, number)  # (B, S, T)
+        targets = neighbours if self.objective == "skip_gram" else words
+        repeats = (targets[:, :, None] == noise[:, None]).astype(jnp.float32)  # (B, targets, K)
+        read = words if self.objective == "skip_gram" else neighbours
+        ids = (read, jnp.concatenate([targets, noise], axis=1))
+        return ids, (near, repeats)
+
+    def _loss_of_block(self, vectors, rest):
+        """Returns the loss of a block from the vectors that it reads and predicts."""
+        near, repeats = rest
+        read, predicted = vectors
+        targets, noise = jnp.split(predicted, [repeats.shape[1]], axis=1)
+        if self.objective == "skip_gram":
+            return negative_sampling(read, targets, noise, near, repeats, self.negatives)
+        counts = near.sum(axis=-1, keepdims=True)  # (B, S, 1)
+        means = jnp.einsum("bst,btm->bsm", near, read) / jnp.maximum(counts, 1)
+        pairs = jnp.eye(near.shape[1]) * jnp.minimum(counts, 1)
+        return negative_sampling(means, targets, noise, pairs, repeats, self.negatives)
+
+    def _near(self, batch, number) -> Float[Array, "B S T"]:
+        """Returns 1 where a neighbour of a block is in the window of a word and in its text."""
+        texts, texts_near = self._words(batch["texts"], number)
+        sizes, _ = self._words(batch["windows"], number)
+        places = jnp.arange(self.block)[:, None], jnp.arange(texts_near.shape[1])[None]
+        distance = jnp.abs(places[0] + self.window - places[1])  # (S, T)
+        near = (distance > 0) & (distance <= sizes[..., None])
+        return (near & (texts[..., None] == texts_near[:, None])).astype(jnp.float32)
+
+    def _num_pairs(self, batch, number) -> Int[Array, ""]:
+        near = self._near(batch, number)
+        per_word = near if self.objective == "skip_gram" else near.max(axis=-1)
+        return per_word.sum().astype(jnp.int32)
+
+    def _words(self, values: Int[Array, "B L"], number) -> tuple[jax.Array, jax.Array]:
+        """Returns the values of a block's words (B, S), and of its neighbours (B, S + 2 W)."""
+        around = jnp.pad(values, ((0, 0), (self.window, self.window)))
+        around = sharding.constrain(around, "batch", None)
+        neighbours = jax.lax.dynamic_slice_in_dim(
+            around, number * self.block, self.block + 2 * self.window, axis=1
+        )
+        return neighbours[:, self.window : -self.window], neighbours
+
+    def flops(self, row_shape: int = 0) -> float:
+        columns = self.block + 2 * self.window + self.shared_noise
+        return 3 * 2.0 * self.length * columns * self.model.d_model
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.length
+
+    def derived(self, name, means):
+        return {}
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the mean loss of a pair of words of a split.
+
+        The split is subsampled as in training. Raises UserError where the run has no such split.
+        """
+        arguments.held_out(self.texts.text, split, "files")
+        means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
+        means.pop("filled")
+        return means
+
+
+def _tables(model) -> tuple[jax.Array, jax.Array]:
+    """Returns the tables of the words that are read, and of those that are predicted (V, M)."""
+    return model.vectors(), model.output()[0]
+
+
+def _check_model(config, model) -> None:
+    if "static" not in model.can:
+        raise UserError(
+            f"config.model.name={config.model.name!r}: has no table of word vectors alone; take "
+            "word_vectors"
+        )
+
+
+def _check_optimizer(config) -> None:
+    """Raises UserError where an update is not plain stochastic gradient descent."""
+    for key, value in _DESCENT.items():
+        if config.optimizer[key] != value:
+            raise UserError(
+                f"config.optimizer.{key}={config.optimizer[key]!r}: word vectors learn by plain "
+                f"stochastic gradient descent; set it to {value!r}"
+            )
+    if config.train.accumulation != 1:
+        raise UserError(
+            f"config.train.accumulation={config.train.accumulation}: the blocks of a batch follow "
+            "each other; set it to 1"
+        )
