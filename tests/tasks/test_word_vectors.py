@@ -143,7 +143,7 @@ def test_shared_noise_has_the_expectation_of_noise_of_each_pair():
             *(jnp.float32(a) for a in (x[None, None], u[None, [target]], u[None, noise])),
             pairs,
             repeats,
-            5,
+            negatives=5,
         )
         share = np.array([1, 8, 27]) / 36
         expected = softplus(-x @ u[target])

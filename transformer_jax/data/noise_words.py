@@ -1,4 +1,4 @@
-"""Noise words for negative sampling, and the subsampling of frequent words (Mikolov et al. 2013)."""
+"""Noise words of negative sampling, and subsampling of frequent words (Mikolov et al. 2013)."""
 
 import dataclasses
 

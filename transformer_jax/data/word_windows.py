@@ -1,4 +1,4 @@
-"""Rows of word vectors: words of a text, with windows and noise words that each epoch draws anew."""
+"""Rows of word vectors: words of a text, with windows and noise words drawn anew each epoch."""
 
 import dataclasses
 from collections.abc import Sequence

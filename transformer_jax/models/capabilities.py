@@ -9,6 +9,7 @@ Words in `can`:
     which is a part of the model, replaces them: see models/electra.py.
   static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token, layer
     0, is its vector, and depends on no other token.
+  cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).
   write: `encode`, `begin` and `step` write texts by appended masks (models/cloze.py).
   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
   cache: `cached` reads tokens into a key/value cache.
@@ -31,6 +32,7 @@ METHODS = {
         "narrow_params",
     ),
     "static": ("vectors",),
+    "cooccur": ("log_counts",),
     "write": ("encode", "begin", "step"),
     "cache": ("cached",),
     "carry": ("initial_carry", "advance"),

@@ -1,4 +1,4 @@
-"""Negative sampling: telling the target of a state from noise (Mikolov et al. 2013, section 2.2)."""
+"""Negative sampling: the target of a state against noise words (Mikolov et al. 2013)."""
 
 import functools
 
@@ -13,6 +13,7 @@ def negative_sampling(
     noise: Float[Array, "B K M"],
     pairs: Float[Array, "B S T"],
     repeats: Float[Array, "B T K"],
+    *,
     negatives: float,
 ) -> Float[Array, ""]:
     """Returns the sum over pairs of the loss of Mikolov et al. 2013, equation 4.

@@ -115,15 +115,16 @@ class WordVectorsTask(EncoderUse, TextTask):
 
     def _loss_of_block(self, vectors, rest):
         """Returns the loss of a block from the vectors that it reads and predicts."""
+        sampled = partial(negative_sampling, negatives=self.negatives)
         near, repeats = rest
         read, predicted = vectors
         targets, noise = jnp.split(predicted, [repeats.shape[1]], axis=1)
         if self.objective == "skip_gram":
-            return negative_sampling(read, targets, noise, near, repeats, self.negatives)
+            return sampled(read, targets, noise, near, repeats)
         counts = near.sum(axis=-1, keepdims=True)  # (B, S, 1)
         means = jnp.einsum("bst,btm->bsm", near, read) / jnp.maximum(counts, 1)
         pairs = jnp.eye(near.shape[1]) * jnp.minimum(counts, 1)
-        return negative_sampling(means, targets, noise, pairs, repeats, self.negatives)
+        return sampled(means, targets, noise, pairs, repeats)
 
     def _near(self, batch, number) -> Float[Array, "B S T"]:
         """Returns 1 where a neighbour of a block is in the window of a word and in its text."""

@@ -1,0 +1,5 @@
+"""Short documents."""
+
+from tests.examples.masked_lm import write
+
+__all__ = ["write"]

@@ -1,0 +1,86 @@
+"""GloVe: counts of pairs by their definition, the loss, and training."""
+
+import collections
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import build_bert
+from tests.training.test_loop import lines
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.data import cooccurrences
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.tasks.task import Context
+from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = configs.experiment(
+        model=dict(name="glove", vocab_size=80, d_model=8),
+        task=dict(name="glove", window=3, most=4.0, length=64),
+        optimizer=dict(name="adagrad", learning_rate=0.05),
+        train=dict(num_steps=60, log_every=20, batch=8, eval_every=60),
+    )
+    config.data = build_bert(tmp_path).data
+    for key, value in (("tokenizer", "words"), ("min_count", 1)):
+        configs.set_key(config, f"data.{key}", value)
+    configs.validate(config)
+    return config
+
+
+def test_counts_and_loss_are_those_of_the_definition(config, monkeypatch):
+    # Pairs cross the blocks of tokens that are counted at once.
+    monkeypatch.setattr(cooccurrences, "_TOGETHER", 7)
+    task = make_task(config)
+    component = task.rows().train.phases[0].components[0]
+    expected = collections.Counter()
+    for document in open(config.data.train_files).read().split("\n\n"):
+        ids = [i for i in task.tokenizer.encode(document) if not task.tokenizer.special[i]]
+        for place, word in enumerate(ids):
+            for other in range(max(place - 3, 0), place):
+                expected[word, ids[other]] += 1 / (place - other)
+                expected[ids[other], word] += 1 / (place - other)
+    rows = component.rows([(number, 0) for number in range(len(component))])
+    first, second, counts = (
+        np.concatenate([row[name] for row in rows]) for name in ("first", "second", "counts")
+    )
+    pairs = {(a, b): x for a, b, x in zip(first, second, counts) if x}
+    assert pairs.keys() == expected.keys() and (counts > 0).sum() == len(expected)
+    np.testing.assert_allclose([pairs[pair] for pair in expected], [*expected.values()], rtol=1e-6)
+
+    random = np.random.default_rng(0)
+    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: np.float32(random.normal(size=x.shape)), params)
+    w, v = (params[name]["embedding"] for name in ("token_embed", "output_embed"))
+    b, c = (params[name]["bias"] for name in ("token_bias", "output_bias"))
+    batch = task.rows().train.batch(0, range(8))
+    flat = zip(*(batch[name].ravel().tolist() for name in ("first", "second", "counts")))
+    expected = sum(
+        min(1, (x / 4) ** 0.75) * (w[i] @ v[j] + b[i] + c[j] - np.log(x)) ** 2
+        for i, j, x in flat
+        if x
+    )
+    loss = task.loss(params, batch, Context()).terms["loss"]
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    vectors = task.model.apply({"params": params}, method="vectors")
+    np.testing.assert_allclose(vectors, w + v, rtol=1e-6)
+
+
+def test_a_run_learns_the_counts(config, tmp_path):
+    task = make_task(config)
+    run(config, task, tmp_path / "run", Program.of(config, task, jax.devices()[:1]))
+    losses = [line["train/loss"] for line in lines(tmp_path / "run") if "train/loss" in line]
+    assert losses[-1] < losses[0] / 5
+
+
+def test_another_model_is_refused(config):
+    config.model = configs.experiment(
+        model=dict(name="word_vectors", vocab_size=80), task=dict(name="word_vectors")
+    ).model
+    with pytest.raises(UserError, match="'word_vectors': has no logarithms of counts; take glove"):
+        make_task(config)

@@ -1,0 +1,91 @@
+"""Word vectors from the counts of words that occur together (Pennington et al. 2014)."""
+
+import dataclasses
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments
+from transformer_jax.data.cooccurrences import WordPairs
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.tasks.base import TextTask
+from transformer_jax.tasks.task import Context, Loss
+
+
+@dataclasses.dataclass
+class GloVeTask(EncoderUse, TextTask):
+    """Weighted least squares on the logarithms of the counts (equation 8)."""
+
+    window: int = 10  # words on each side whose pairs count, each 1 / distance
+    most: float = 100.0  # count from which all pairs have the same weight
+    power: float = 0.75  # of smaller counts, in their weight
+    length: int = 8192  # pairs of a row
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        if "cooccur" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: has no logarithms of counts; take "
+                "glove"
+            )
+        for key in ("window", "length", "most"):
+            if getattr(self, key) < 1:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+
+    @cached_property
+    def texts(self) -> WordPairs:
+        return WordPairs(
+            self.config, length=self.length, window=self.window, vocab_size=self.model.vocab_size
+        )
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        spec = self.int32_spec(dict.fromkeys(("first", "second"), (self.length,)))
+        counts = jax.ShapeDtypeStruct(spec["first"].shape, jnp.float32)
+        return spec | {"counts": counts}
+
+    def init(self, rng):
+        one = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, one, one, method="log_counts")["params"]
+
+    def weights(self, batch):
+        return {"loss": (batch["counts"] > 0).sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        counts: Float[Array, "B N"] = batch["counts"]
+        predicted = self.model.apply(
+            {"params": params}, batch["first"], batch["second"], method="log_counts"
+        )
+        is_pair = counts > 0
+        weights = jnp.where(is_pair, jnp.minimum(1, (counts / self.most) ** self.power), 0)
+        errors = predicted - jnp.log(jnp.where(is_pair, counts, 1))
+        loss = jnp.sum(weights * errors**2)
+        num_pairs = is_pair.sum(dtype=jnp.int32)
+        metrics = {"loss": (loss, num_pairs), "filled": (num_pairs, jnp.int32(counts.size))}
+        return Loss({"loss": loss}, metrics)
+
+    def flops(self, row_shape: int = 0) -> float:
+        return 3 * 2.0 * self.length * self.model.d_model
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.length
+
+    def derived(self, name, means):
+        return {}
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the mean loss of a pair of words of a split.
+
+        Its counts are scaled to the size of the training text. Raises UserError where the run has no such split.
+        """
+        arguments.held_out(self.texts.text, split, "files")
+        means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
+        means.pop("filled")
+        return means

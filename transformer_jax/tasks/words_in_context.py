@@ -1,0 +1,121 @@
+"""Predicting each word of a sentence from its context, against noise (Melamud et al. 2016)."""
+
+import dataclasses
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data.sentence_rows import Sentences
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.tasks.base import TextTask, check_row_length
+from transformer_jax.tasks.negative_sampling import negative_sampling
+from transformer_jax.tasks.task import Context, Loss
+
+
+@dataclasses.dataclass
+class WordsInContext(EncoderUse, TextTask):
+    """The objective of section 2.2, equation 2. The words of a sentence share its noise words.
+
+    The loss is the mean over words, where the published code has the sum over a batch.
+    """
+
+    length: int = 64  # tokens of a row, with its two marks; a longer sentence is cut
+    negatives: int = 10  # noise words of a word
+    shared_noise: int = 32  # noise words of a sentence
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        check_row_length("length", self.length, self.model, least=3)
+        if "fill" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: does not fill blanks; take a model "
+                "that does, such as context2vec"
+            )
+        for key in ("negatives", "shared_noise"):
+            if getattr(self, key) < 1:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+
+    @cached_property
+    def texts(self) -> Sentences:
+        return Sentences(
+            self.config,
+            length=self.length,
+            noise=self.shared_noise,
+            vocab_size=self.model.vocab_size,
+        )
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        tokenizer = super().tokenizer
+        tokenizer.required("cls", "sep", "mask", user=type(self.model).__name__)
+        return tokenizer
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        shapes = dict.fromkeys(("tokens", "segment_ids", "weights"), (self.length,))
+        return self.int32_spec(shapes | {"noise": (self.shared_noise,)})
+
+    def init(self, rng):
+        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=_logits)["params"]
+
+    def weights(self, batch):
+        return {"loss": batch["weights"].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        rngs = {"dropout": context.rng} if context.train else None
+        tokens, noise = batch["tokens"], batch["noise"]
+        contexts, targets, others = self.model.apply(
+            {"params": params},
+            tokens,
+            batch["segment_ids"],
+            noise,
+            context.train,
+            method=_contexts,
+            rngs=rngs,
+        )
+        weights = batch["weights"].astype(jnp.float32)
+        repeats = (tokens[:, :, None] == noise[:, None]).astype(jnp.float32)
+        pairs = jnp.eye(self.length) * weights[:, None]  # a word is the target of its own context
+        loss = negative_sampling(
+            contexts, targets, others, pairs, repeats, negatives=self.negatives
+        )
+        count = batch["weights"].sum(dtype=jnp.int32)
+        filled = (batch["segment_ids"] > 0).sum(dtype=jnp.int32)
+        metrics = {"loss": (loss, count), "filled": (filled, jnp.int32(tokens.size))}
+        return Loss({"loss": loss}, metrics)
+
+    def flops(self, row_shape: int = 0) -> float:
+        columns = self.length + self.shared_noise
+        products = 2.0 * self.length * columns * self.model.d_model
+        return 3 * (self.model.flops(self.length, 0) + products)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.length
+
+    def derived(self, name, means):
+        return {}
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the mean loss of a word. Raises UserError where the run has no such split."""
+        arguments.held_out(self.texts.text, split, "files")
+        means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
+        means.pop("filled")
+        return means
+
+
+def _logits(model, tokens) -> jax.Array:
+    return model.logits(model.hidden(tokens))
+
+
+def _contexts(model, tokens, segment_ids, noise, train: bool):
+    """Returns the contexts (B, L, M), and the vectors of the words and of the noise words."""
+    contexts = model.transformed(model.hidden(tokens, segment_ids=segment_ids, train=train))
+    table = model.output()[0]
+    return contexts, table[tokens], table[noise]
