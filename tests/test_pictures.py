@@ -226,8 +226,11 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], ["attention, coreference, neighbours, positions, masks, confusion, curves"]),
-        (["neighbours", "--workdir=@bert"], ["--texts=... is missing"]),
+        ([], ["attention, coreference, neighbours, analogy, positions, masks, confusion, curves"]),
+        (["neighbours", "--workdir=@bert", "--layer=1"], ["--layer: needs --texts=..."]),
+        (["analogy", "--workdir=@bert"], ["--words=man,king,woman or --analogies=FILE"]),
+        (["analogy", "--workdir=@bert", "--words=a,cat"], ["--words=a,cat: must be three words"]),
+        (["analogy", "--workdir=@bert", "--words=a,cat,§"], ["'§': not a word of the run's"]),
         (["neighbours", "--workdir=@bert", "--texts=/no"], ["/no"]),
         (["attention", "--text=a cat"], ["--workdir=... is missing"]),
         (["attention", "--workdir=@gpt"], ["--text=... is missing"]),

@@ -2,10 +2,14 @@
 
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW [--architecture=CLASS]
+python -m transformer_jax.convert --workdir=DIR --to_vectors=FILE
 
 A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer. Its
 architecture is one that a file in transformer_jax/huggingface/ describes. The new folder is
 complete or not there at all.
+
+--to_vectors writes the vectors of a run's words, or the embeddings that its model reads, in the
+format of word2vec: FILE.bin in the binary one, another name in the text one.
 
 Fine-tuned heads are converted too. Set what config.json does not say about their task together
 with --from_hf:
@@ -34,6 +38,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "to_hf", None, "New folder for the checkpoint of --workdir in Hugging Face's format."
     )
+    flags.DEFINE_string("to_vectors", None, "File for the word vectors of --workdir.")
     flags.DEFINE_string(
         "architecture",
         None,
@@ -43,15 +48,19 @@ def define_flags() -> None:
 
 def main() -> None:
     options = cli.FLAGS
-    if bool(options.from_hf) == bool(options.to_hf):
-        raise UserError("give either --from_hf=DIR or --to_hf=DIR")
+    if sum(map(bool, (options.from_hf, options.to_hf, options.to_vectors))) != 1:
+        raise UserError("give one of --from_hf=DIR, --to_hf=DIR and --to_vectors=FILE")
     if options.from_hf and options["step"].present:
-        raise UserError("--step can only be given with --to_hf")
-    if options.from_hf and options.architecture:
+        raise UserError("--step can only be given with --to_hf or --to_vectors")
+    if not options.to_hf and options.architecture:
         raise UserError("--architecture can only be given with --to_hf")
     if options.from_hf:
         overrides = cli.overrides(allowed=("model.vocab_multiple", "task."))
         from_hf(options.from_hf, options.workdir, overrides)
+    elif options.to_vectors:
+        cli.check_output("to_vectors")
+        overrides = cli.overrides(allowed=("decode.average",))
+        to_vectors(options.workdir, options.to_vectors, options.step, overrides)
     else:
         overrides = cli.overrides(allowed=("decode.average",))
         to_hf(options.workdir, options.to_hf, options.step, overrides, options.architecture)
@@ -164,6 +173,21 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
             f"{target}: no tokenizer written: transformers has no {type(task.tokenizer).__name__} "
             f"tokenizer; it is in {run}/tokenizer"
         )
+
+
+def to_vectors(run, path, step="best", overrides=()) -> None:
+    """Writes the vectors of the words of the workdir `run`, or the embeddings of its tokens.
+
+    The file has the binary format of word2vec where `path` ends in ".bin", else the text format.
+    """
+    from transformer_jax.data import vector_files
+    from transformer_jax.inference.static_vectors import StaticVectors
+    from transformer_jax.runs.open import open_run
+
+    task, params = open_run(run, step, overrides)
+    words, vectors = StaticVectors.of_run(task, params).words()
+    vector_files.write(path, words, vectors)
+    say(f"{path}: {len(words):,} vectors of {vectors.shape[1]} numbers")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,11 @@ attention --workdir=DIR --text="..." --output=FILE.png
     neighbours    the occurrences of --word in --texts=FILE with the most similar hidden states in
                   the last layer, or in --layer=2, beside the neighbours of its embedding. Where a
                   line is WORD, SENSE and TEXT with tabs between, also the share of occurrences
-                  whose nearest one has the same sense, by layer; --word= takes all words
+                  whose nearest one has the same sense, by layer; --word= takes all words.
+                  Without --texts, the words whose vectors are nearest to that of --word
+    analogy       the words nearest to b - a + c for --words=a,b,c, such as man,king,woman; with
+                  --analogies=FILE of ": SECTION" lines and lines "a b c d", the share of
+                  questions whose answer is d, by section
     positions     the position vectors of the run, learned ones by their cosine similarity; without
                   --workdir the sinusoids of Vaswani et al. 2017
     masks         the keys that a query sees: causal, padding, packed and local masks
@@ -19,7 +23,7 @@ attention --workdir=DIR --text="..." --output=FILE.png
 from absl import flags
 
 from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax.cli import process, word_pictures
 from transformer_jax.config import UserError
 
 # The sentences of Uszkoreit 2017.
@@ -30,6 +34,7 @@ _FLAGS = {  # of each picture, beside --output
     "attention": ("workdir", "step", "text", "target", "kind", "layer", "head", "pieces"),
     "coreference": ("workdir", "step", "text", "word"),
     "neighbours": ("workdir", "step", "word", "texts", "layer"),
+    "analogy": ("workdir", "step", "words", "analogies"),
     "positions": ("workdir", "step"),
     "masks": (),
     "confusion": ("workdir", "step", "set"),
@@ -53,6 +58,8 @@ def define_flags() -> None:
         "word", "it", "coreference: the word that refers to another; neighbours: the word."
     )
     flags.DEFINE_string("texts", None, "neighbours: a file of texts, one a line.")
+    flags.DEFINE_list("words", [], "analogy: a,b,c: the word to c as b is to a.")
+    flags.DEFINE_string("analogies", None, "analogy: a file of sections and of four words a line.")
     flags.DEFINE_bool("pieces", False, "attention: between tokens instead of words.")
     flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: part of the data.")
     flags.DEFINE_string(
@@ -79,6 +86,7 @@ def main() -> None:
         "attention": attention,
         "coreference": coreference,
         "neighbours": neighbours,
+        "analogy": analogy,
         "positions": positions,
         "masks": masks,
         "confusion": confusion,
@@ -134,19 +142,11 @@ def coreference(options):
 
 
 def neighbours(options):
-    from transformer_jax import pictures
-    from transformer_jax.inference import neighbours as contexts
+    return word_pictures.neighbours(options, _folder(options))
 
-    texts = contexts.read(options.texts, options.word)
-    task, params = cli.open_run("features", "gives features", workdir=_folder(options))
-    words = [contexts.of_word(task, params, word, of_word) for word, of_word in texts.items()]
-    layer = options.layer or task.model.num_layers
-    if layer > task.model.num_layers:
-        raise UserError(f"--layer={layer}: there are 1 to {task.model.num_layers}")
-    pairs = [pair for each in words for pair in each.pairs(layer)]
-    title = f'neighbours of "{options.word or "all words"}" in layer {layer}, {options.workdir[0]}'
-    static = words[0].static if len(words) == 1 else []
-    return pictures.neighbours(pairs, static, contexts.accuracies(words), title)
+
+def analogy(options):
+    return word_pictures.analogy(options, _folder(options))
 
 
 def positions(options):

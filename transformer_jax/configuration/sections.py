@@ -84,6 +84,10 @@ class Train:
     # begin with the parameters of config.init_from; false: with its tokenizer alone (a fine-tuning:
     # and the shape of its model)
     pretrained: bool = True
+    # a file of word vectors, as word2vec or GloVe writes it, for the embeddings that the model
+    # reads; the vectors of words that it lacks are as initialised
+    init_vectors: str | None = None
+    freeze_vectors: bool = False  # do not train these embeddings
     # a non-finite loss or gradient: stop the run, or skip the update
     nonfinite: Literal["stop", "skip"] = "stop"
     grace: float = 60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits

@@ -1,7 +1,6 @@
 """The neighbours of a word in its contexts: occurrences in texts with similar hidden states."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from jaxtyping import Float
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
+from transformer_jax.inference.static_vectors import StaticVectors, normalised
 from transformer_jax.storage import errors
 
 _NUM_STATIC = 8  # neighbours by embedding
@@ -59,14 +59,12 @@ class Neighbours:
         ]
 
 
-def read(path: str | None, word: str) -> dict[str, list[tuple[str, str]]]:
+def read(path: str, word: str) -> dict[str, list[tuple[str, str]]]:
     """Returns (sense, text) for each line of a file, by word.
 
     A line is TEXT, or WORD, SENSE and TEXT with tabs between. Lines of other words are left out.
     `word` is "" for all words. Raises UserError for a line of another form.
     """
-    if not path:
-        raise UserError("--texts=... is missing: a file of texts, one a line")
     with errors.reading(path):
         lines = list(text_lines(path))
     texts = {}
@@ -107,7 +105,7 @@ def of_word(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neigh
         [lines[number] for number in numbers],
         [texts[number][0] for number in numbers],
         np.where(is_same, np.float32(-np.inf), cosines),
-        _static(task, params, word),
+        static(task, params, word),
     )
 
 
@@ -140,19 +138,19 @@ def _plain(word: str) -> str:
     return word.strip(_PUNCTUATION).casefold()
 
 
-def _static(task, params, word: str) -> list[tuple[str, float]]:
-    """Returns the tokens whose embeddings are nearest to the mean of the word's."""
-    path = task.model.vocabulary[0].split("/")
-    table = functools.reduce(lambda tree, name: tree[name], path, params)
-    table = np.asarray(table, np.float32)[: task.tokenizer.vocab_size]
-    table = table - table.mean(axis=0)
-    ids = task.tokenizer.encode(word)
-    [cosines] = _cosines(table[ids].mean(axis=0, keepdims=True), table)
-    order = [i for i in np.argsort(-cosines).tolist() if i not in ids][:_NUM_STATIC]
-    return list(zip(task.tokenizer.pieces(order), cosines[order].tolist()))
+def static(task: Any, params, word: str) -> list[tuple[str, float]]:
+    """Returns the tokens whose vectors are nearest to that of a word, or to the mean of its own.
+
+    The mean of the embeddings of other models than word vectors is subtracted first. Returns none
+    for a word that the vocabulary lacks.
+    """
+    vectors = StaticVectors.of_run(task, params)
+    if vectors.known(word) is None:
+        return []
+    vectors = vectors if "static" in task.model.can else vectors.centred
+    return vectors.nearest(word, _NUM_STATIC)
 
 
 def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns the cosines of vectors (..., N, M) and (..., K, M), (..., N, K)."""
-    x, y = (z / np.maximum(np.linalg.norm(z, axis=-1, keepdims=True), 1e-12) for z in (x, y))
-    return x @ y.swapaxes(-1, -2)
+    return normalised(x) @ normalised(y).swapaxes(-1, -2)

@@ -10,6 +10,7 @@ from transformer_jax.pictures.attention_maps import (
     mean_attention,
     place_of,
 )
+from transformer_jax.pictures.bars import bars
 from transformer_jax.pictures.confusion_matrix import confusion
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.learning_curves import curves, growth
@@ -20,6 +21,7 @@ from transformer_jax.pictures.word_neighbours import neighbours
 __all__ = [
     "attended_by",
     "attention",
+    "bars",
     "confusion",
     "curves",
     "growth",

@@ -13,7 +13,7 @@ from transformer_jax.data.sources import file_digests
 from transformer_jax.distributed import hosts
 from transformer_jax.runs import lock, record
 from transformer_jax.runs.resolve import Overrides, Run, resolve
-from transformer_jax.training import footprint, loop
+from transformer_jax.training import footprint, loop, vectors
 from transformer_jax.training.program import Program
 from transformer_jax.training.stop import Stop
 
@@ -48,6 +48,7 @@ def _train(run: Run, profile: tuple[int, int] | None) -> dict[str, float]:
     program = Program.of(config, task)
     if run.origin:
         run.origin.match(config, program)
+    vectors.check(task, program)
     with footprint.explained(config, program), _held(workdir):
         hosts.agree(_shared_keys(config) | record.versions())
         recorded = None

@@ -83,7 +83,8 @@ class GloVeTask(EncoderUse, TextTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean loss of a pair of words of a split.
 
-        Its counts are scaled to the size of the training text. Raises UserError where the run has no such split.
+        Its counts are scaled to the size of the training text. Raises UserError where the run has
+        no such split.
         """
         arguments.held_out(self.texts.text, split, "files")
         means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))

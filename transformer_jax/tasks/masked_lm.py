@@ -142,7 +142,7 @@ class MaskedLM(MaskedTextTask):
 
     def group(self, path):
         is_unused = not self.next_sentence and path[0] in ("pooler", "nsp")
-        return None if is_unused else ""
+        return None if is_unused else super().group(path)
 
     def flops(self, row_shape: int = 0) -> float:
         _, length, num_predictions = self.phases[row_shape]

@@ -161,8 +161,11 @@ class Task(abc.ABC):
         """Returns the group of the parameter at this path, which decides its optimizer.
 
         "" is `config.optimizer` itself, a name one of `config.optimizer.groups`. None freezes the
-        parameter: no update changes it. The default is the model's group.
+        parameter: no update changes it. The default is the model's group, and None for embeddings
+        that `config.train.freeze_vectors` freezes.
         """
+        if self.config.train.freeze_vectors and "/".join(path) == self.model.vocabulary[0]:
+            return None
         return self.model.group(path) if self.config.optimizer.groups else ""
 
     def depth(self, path: tuple[str, ...]) -> int | None:

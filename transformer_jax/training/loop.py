@@ -10,7 +10,7 @@ from transformer_jax.data import readers
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
-from transformer_jax.training import batches
+from transformer_jax.training import batches, vectors
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.clock import Clock
@@ -181,6 +181,7 @@ def _start(task, program, checkpoints, origin):
                 "argument origin, which runs.begin.origin(config, workdir) gives"
             )
         state = state.replace(params=origin.params(task.config, program, state.params))
+    state = state.replace(params=vectors.put(task, state.params))
     return state, dict(NO_TOTALS)
 
 

@@ -39,6 +39,11 @@ class Tokenizer:
     def __init__(self, model: bytes):
         self.model = model
 
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of the texts that a model writes. A pair of tokenizers has another one."""
+        return self
+
     def __reduce__(self):
         # The libraries' objects differ in how they reach another process.
         return type(self), (self.model,)

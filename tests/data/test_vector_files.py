@@ -1,0 +1,58 @@
+"""Files of word vectors: those that gensim writes are read, and it reads those that are written."""
+
+import numpy as np
+import pytest
+
+from tests.fixtures.make_word_vectors import HERE, WORDS, vectors
+from transformer_jax.config import UserError
+from transformer_jax.data import vector_files
+
+
+@pytest.mark.parametrize("name", ["word_vectors.txt", "word_vectors.bin"])
+def test_files_of_gensim_are_read(name):
+    words, read = zip(*vector_files.read(HERE / name))
+    assert list(words) == WORDS and vector_files.width(HERE / name) == 3
+    np.testing.assert_array_equal(np.stack(read), vectors())
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.bin"])
+def test_written_files_are_read_by_both(name, tmp_path):
+    vector_files.write(tmp_path / name, WORDS, vectors())
+    words, read = zip(*vector_files.read(tmp_path / name))
+    assert list(words) == WORDS
+    np.testing.assert_array_equal(np.stack(read), vectors())
+    gensim = pytest.importorskip("gensim.models")
+    theirs = gensim.KeyedVectors.load_word2vec_format(tmp_path / name, binary=name.endswith(".bin"))
+    assert theirs.index_to_key == WORDS
+    np.testing.assert_array_equal(theirs.vectors, vectors())
+
+
+def test_the_format_of_glove_has_no_first_line(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 -2.5 3e-1\n. . . 4 5 6\n")
+    words, read = zip(*vector_files.read(path))
+    assert words == ("the", ". . .")
+    np.testing.assert_array_equal(np.stack(read), np.float32([[1, -2.5, 0.3], [4, 5, 6]]))
+
+
+@pytest.mark.parametrize(
+    "name, content, error",
+    [
+        ("a.txt", b"2 2\na 1 2\n", "has 1 words, but its first line says 2"),
+        ("a.txt", b"1 2\na 1 x\n", "is not a word and 2 numbers"),
+        ("a.txt", b"1 3\na 1 2\n", "is not a word and 3 numbers"),
+        ("a.txt", b"a\n", 'must be "count width"'),
+        ("a.bin", b"word\n", 'must be "count width"'),
+        ("a.bin", b"1 2\na 1234", "ends within the vector of a word"),
+        ("a.bin", b"1 1\n\xff 1234", "is not UTF-8"),
+    ],
+)
+def test_other_files_are_refused(name, content, error, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=error):
+        list(vector_files.read(tmp_path / name))
+
+
+def test_a_word_with_a_space_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the token 'a b' has white space"):
+        vector_files.write(tmp_path / "a.txt", ["a b"], np.zeros((1, 2)))
