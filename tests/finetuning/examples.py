@@ -3,6 +3,7 @@
 import json
 
 from tests.conftest import build_bert, build_config, build_gpt
+from tests.tasks.test_bidirectional_lm import build as build_elmo
 from tests.training import recurrent
 from transformer_jax import config as configs
 from transformer_jax.runs import record
@@ -24,6 +25,8 @@ def pretrained(folder, family, **overrides):
         config = recurrent.build(folder / family, model, **overrides)
     elif family == "xlnet":
         config = _build_xlnet(folder / family)
+    elif family == "elmo":
+        config = build_elmo(folder / family, **overrides)
     elif family == "recurrent_seq2seq":
         config = _build_recurrent_seq2seq(folder / family, **overrides)
     else:

@@ -64,6 +64,22 @@ def test_the_encoder_of_a_translation_gives_features(kind, score, translation, t
     assert "cat" in prediction.text
 
 
+def test_elmo_gives_features_of_known_and_unknown_words(tmp_path):
+    """The rows hold characters, so a word that no training has read has a vector of its own."""
+    origin = pretrained(tmp_path, "elmo", model__d_model=32, model__lstm_width=16)
+    task, params, scores = learned(tmp_path / "tags", "tagging", origin, "weighted")
+    assert scores["valid/f1"] > 0.85
+    assert params["head"]["weights"].shape == (3,) and "output_embed" not in params
+    (prediction,) = task.predict(params, ["the cat sat"])
+    assert prediction.text == "the/O cat/B-PET sat/O"
+    rows = [task.row(parts[0]) for parts, _ in task.unlabelled([(1, "catty"), (2, "dogmatic")])]
+    assert rows[0]["tokens"].shape == (32, 10) and (rows[0]["tokens"] != rows[1]["tokens"]).any()
+    steps = dict(train__num_steps=2)
+    task, params, _ = learned(tmp_path / "texts", "classification", origin, "weighted", **steps)
+    first, second = (x.details for x in task.predict(params, ["a catty", "a dogmatic"]))
+    assert first["probabilities"] != second["probabilities"]
+
+
 def test_an_update_of_a_pair_in_both_orders(runs, tmp_path):
     steps = dict(train__num_steps=2, task__symmetric=True)
     task, params, _ = learned(tmp_path, "pairs", runs["bert"], "sum-all", **steps)

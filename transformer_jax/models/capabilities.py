@@ -14,6 +14,7 @@ Words in `can`:
   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
   cache: `cached` reads tokens into a key/value cache.
   carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.
+  both_ways: `initial_carry` and `advance` read two texts, one of them backward, see models/elmo.py.
   permute: `permuted` predicts tokens in a permuted order, with a carry where the key
     `memory_length` is not 0, see models/xlnet.py.
 """
@@ -36,5 +37,6 @@ METHODS = {
     "write": ("encode", "begin", "step"),
     "cache": ("cached",),
     "carry": ("initial_carry", "advance"),
+    "both_ways": ("initial_carry", "advance", "words_flops"),
     "permute": ("permuted", "initial_carry"),
 }

@@ -120,6 +120,16 @@ class Tokenizer:
         """Returns the ids of each text, and the characters [start, stop) of each id."""
         raise NotImplementedError
 
+    def spelled(self, size: int) -> "Tokenizer":
+        """Returns the tokenizer whose units are words as `size` characters.
+
+        Raises UserError for a tokenizer of other pieces than words.
+        """
+        raise UserError(
+            f"config.data.tokenizer: a {type(self).__name__} tokenizer has no words to read by "
+            "their characters; take 'words'"
+        )
+
     def decode(self, ids: list[int] | list[list[int]]) -> str | list[str]:
         """Returns the text of a list of ids, or of each list in a list; `eos_id` gives no text.
 

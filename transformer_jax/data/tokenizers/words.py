@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers.spelled import Spelled
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer, known_ids
 
 _SPECIAL = ("<end>", "<unk>", "<pad>", "[CLS]", "[SEP]", "[MASK]")
@@ -70,9 +71,16 @@ class Words(Tokenizer):
         }
         return cls(json.dumps(content).encode())
 
+    def split(self, text: str) -> Iterable[str]:
+        """Returns the words of a text, known or not, in their order."""
+        return _split(text, self.cased)
+
+    def spelled(self, size):
+        return Spelled(self, size)
+
     def _encode(self, texts):
         find, unknown = self._ids.get, self.unk_id
-        return [[find(word, unknown) for word in _split(text, self.cased)] for text in texts]
+        return [[find(word, unknown) for word in self.split(text)] for text in texts]
 
     def encode_spans(self, texts):
         spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]

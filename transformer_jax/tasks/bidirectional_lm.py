@@ -1,0 +1,115 @@
+"""Bidirectional language modelling: the next word, and in reverse order the previous one."""
+
+import dataclasses
+from functools import cached_property
+
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments
+from transformer_jax.data.both_ways import BothWaysTexts
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.losses import cross_entropy
+from transformer_jax.tasks.base import TextTask, check_row_length, perplexities, perplexity
+from transformer_jax.tasks.task import Context, Loss
+
+_WAYS = ("forward", "backward")
+
+
+@dataclasses.dataclass
+class BidirectionalLM(EncoderUse, TextTask):
+    """The mean of the losses of both directions (Peters et al. 2018, section 3.1).
+
+    Each direction reads the whole text as its own stream, in rows of `length` words whose states
+    pass from one update to the next. That of the backward direction begins at the end of the text:
+    the words behind a row are those that it has read before. As in the published code, the two
+    directions read different parts of the text in an update.
+    """
+
+    length: int = 20  # words of a row, in each direction
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        if "both_ways" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: config.task.name="
+                f"{self.config.task.name!r} is for a model with two directions, such as elmo"
+            )
+        check_row_length("length", self.length, self.model)
+        self.texts.check_streams(f"config.task.name={self.config.task.name}")
+
+    @cached_property
+    def texts(self) -> BothWaysTexts:
+        return BothWaysTexts(self.config, self.length, self.model.max_characters)
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        both = (self.length, 2)
+        shapes = dict.fromkeys(("labels", "weights", "restarts"), both)
+        return self.int32_spec(shapes | {"tokens": (*both, *self.model.unit_shape)})
+
+    def init(self, rng):
+        tokens = jnp.zeros((1, 2, 2, *self.model.unit_shape), jnp.int32)
+        return self.model.init(rng, tokens)["params"]
+
+    def initial_carry(self, rows: int):
+        return self.model.initial_carry(rows)
+
+    def weights(self, batch):
+        return {"loss": batch["weights"].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        variables = {"params": params}
+        states, carry = self.model.apply(
+            variables,
+            batch["tokens"],
+            context.carry,
+            restarts=batch["restarts"],
+            train=context.train,
+            method="advance",
+            rngs={"dropout": context.rng} if context.train else None,
+        )
+        table, bias = self.model.apply(variables, method="output")
+        metrics, sums, count = {}, jnp.zeros(2), batch["weights"].sum(dtype=jnp.int32)
+        for way, name in enumerate(_WAYS):
+            labels, weights = batch["labels"][..., way], batch["weights"][..., way]
+            loss, _, correct = cross_entropy(
+                states[:, :, way], table, bias, labels, weights.astype(jnp.float32)
+            )
+            metrics[f"{name}_loss"] = (loss, weights.sum(dtype=jnp.int32))
+            sums += jnp.stack([loss, correct])
+        metrics["loss"], metrics["accuracy"] = ((total, count) for total in sums)
+        metrics["filled"] = (count, jnp.int32(batch["weights"].size))
+        return Loss({"loss": sums[0]}, metrics, carry)
+
+    def derived(self, name, means):
+        return self._perplexities(means, self._rows.eval[name].component.store.meta)
+
+    def _perplexities(self, means, meta: dict) -> dict[str, float]:
+        of_ways = {f"{way}_perplexity": perplexity(means[f"{way}_loss"]) for way in _WAYS}
+        return perplexities(means["loss"], meta) | of_ways
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes. Both directions read words of their own.
+        words = self.model.words_flops(self.length)
+        return 3 * (self.model.flops(self.length, self.length) + words)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return 2 * self.length
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns losses, accuracy and perplexities of a split, which each direction reads once.
+
+        The loss and the perplexity are those of both directions together. Raises UserError where
+        the run has no such split.
+        """
+        arguments.held_out(self.texts.text, split, "files")
+        evaluated = self.texts.evaluation(self.tokenizer, split)
+        means = self.mean_metrics(params, evaluated)
+        means.pop("filled")
+        meta = evaluated.component.store.meta
+        return means | self._perplexities(means, meta) | {"tokens": meta["tokens"]}
