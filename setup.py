@@ -45,7 +45,7 @@ EXTRAS = {
     "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],
     "hf": ["transformers>=5,<6", "torch>=2.6,<3", "safetensors>=0.5,<1"],
     # the peers that benchmarks/ measures against
-    "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5"],
+    "bench": ["transformers>=5,<6", "torch>=2.6,<3", "ctranslate2>=4.8,<5", "gensim>=4.3,<5"],
     "beam": ["apache-beam>=2.70,<3"],  # `prepare` on Dataflow, Flink or Spark
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "summaries": ["rouge-score>=0.1.2,<0.2"],

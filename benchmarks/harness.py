@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LONG_CALL = 10  # seconds; the time to touch reclaimed memory is small compared with it
 # Their versions are recorded where they are installed.
-PEERS = ("torch", "transformers", "ctranslate2")
+PEERS = ("torch", "transformers", "ctranslate2", "gensim")
 
 
 def main(

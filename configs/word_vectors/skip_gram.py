@@ -33,7 +33,14 @@ def get_config(data="", objective="skip_gram", learning_rate=0.025):
     return experiment(
         # The largest vocabulary. Rarer words than those are unknown.
         model=dict(name="word_vectors", vocab_size=20_000 if quickstart else 100_000),
-        task=dict(name="word_vectors", objective=objective, window=5, negatives=5, sample=1e-3),
+        task=dict(
+            name="word_vectors",
+            objective=objective,
+            window=5,
+            negatives=5,
+            sample=1e-3,
+            length=8192 if quickstart else 16_384,
+        ),
         data=dict(corpus="pydoc" if quickstart else "", tokenizer="words", min_count=5),
         train=dict(
             num_steps=1000 if quickstart else 5000, batch=1 if quickstart else 4, eval_every=1 / 5
