@@ -40,5 +40,5 @@ def get_config():
         data=dict(tokenizer="words", cased=True, min_count=3, split_on="line"),
         train=dict(num_steps=steps, batch=128, log_every=100, eval_every=1 / 20),
         optimizer=dict(name="adagrad", learning_rate=0.2, schedule="constant", clip_norm=10.0),
-        checkpoint=dict(every=1 / 100),
+        checkpoint=dict(every=1 / 20),
     )

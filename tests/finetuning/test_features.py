@@ -8,7 +8,11 @@ import pytest
 
 from tests.finetuning.examples import build, pretrained, task_of
 from transformer_jax.config import UserError
+from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.layers.heads import RecurrentHead
+from transformer_jax.models.bart import BART
+from transformer_jax.models.encoder_decoder import EncoderDecoder
+from transformer_jax.models.t5 import T5
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.train import train
 
@@ -24,7 +28,7 @@ def translation(tmp_path_factory):
     return pretrained(folder, "recurrent_seq2seq", **sizes)
 
 
-def learned(folder, kind, origin, features, **keys):
+def learned(folder, kind, origin, features, rate=2e-2, **keys):
     """Returns (task, params, scores) of a head that has learned from the frozen states."""
     config = build(
         folder,
@@ -32,7 +36,7 @@ def learned(folder, kind, origin, features, **keys):
         origin,
         task__features=features,
         task__lstm_width=16,
-        optimizer__learning_rate=2e-2,
+        optimizer__learning_rate=rate,
         **keys,
     )
     scores = train(config, folder / "run")
@@ -67,7 +71,7 @@ def test_the_encoder_of_a_translation_gives_features(kind, score, translation, t
 def test_elmo_gives_features_of_known_and_unknown_words(tmp_path):
     """The rows hold characters, so a word that no training has read has a vector of its own."""
     origin = pretrained(tmp_path, "elmo", model__d_model=32, model__lstm_width=16)
-    task, params, scores = learned(tmp_path / "tags", "tagging", origin, "weighted")
+    task, params, scores = learned(tmp_path / "tags", "tagging", origin, "weighted", rate=5e-2)
     assert scores["valid/f1"] > 0.85
     assert params["head"]["weights"].shape == (3,) and "output_embed" not in params
     (prediction,) = task.predict(params, ["the cat sat"])
@@ -105,6 +109,21 @@ def test_the_states_of_a_source_are_read_as_arrays(translation):
         list(task.features(params, texts, (0, 1)))
     with pytest.raises(UserError, match="layer 2: must be from 0 .* to 1"):
         list(task.features(params, texts, (2,)))
+
+
+@pytest.mark.parametrize("model", [EncoderDecoder, BART, T5])
+def test_every_encoder_decoder_gives_the_states_of_a_source(model):
+    layers = dict(num_encoder_layers=1, num_decoder_layers=1)
+    encoder = Encoder(model(vocab_size=16, d_model=8, d_ff=8, num_heads=2, **layers), True)
+    assert encoder.arrays == ("tokens", "token_types", "segment_ids")
+    embeddings, states = encoder.init_layers(jax.random.key(0))[0]
+    params = nn.unbox(encoder.init_layers(jax.random.key(0))[1])
+    assert "decoder" not in params and embeddings.shape == states.shape == (1, 8, 8)
+    ids = jnp.array([[1, 2, 3, 0]])
+    row = {"tokens": ids, "token_types": 0 * ids, "segment_ids": jnp.array([[1, 1, 1, 0]])}
+    memory = encoder.model.apply({"params": params}, ids[:, :3], method="encode")
+    np.testing.assert_allclose(encoder.layers(params, row)[1][:, :3], memory, atol=1e-5)
+    assert 0 < encoder.flops(8, False) < encoder.model.flops(8, 8)
 
 
 @pytest.mark.parametrize("pools", [False, True])
