@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from transformer_jax.data import rows, single_text, store, token_counts, windows
+from transformer_jax.data import single_text, store, token_counts, windows
 from transformer_jax.data.noise_words import word_counts
 from transformer_jax.data.rows import Row
 
@@ -128,20 +128,14 @@ class PairRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class WordPairs(single_text.SingleText):
+class WordPairs(single_text.OneComponent):
     """The rows of the splits of a text. Its keys are those of `config.task`."""
 
     length: int
     window: int
     vocab_size: int
 
-    def train(self, tokenizer) -> rows.TrainRows:
-        return rows.train_rows([self._component("train", tokenizer)], self.config)
-
-    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
-        return rows.EvalRows(self._component(split, tokenizer))
-
-    def _component(self, split: str, tokenizer) -> PairRows:
+    def component(self, split: str, tokenizer) -> PairRows:
         """Returns the rows of a split. Its counts are scaled to the size of the training text."""
         data = self.config.data
         stored = windows.tokenised(self.text(split), data, tokenizer, split)

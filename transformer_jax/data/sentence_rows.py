@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from transformer_jax.data import rows, sentence_pairs, single_text, store, token_counts
+from transformer_jax.data import sentence_pairs, single_text, store, token_counts
 from transformer_jax.data.noise_words import NoiseWords, word_counts
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 
@@ -56,20 +56,14 @@ class SentenceRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sentences(single_text.SingleText):
+class Sentences(single_text.OneComponent):
     """The rows of the splits of a text. Its keys are those of `config.task`."""
 
     length: int
     noise: int
     vocab_size: int
 
-    def train(self, tokenizer) -> rows.TrainRows:
-        return rows.train_rows([self._component("train", tokenizer)], self.config)
-
-    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
-        return rows.EvalRows(self._component(split, tokenizer))
-
-    def _component(self, split: str, tokenizer) -> SentenceRows:
+    def component(self, split: str, tokenizer) -> SentenceRows:
         """Returns the rows of a split. The counts are those of the training text."""
         data = self.config.data
 
@@ -79,5 +73,4 @@ class Sentences(single_text.SingleText):
         train = tokenised("train")
         counts = token_counts.of_store(train, data, self.vocab_size, "train")
         stored = train if split == "train" else tokenised(split)
-        key = (data.seed, 0, ("train", "valid", "test").index(split))
-        return SentenceRows(stored, self, word_counts(counts, tokenizer.special), key)
+        return SentenceRows(stored, self, word_counts(counts, tokenizer.special), self.key(split))

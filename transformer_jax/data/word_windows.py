@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from transformer_jax.data import rows, single_text, store, token_counts, windows
+from transformer_jax.data import single_text, store, token_counts, windows
 from transformer_jax.data.noise_words import NoiseWords, keep_probabilities, word_counts
 from transformer_jax.data.rows import Row, generator, padded, philox_key
 
@@ -62,7 +62,7 @@ class WordWindows:
 
 
 @dataclasses.dataclass(frozen=True)
-class WordTexts(single_text.SingleText):
+class WordTexts(single_text.OneComponent):
     """The rows of the splits of a text. Its keys are those of `config.task`."""
 
     length: int
@@ -72,13 +72,7 @@ class WordTexts(single_text.SingleText):
     sample: float
     vocab_size: int
 
-    def train(self, tokenizer) -> rows.TrainRows:
-        return rows.train_rows([self._component("train", tokenizer)], self.config)
-
-    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
-        return rows.EvalRows(self._component(split, tokenizer))
-
-    def _component(self, split: str, tokenizer) -> WordWindows:
+    def component(self, split: str, tokenizer) -> WordWindows:
         """Returns the rows of a split. The counts are those of the training text."""
         data = self.config.data
         train = windows.tokenised(self.text("train"), data, tokenizer, "train")
@@ -86,5 +80,4 @@ class WordTexts(single_text.SingleText):
         stored = train
         if split != "train":
             stored = windows.tokenised(self.text(split), data, tokenizer, split)
-        key = (data.seed, 0, ("train", "valid", "test").index(split))
-        return WordWindows(stored, self, word_counts(counts, tokenizer.special), key)
+        return WordWindows(stored, self, word_counts(counts, tokenizer.special), self.key(split))

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments
 from transformer_jax.data.cooccurrences import WordPairs
-from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.tasks.base import TextTask
 from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.word_task import WordTask
 
 
 @dataclasses.dataclass
-class GloVeTask(EncoderUse, TextTask):
+class GloVeTask(WordTask):
     """Weighted least squares on the logarithms of the counts (equation 8)."""
 
     window: int = 10  # words on each side whose pairs count, each 1 / distance
@@ -32,9 +30,7 @@ class GloVeTask(EncoderUse, TextTask):
                 f"config.model.name={self.config.model.name!r}: has no logarithms of counts; take "
                 "glove"
             )
-        for key in ("window", "length", "most"):
-            if getattr(self, key) < 1:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+        self.check_positive(("window", "length", "most"))
 
     @cached_property
     def texts(self) -> WordPairs:
@@ -71,22 +67,3 @@ class GloVeTask(EncoderUse, TextTask):
 
     def flops(self, row_shape: int = 0) -> float:
         return 3 * 2.0 * self.length * self.model.d_model
-
-    def positions(self, row_shape: int = 0) -> int:
-        return self.length
-
-    def derived(self, name, means):
-        return {}
-
-    # evaluation
-
-    def evaluate(self, params, split: str) -> dict:
-        """Returns the mean loss of a pair of words of a split.
-
-        Its counts are scaled to the size of the training text. Raises UserError where the run has
-        no such split.
-        """
-        arguments.held_out(self.texts.text, split, "files")
-        means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
-        means.pop("filled")
-        return means

@@ -9,21 +9,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments
 from transformer_jax.data.word_windows import WordTexts
 from transformer_jax.distributed import sharding
-from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.tasks.base import TextTask
 from transformer_jax.tasks.descent import in_turns
 from transformer_jax.tasks.negative_sampling import negative_sampling
 from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.word_task import WordTask
 
 # Stochastic gradient descent as such. The loss of a block sees the update by the block before it.
 _DESCENT = dict(name="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0, groups=())
 
 
 @dataclasses.dataclass
-class WordVectorsTask(EncoderUse, TextTask):
+class WordVectorsTask(WordTask):
     """Skip-gram and CBOW, as in the published code word2vec.c but for what follows.
 
     The words of a block share their noise words, and the gradients of a block are summed before an
@@ -47,9 +45,7 @@ class WordVectorsTask(EncoderUse, TextTask):
         self.coefficients = {"loss": 1.0}
         _check_model(self.config, self.model)
         _check_optimizer(self.config)
-        for key in ("window", "negatives", "length", "block", "shared_noise"):
-            if getattr(self, key) < 1:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+        self.check_positive(("window", "negatives", "length", "block", "shared_noise"))
         if self.sample < 0:
             raise UserError(f"config.task.sample={self.sample}: must be at least 0")
         if self.length % self.block:
@@ -152,24 +148,6 @@ class WordVectorsTask(EncoderUse, TextTask):
     def flops(self, row_shape: int = 0) -> float:
         columns = self.block + 2 * self.window + self.shared_noise
         return 3 * 2.0 * self.length * columns * self.model.d_model
-
-    def positions(self, row_shape: int = 0) -> int:
-        return self.length
-
-    def derived(self, name, means):
-        return {}
-
-    # evaluation
-
-    def evaluate(self, params, split: str) -> dict:
-        """Returns the mean loss of a pair of words of a split.
-
-        The split is subsampled as in training. Raises UserError where the run has no such split.
-        """
-        arguments.held_out(self.texts.text, split, "files")
-        means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
-        means.pop("filled")
-        return means
 
 
 def _tables(model) -> tuple[jax.Array, jax.Array]:

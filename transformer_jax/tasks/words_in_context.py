@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, tokenizers
+from transformer_jax.data import tokenizers
 from transformer_jax.data.sentence_rows import Sentences
-from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.tasks.base import TextTask, check_row_length
+from transformer_jax.tasks.base import check_row_length
 from transformer_jax.tasks.negative_sampling import negative_sampling
 from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.tasks.word_task import WordTask
 
 
 @dataclasses.dataclass
-class WordsInContext(EncoderUse, TextTask):
+class WordsInContext(WordTask):
     """The objective of section 2.2, equation 2. The words of a sentence share its noise words.
 
     The loss is the mean over words, where the published code has the sum over a batch.
@@ -35,9 +35,7 @@ class WordsInContext(EncoderUse, TextTask):
                 f"config.model.name={self.config.model.name!r}: does not fill blanks; take a model "
                 "that does, such as context2vec"
             )
-        for key in ("negatives", "shared_noise"):
-            if getattr(self, key) < 1:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
+        self.check_positive(("negatives", "shared_noise"))
 
     @cached_property
     def texts(self) -> Sentences:
@@ -93,21 +91,6 @@ class WordsInContext(EncoderUse, TextTask):
         columns = self.length + self.shared_noise
         products = 2.0 * self.length * columns * self.model.d_model
         return 3 * (self.model.flops(self.length, 0) + products)
-
-    def positions(self, row_shape: int = 0) -> int:
-        return self.length
-
-    def derived(self, name, means):
-        return {}
-
-    # evaluation
-
-    def evaluate(self, params, split: str) -> dict:
-        """Returns the mean loss of a word. Raises UserError where the run has no such split."""
-        arguments.held_out(self.texts.text, split, "files")
-        means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
-        means.pop("filled")
-        return means
 
 
 def _logits(model, tokens) -> jax.Array:
