@@ -38,6 +38,8 @@ MODELS = {
     | dict(max_length=48),
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
+    "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
+    "glove": dict(name="glove", vocab_size=80, d_model=8),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
@@ -63,6 +65,11 @@ TASKS = {
         build_targets,
         dict(name="masked_targets", source_length=24, target_length=12),
     ),
+    "context2vec": (
+        build_bert,
+        dict(name="words_in_context", length=16, negatives=4, shared_noise=8),
+    ),
+    "glove": (build_bert, dict(name="glove", window=3, length=32)),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
     "t5": (
         build_bert,
