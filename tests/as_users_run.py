@@ -13,12 +13,14 @@ import pytest
 
 from tests.conftest import UNOPTIMIZED, build_bert, build_config, build_gpt
 from tests.finetuning import examples
+from tests.tasks import test_word_vectors
 from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
 from tests.tasks.test_causal_lm import SHARDED
 from tests.tasks.test_causal_lm_texts import GREEDY, by_whole_prefixes
 from tests.training import recurrent
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
+from transformer_jax import config as configs
 from transformer_jax.runs import begin
 from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.training.loop import Program, run
@@ -44,12 +46,21 @@ def build_bert_of_one_phase(folder, **overrides):
     return build_bert(folder, task__phases=((1.0, 16, 3),), **overrides)
 
 
+def build_word_vectors(folder, **overrides):
+    config = test_word_vectors.build(folder)
+    overrides.pop("model__dropout")
+    for key, value in overrides.items():
+        configs.set_key(config, key.replace("__", "."), value)
+    return config
+
+
 FAMILIES = {
     "translation": build_config,
     "gpt": build_gpt,
     "bert": build_bert_of_one_phase,
     "finetuning": build_finetuning,
     "carry": recurrent.build,
+    "word vectors": build_word_vectors,
 }
 
 
