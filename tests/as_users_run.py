@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import UNOPTIMIZED, build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from tests.tasks import test_word_vectors
+from tests.tasks.test_bidirectional_lm import build as build_elmo
 from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
 from tests.tasks.test_causal_lm import SHARDED
 from tests.tasks.test_causal_lm_texts import GREEDY, by_whole_prefixes
@@ -61,6 +62,7 @@ FAMILIES = {
     "finetuning": build_finetuning,
     "carry": recurrent.build,
     "word vectors": build_word_vectors,
+    "elmo": build_elmo,
 }
 
 
