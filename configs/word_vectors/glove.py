@@ -1,8 +1,9 @@
 """Trains GloVe, word vectors from counts of words that occur together (Pennington et al. 2014).
 
-The settings are those of section 4.2: windows of 10 words on each side, AdaGrad at 0.05, 50 epochs
-of vectors of fewer than 300 numbers. `:quickstart` trains on the documentation of the Python
-standard library, in minutes on a laptop, and downloads nothing.
+The settings are those of section 4.2: windows of 10 words on each side, AdaGrad at 0.05, and 50
+epochs of vectors of fewer than 300 numbers. As in the published code, AdaGrad begins with sums of
+1. `:quickstart` trains on the documentation of the Python standard library, in minutes on a laptop,
+and downloads nothing.
 
     python -m transformer_jax.train --config=configs/word_vectors/glove.py:quickstart \\
         --workdir=runs/glove
@@ -40,7 +41,7 @@ def get_config(data=""):
         task=dict(name="glove", window=10, most=100.0, power=0.75),
         data=dict(corpus="pydoc" if quickstart else "", tokenizer="words", min_count=5),
         train=dict(num_steps=1000 if quickstart else 25_000, batch=8, eval_every=1 / 5),
-        optimizer=dict(name="adagrad", learning_rate=0.05),
+        optimizer=dict(name="adagrad", learning_rate=0.05, initial_sum=1.0),
         # The counts of a shorter text say little about the vectors: the last ones are the best.
         checkpoint=dict(every=1 / 5, best_metric=""),
     )

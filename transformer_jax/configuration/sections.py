@@ -101,7 +101,7 @@ OPTIMIZERS = {
     "adafactor": ("decay_exponent", "weight_decay"),
     "sgd": ("momentum", "weight_decay"),
     "rmsprop": ("b2", "eps", "weight_decay"),
-    "adagrad": ("eps", "weight_decay"),
+    "adagrad": ("eps", "initial_sum", "weight_decay"),
     "adadelta": ("b2", "eps", "weight_decay"),
     "lion": ("b1", "b2", "weight_decay"),
     "muon": ("muon_momentum", "b1", "b2", "eps", "weight_decay"),
@@ -141,6 +141,7 @@ class Optimizer:
     b1: float = 0.9
     b2: float = 0.999  # decay of the mean of squared gradients; of lion: of the mean of gradients
     eps: float = 1e-8  # added to the root of the mean square; adagrad, adadelta: to the square
+    initial_sum: float = 0.0  # of adagrad: the sum of squared gradients before the first update
     momentum: float = 0.9  # of sgd: decay of the sum of gradients; 0: none
     muon_momentum: float = 0.95  # of muon: decay of the mean of a matrix's gradients
     decay_exponent: float = 0.8  # of adafactor: the decay of update t is 1 - t^-decay_exponent

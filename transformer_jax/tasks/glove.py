@@ -24,7 +24,7 @@ class GloVeTask(WordTask):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.coefficients = {"loss": 1.0}
+        self.coefficients = {"loss": 0.5}  # as in the published code
         if "cooccur" not in self.model.can:
             raise UserError(
                 f"config.model.name={self.config.model.name!r}: has no logarithms of counts; take "
@@ -50,7 +50,8 @@ class GloVeTask(WordTask):
         return self.model.init(rng, one, one, method="log_counts")["params"]
 
     def weights(self, batch):
-        return {"loss": (batch["counts"] > 0).sum().astype(jnp.float32)}
+        # AdaGrad's first sum, 1, is beside those of the gradients of single pairs.
+        return {"loss": jnp.float32(1)}
 
     def loss(self, params, batch, context: Context) -> Loss:
         counts: Float[Array, "B N"] = batch["counts"]

@@ -118,7 +118,7 @@ def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation
         case "rmsprop":
             return [optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False)]
         case "adagrad":
-            return [optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)]
+            return [optax.scale_by_rss(config.initial_sum, config.eps)]
         case "adadelta":
             return [optax.scale_by_adadelta(config.b2, config.eps)]
         case "lion":
