@@ -1,7 +1,8 @@
 """The peers: Hugging Face's models on torch, with random weights, in our shapes.
 
-Only this module and engines.py need torch. To install both: `pip install 'torch==2.13.0'`, then
-`pip install -e '.[bench]'`, or on a GPU `pip install -e '.[gpu,bench]'`.
+Only this module, engines.py and recurrent_peer.py need torch. To install both:
+`pip install 'torch==2.13.0'`, then `pip install -e '.[bench]'`, or on a GPU
+`pip install -e '.[gpu,bench]'`.
 """
 
 import dataclasses

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
+from tests import examples
 from tests.finetuning.examples import build, pretrained, task_of
 from tests.finetuning.test_tasks import train
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.finetuning.encoder import Encoder
@@ -17,6 +20,9 @@ from transformer_jax.layers.embeddings import Embed
 from transformer_jax.models import model as kinds
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import resolve
+from transformer_jax.tasks.task import Context
+from transformer_jax.training.state import init_params
 
 
 def test_a_recurrent_language_model_learns_two_labels(tmp_path):
@@ -32,6 +38,25 @@ def test_a_recurrent_language_model_learns_two_labels(tmp_path):
     assert prediction.text == "cat"
     with pytest.raises(UserError, match="the model LSTM has no attention"):
         task.attention(params, "the cat sat")
+
+
+def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
+    """An LSTM in the place of the Transformer (Radford et al. 2018, table 5)."""
+    config = configs.tiny("configs/finetune/glue.py:mrpc,gpt")
+    for key, value in examples.write(config, tmp_path / "examples").items():
+        configs.set_key(config, key, value)
+    configs.set_key(config, "data.cache", str(tmp_path / "cache"))
+    configs.set_key(config, "init_from", str(pretrained(tmp_path, "lstm")))
+    task = resolve(config, tmp_path / "run").task()
+    assert type(task.model).__name__ == "LSTM" and task.symmetric and task.lm_weight == 0.5
+    params = init_params(task)
+    batch = task.rows().train.batch(0, range(2))
+    loss, gradients = jax.value_and_grad(
+        lambda params: sum(task.loss(params, batch, Context()).terms.values())
+    )(params)
+    assert float(loss) > 0
+    of_layers = [each for path, each in flatten_dict(gradients).items() if "layers" in path]
+    assert of_layers and all(jnp.abs(each).max() > 0 for each in of_layers)
 
 
 def test_an_encoder_may_sum_up_a_row_at_its_end(tmp_path):
