@@ -182,14 +182,16 @@ class Reader:
     def _likeliest(
         self, params, tokens: Int[Array, "B L"], segments: Int[Array, "B L"], top_k: int
     ) -> tuple[Float[Array, "B L k"], Int[Array, "B L k"]]:
-        """Returns the log-probabilities and ids (B, L, k) of the likeliest tokens."""
+        """Returns the log-probabilities and ids (B, L, k) of the likeliest words."""
         variables = {"params": params}
         with self._placed(tokens):
             tokens, segments = split_rows((tokens, segments))
             hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
             logits = self.model.apply(variables, hidden, method="logits")
             logits = logits[..., : self.tokenizer.vocab_size]
-            return gathered(tuple(jax.lax.top_k(jax.nn.log_softmax(logits), top_k)))
+            # Special tokens fill no mask. Some objectives never train their vectors.
+            log_probs = jnp.where(self.tokenizer.special, -jnp.inf, jax.nn.log_softmax(logits))
+            return gathered(tuple(jax.lax.top_k(log_probs, top_k)))
 
     @partial(jax.jit, static_argnums=(0, 4))
     def _states(
