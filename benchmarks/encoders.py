@@ -105,8 +105,7 @@ def main() -> None:
     folder = arguments.workdir / "data"
     folder.mkdir(parents=True, exist_ok=True)
     transfer.split_articles(arguments.data, folder)
-    reviews = (arguments.data / "imdb/test.tsv").read_text("utf-8").splitlines(keepends=True)
-    (folder / "imdb_valid.tsv").write_text("".join(reviews[::5]), "utf-8")
+    transfer.every_fifth_review(arguments.data, folder)
     if arguments.speed:
         rows = json.loads(arguments.json.read_text())["rows"]
         rows = with_speeds(rows, arguments, folder)

@@ -41,10 +41,10 @@ def reference(params, tokens):
     """
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     x = params["token_embed"]["embedding"][np.asarray(tokens)]
-    layers = params["layers"]["lstm"]
     for layer in range(2):
-        kernel, bias = (layers["input"][name][layer] for name in ("kernel", "bias"))
-        recurrent = layers["recurrent"][layer].reshape(16, 4, 16)
+        weights = params["layers"][f"layer_{layer}"]
+        kernel, bias = (weights["input"][name] for name in ("kernel", "bias"))
+        recurrent = weights["recurrent"].reshape(16, 4, 16)
         output, cell, outputs = np.zeros(16), np.zeros(16), []
         for vector in x:
             gates = np.einsum("m,mgf->gf", vector, kernel) + bias

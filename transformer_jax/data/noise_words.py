@@ -33,8 +33,8 @@ def keep_probabilities(counts: Int[np.ndarray, " V"], sample: float) -> Float[np
     if not sample:
         return (counts > 0).astype(np.float64)
     share = counts / (sample * max(counts.sum(), 1))
-    kept = (np.sqrt(share) + 1) / np.maximum(share, 1e-12)
-    return np.where(counts > 0, np.minimum(kept, 1), 0.0)
+    probability = (np.sqrt(share) + 1) / np.maximum(share, 1e-12)
+    return np.where(counts > 0, np.minimum(probability, 1), 0.0)
 
 
 def word_counts(counts: Int[np.ndarray, " V"], special: np.ndarray) -> Int[np.ndarray, " V"]:

@@ -1,6 +1,7 @@
 """Recurrent cells: the vanilla cell, the gated recurrent unit and long short-term memory.
 
-A cell is a step of a recurrence. The input projection of all positions is computed beforehand.
+A cell is a step of a recurrence. The input projection of all positions is computed beforehand. A
+cell that `adds_input` to its product "recurrent" takes None where it is that product's bias.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ class Vanilla:
     width: int
     nonlinearity: Literal["tanh", "relu"] = "tanh"
     gates: ClassVar[int] = 1
+    adds_input: ClassVar[bool] = True
     candidate_bias: ClassVar[bool] = False
 
     @property
@@ -36,9 +38,12 @@ class Vanilla:
         """The shapes of the recurrent matrices by name."""
         return {"recurrent": (self.width, self.width)}
 
-    def __call__(self, product: Product, x: Float[Array, "B gates F"], state: State) -> State:
+    def __call__(
+        self, product: Product, x: Float[Array, "B gates F"] | None, state: State
+    ) -> State:
         (output,) = state
-        z = x[:, 0] + product("recurrent", output)
+        z = product("recurrent", output)
+        z = z if x is None else x[:, 0] + z
         return (jnp.tanh(z) if self.nonlinearity == "tanh" else jax.nn.relu(z),)
 
 
@@ -53,6 +58,7 @@ class GRU:
     width: int
     reset_after: bool = True
     gates: ClassVar[int] = 3
+    adds_input: ClassVar[bool] = False
 
     @property
     def candidate_bias(self) -> bool:
@@ -99,6 +105,7 @@ class LSTM:
     projection: int | None = None
     clip: float | None = None
     gates: ClassVar[int] = 4
+    adds_input: ClassVar[bool] = True
     candidate_bias: ClassVar[bool] = False
 
     @property
@@ -114,10 +121,12 @@ class LSTM:
             shapes["projection"] = (self.width, self.projection)
         return shapes
 
-    def __call__(self, product: Product, x: Float[Array, "B gates F"], state: State) -> State:
+    def __call__(
+        self, product: Product, x: Float[Array, "B gates F"] | None, state: State
+    ) -> State:
         output, cell = state
-        gates = x + product("recurrent", output).reshape(x.shape)
-        i, f, g, o = jnp.moveaxis(gates, 1, 0)
+        gates = product("recurrent", output).reshape(-1, self.gates, self.width)
+        i, f, g, o = jnp.moveaxis(gates if x is None else x + gates, 1, 0)
         cell = jax.nn.sigmoid(f + 1) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         cell = self._clipped(cell)
         output = jax.nn.sigmoid(o) * jnp.tanh(cell)

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# The matrices (I, O) of a step by name, each with a bias (O,) or None.
-Weights = Mapping[str, tuple[Float[Array, "I O"], Float[Array, " O"] | None]]
+# The matrices (I, O) of a step by name, each with a bias (O,), one for each position (L, *B, O), or
+# None.
+Weights = Mapping[str, tuple[Float[Array, "I O"], Float[Array, "*L O"] | None]]
 Product = Callable[[str, Float[Array, "*B I"]], Float[Array, "*B O"]]
 # (product, shared, (inputs, masks), state) -> (state, output)
 Step = Callable[[Product, Any, tuple[Any, Any], Any], tuple[Any, Any]]
@@ -25,12 +26,12 @@ def recur(
 ) -> tuple[Any, Any]:
     """Applies a step to each position in turn. Returns the outputs (L, ...) and the last state.
 
-
     Args:
       step: a hashable function of `product`, `shared`, the position's inputs and masks, and the
         state before it. `product(name, x)` is x W + b with the weights of that name, which a step
         uses once. It returns the state after the position, and the output.
-      weights: the matrices and biases of `product`.
+      weights: the matrices and biases of `product`. An input that is added to a product is best
+        its bias for each position: then it takes no memory beside the product.
       shared: a tree of arrays that all steps see, such as the keys of an attention.
       positions: inputs and masks, two trees of arrays (L, ...). A mask has no gradient.
       state: a tree of arrays, the state before the first position.
@@ -39,18 +40,24 @@ def recur(
 
 
 def _forward(step, weights, shared, positions, state):
+    biases = {name: bias for name, (_, bias) in weights.items() if bias is not None}
+    of_positions = {name: bias for name, bias in biases.items() if bias.ndim > 1}
+
     def one(state, position):
+        position, of_position = position
+        bias_of = biases | of_position
         products = {}
 
         def product(name, x):
-            matrix, bias = weights[name]
-            products[name] = x @ matrix if bias is None else x @ matrix + bias
+            products[name] = x @ weights[name][0]
+            if name in bias_of:
+                products[name] += bias_of[name]
             return products[name]
 
         after, output = step(product, shared, position, state)
         return after, (output, state, products)
 
-    last, (outputs, states, products) = jax.lax.scan(one, state, positions)
+    last, (outputs, states, products) = jax.lax.scan(one, state, (positions, of_positions))
     return (outputs, last), (weights, shared, positions, states, products)
 
 
@@ -94,7 +101,10 @@ def _of_weights(weights, factors, of_products, name):
     matrix, bias = weights
     x = factors[name].reshape(-1, matrix.shape[0])  # (L * B, I)
     of_product = of_products[name].reshape(-1, matrix.shape[1])  # (L * B, O)
-    return x.T @ of_product, None if bias is None else of_product.sum(axis=0)
+    of_bias = None
+    if bias is not None:
+        of_bias = of_product.sum(axis=0) if bias.ndim == 1 else of_products[name]
+    return x.T @ of_product, of_bias
 
 
 @jax.custom_vjp

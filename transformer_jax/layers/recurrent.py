@@ -37,26 +37,32 @@ class Unidirectional(nn.Module):
         *,
         train: bool = False,
     ) -> tuple[Float[Array, "B L F"], tuple]:
+        # Positions in front, before the gates make the array larger.
+        x = jnp.moveaxis(x, 1, 0)  # (L, B, M)
+        restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
+        masks = (jnp.asarray(filled).T, jnp.asarray(restarts).T)
+        if self.reverse:
+            x, masks = jax.tree.map(partial(jnp.flip, axis=0), (x, masks))
         projected = Linear(
             (x.shape[-1],),
             (self.cell.gates, self.cell.width),
             axes=("embed", None, "mlp"),
             dtype=x.dtype,
             name="input",
-        )(x)  # (B, L, gates, width)
+        )(x)  # (L, B, gates, width)
         weights = recurrent_weights(self, self.cell, x.dtype)
         dropout = Dropout(self.weight_dropout, shared=True)
         weights = {
             name: (dropout(matrix, train=train), bias) for name, (matrix, bias) in weights.items()
         }
         if state is None:
-            state = zero_state(self.cell, len(x), x.dtype)
-        restarts = jnp.zeros(filled.shape, bool) if restarts is None else restarts
-        masks = (jnp.asarray(filled).T, jnp.asarray(restarts).T)
-        positions = (jnp.moveaxis(projected, 1, 0), masks)
-        if self.reverse:
-            positions = jax.tree.map(partial(jnp.flip, axis=0), positions)
-        states, last = recur(partial(self._step, self.cell), weights, (), positions, state)
+            state = zero_state(self.cell, x.shape[1], x.dtype)
+        if self.cell.adds_input:
+            matrix, _ = weights["recurrent"]
+            weights["recurrent"] = matrix, projected.reshape(*projected.shape[:2], -1)
+            projected = None
+        step = partial(self._step, self.cell)
+        states, last = recur(step, weights, (), (projected, masks), state)
         if self.reverse:
             states = jax.tree.map(partial(jnp.flip, axis=0), states)
         states = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), states)

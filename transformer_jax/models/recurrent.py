@@ -10,10 +10,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from transformer_jax.layers import activations, cells, flops
+from transformer_jax.layers import cells, flops
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
-from transformer_jax.layers.recurrent import Unidirectional
+from transformer_jax.layers.recurrent import Stack
 from transformer_jax.models.causal import Recurrent
 
 # The outputs of the layers, and their cells where a cell has such.
@@ -46,15 +46,8 @@ class RecurrentLM(Recurrent):
             self.output_embed = embed()
         self.output_bias = Bias(self.vocab_size, "vocab")
         self.embed_dropout = Dropout(self.dropout)
-        self.layers = nn.scan(
-            _Layer,
-            in_axes=(1, nn.broadcast, nn.broadcast),
-            out_axes=1,
-            length=self.num_layers,
-            split_rngs={"params": True, "dropout": True},
-            metadata_params={nn.PARTITION_NAME: "layers"},
-            variable_axes={"params": 0, activations.COLLECTION: 0},
-        )(self.cell, self.d_model, self.dropout)
+        self.layers = Stack(self._cell, self.num_layers, dropout=self.dropout)
+        self.output_dropout = Dropout(self.dropout)
 
     @property
     def _dtype(self):
@@ -82,7 +75,10 @@ class RecurrentLM(Recurrent):
         x = self.embed_dropout(self.token_embed(tokens), train=train)
         filled = jnp.ones(tokens.shape, bool) if filled is None else filled > 0
         restarts = jnp.zeros(tokens.shape, bool) if restarts is None else restarts > 0
-        return self.layers(x, carry, (filled, restarts), train)
+        states = tuple(zip(*(jnp.unstack(part, axis=1) for part in carry)))
+        x, states = self.layers(x, filled, states, restarts, train=train)
+        carry = tuple(jnp.stack(parts, axis=1) for parts in zip(*states))
+        return self.output_dropout(x, train=train), carry
 
     def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
         embed = self.token_embed if self.tie_output else self.output_embed
@@ -92,24 +88,3 @@ class RecurrentLM(Recurrent):
         layers = self.num_layers * flops.recurrent(length, self.d_model, self._cell)
         positions = length if predictions is None else predictions
         return layers + flops.dense(positions, self.d_model, self.vocab_size)
-
-
-class _Layer(nn.Module):
-    """x (B, L, M), state -> outputs (B, L, M), new state."""
-
-    cell: cells.Name
-    features: int
-    dropout: float
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B L M"],
-        state: cells.State,
-        rows: tuple[Bool[ArrayLike, "B L"], Bool[ArrayLike, "B L"]],
-        train: bool,
-    ) -> tuple[Float[Array, "B L M"], cells.State]:
-        filled, restarts = rows
-        layer = Unidirectional(cells.make(self.cell, self.features), name=self.cell)
-        x, state = layer(x, filled, state, restarts)
-        return Dropout(self.dropout)(x, train=train), state

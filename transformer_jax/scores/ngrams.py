@@ -133,8 +133,8 @@ class NGrams:
         tables = []
         for _ in range(order):
             numbers = _numbers(contexts, tokens, vocab_size)
-            found, places, counts = _distinct(numbers[numbers >= 0])
-            tables.append((found, counts))
+            ngrams, places, counts = _distinct(numbers[numbers >= 0])
+            tables.append((ngrams, counts))
             within = np.full(len(tokens), -1)
             within[numbers >= 0] = places
             contexts = _before(within)
@@ -145,15 +145,15 @@ class NGrams:
         contexts = np.zeros(len(tokens), np.int64)
         size_before = 1  # contexts of the first order
         rows = []
-        for found, counts in self.tables:
+        for ngrams, counts in self.tables:
             numbers = _numbers(contexts, tokens, self.vocab_size)
-            places = np.searchsorted(found, numbers)
-            is_found = np.append(found, -2)[places] == numbers  # no number is -2
-            of_context = np.bincount(found // self.vocab_size, counts, size_before)
+            places = np.searchsorted(ngrams, numbers)
+            occurs = np.append(ngrams, -2)[places] == numbers  # no number is -2
+            of_context = np.bincount(ngrams // self.vocab_size, counts, size_before)
             of_context = np.append(of_context.astype(np.int64), 0)  # of the context -1
-            rows.append((np.where(is_found, np.append(counts, 0)[places], 0), of_context[contexts]))
-            contexts = _before(np.where(is_found, places, -1))
-            size_before = len(found)
+            rows.append((np.where(occurs, np.append(counts, 0)[places], 0), of_context[contexts]))
+            contexts = _before(np.where(occurs, places, -1))
+            size_before = len(ngrams)
         grams, of_contexts = (np.stack(parts) for parts in zip(*rows))
         return Occurrences(grams, of_contexts, self.vocab_size)
 
@@ -191,13 +191,13 @@ def scores(
     """
     split = len(counted) - min(max(len(counted) // 10, 1), _MOST_HELD_OUT)
     held_out = NGrams.count(counted[:split], 3, vocab_size).occurrences(counted[split:])
-    seen = NGrams.count(counted, 3, vocab_size).occurrences(text)
+    occurrences = NGrams.count(counted, 3, vocab_size).occurrences(text)
     losses = {}
     for order, name in ((1, "unigram"), (2, "bigram")):
         k = held_out.fitted_k(order)
-        losses[name] = {"loss": _loss(seen.add_k(order, k)[1:]), "k": k}
-    losses["trigram"] = {"loss": _loss(seen.interpolated(held_out.fitted_weights())[1:])}
-    frequencies = seen.frequencies[1, 1:]
+        losses[name] = {"loss": _loss(occurrences.add_k(order, k)[1:]), "k": k}
+    losses["trigram"] = {"loss": _loss(occurrences.interpolated(held_out.fitted_weights())[1:])}
+    frequencies = occurrences.frequencies[1, 1:]
     occurring = frequencies[frequencies > 0]
     if len(occurring):
         unseen = len(frequencies) - len(occurring)
