@@ -26,7 +26,8 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "device",
         None,
-        "Chip of the table in hardware.py: v4, v5e, v5p, v6e, a100-40, a100-80, h100, h200.",
+        "Chip of the table in hardware.py: v4, v5e, v5p, v6e, a100-40, a100-80, h100, h200, b200, "
+        "l4, a10g, 4090.",
     )
     flags.DEFINE_float(
         "mfu",

@@ -1,8 +1,8 @@
 """Compiles a config without running it: python -m transformer_jax.dry_run
 --config=configs/wmt/big.py --topology=v5e:4x4
 
-The target is the devices of this machine, --devices=N virtual CPU devices, or a --topology of TPUs,
-for which libtpu compiles on any machine. Nothing is allocated and no data is opened, except the
+The target is the devices of this machine, --devices=N virtual CPU devices, or a --topology of TPUs
+or GPUs, whose compilers run on any machine. Nothing is allocated and no data is opened, except the
 examples of a fine-tuning whose config does not name its labels. Shardings, memory and roofline go
 to stderr, one JSON object to stdout. The evaluations during training are compiled, too: a run fits
 if they do. A model that does not fit is a result, with exit code 0.
@@ -15,7 +15,7 @@ from absl import flags
 from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
 from transformer_jax.config import UserError
-from transformer_jax.planning import topology
+from transformer_jax.planning import gpu_target, topology
 
 
 def define_flags() -> None:
@@ -30,7 +30,8 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "topology",
         None,
-        "TPU slice to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, v4:4x4x4.",
+        "TPU slice or hosts of GPUs to compile for, such as v5e:4x4, v5p:4x4x4, v6e:16x16, "
+        "v4:4x4x4, h100:8 (a host of 8), h100:8x64 (64 hosts), a100-80:8, b200:8, l4:1.",
     )
     flags.DEFINE_bool(
         "search",
@@ -73,6 +74,8 @@ def _compile(run, devices) -> dict:
     # The answer is known where the update is refused, and its evaluations may take long to compile.
     evaluated = [] if estimated.refused else evaluations.evaluations(config, task, program)
     say("\n".join(verdict.lines(config, task, program, estimated, evaluated)))
+    if cli.FLAGS.topology and topology.is_gpu(cli.FLAGS.topology):
+        say(gpu_target.NOTE)
     return {
         **counts.parameters(task),
         "tokens_per_step": task.positions(0) * config.train.batch,

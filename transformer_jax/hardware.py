@@ -4,9 +4,20 @@ import dataclasses
 import functools
 import math
 import time
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
+if TYPE_CHECKING:  # a topology is chosen before jax is imported
+    import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiprocessors:
+    """The streaming multiprocessors of a GPU, as its compiler asks for them."""
+
+    count: int
+    clock: float  # GHz, at the peak rate
+    l2_cache: int  # bytes
+    capability: str  # compute capability, such as "9.0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +30,9 @@ class Chip:
     memory_bandwidth: float  # bytes/s
     # bytes/s that leave the chip, one way, over all its links to chips of its kind
     link_bandwidth: float
+    # bytes/s of its share of the links to other hosts, one way; None: not known
+    network_bandwidth: float | None = None
+    multiprocessors: Multiprocessors | None = None  # of a GPU that programs can be compiled for
 
 
 _GB, _GIB, _TERA = 1e9, 2**30, 1e12
@@ -32,14 +46,58 @@ V5E = Chip("TPU v5e", 197 * _TERA, 15.75 * _GIB, 819 * _GB, 200 * _GB)
 V5P = Chip("TPU v5p", 459 * _TERA, 95.74 * _GIB, 2765 * _GB, 600 * _GB)
 V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 
-# GPUs: NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU", "H200 Tensor Core GPU".
-# Rates without sparsity. Links: half of NVLink's bidirectional 600 (A100) and 900 GB/s (H100, H200)
-# within a node.
-A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB)
-A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB)
-H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB)
+# GPUs: NVIDIA's data sheets of each, for B200 that of "DGX B200". Rates without sparsity, with sums
+# in float32. Links: half of NVLink's bidirectional 600 (A100), 900 (H100, H200) and 1,800 GB/s
+# (B200) within a host; others have PCIe 4.0 x16. Network: 200 Gb/s a GPU in DGX A100, 400 Gb/s in
+# DGX H100, H200 and B200; 100 Gb/s for 8 GPUs in Google Cloud's g2-standard-96 (L4) and AWS's
+# g5.48xlarge (A10G).
+# Multiprocessors: the architectures' white papers, "A100", "H100", "Ampere GA102" and "Ada"; AWS's
+# page of G5 gives A10G's 320 tensor cores, 4 of each multiprocessor. The clocks are those of the
+# peak rates.
+_MIB, _GBIT = 2**20, 1e9 / 8
+_GA100 = Multiprocessors(108, 1.41, 40 * _MIB, "8.0")
+_GH100 = Multiprocessors(132, 1.83, 50 * _MIB, "9.0")
+A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB, 200 * _GBIT, _GA100)
+A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB, 200 * _GBIT, _GA100)
+H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB, 400 * _GBIT, _GH100)
 H100_PCIE = Chip("H100 PCIe", 756 * _TERA, 80 * _GB, 2000 * _GB, 300 * _GB)
-H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB)
+H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB, 400 * _GBIT, _GH100)
+B200 = Chip(
+    "B200",
+    2250 * _TERA,
+    180 * _GB,
+    8000 * _GB,
+    900 * _GB,
+    400 * _GBIT,
+    Multiprocessors(148, 1.85, 126 * _MIB, "10.0"),
+)
+L4 = Chip(
+    "L4",
+    121 * _TERA,
+    24 * _GB,
+    300 * _GB,
+    32 * _GB,
+    100 / 8 * _GBIT,
+    Multiprocessors(58, 2.04, 48 * _MIB, "8.9"),
+)
+A10G = Chip(
+    "A10G",
+    70 * _TERA,
+    24 * _GB,
+    600 * _GB,
+    32 * _GB,
+    100 / 8 * _GBIT,
+    Multiprocessors(80, 1.71, 6 * _MIB, "8.6"),
+)
+RTX_4090 = Chip(
+    "RTX 4090",
+    165.2 * _TERA,
+    24 * _GB,
+    1008 * _GB,
+    32 * _GB,
+    None,
+    Multiprocessors(128, 2.52, 72 * _MIB, "8.9"),
+)
 
 # By jax.Device.device_kind.
 _BY_KIND = {
@@ -57,6 +115,10 @@ _BY_KIND = {
     "NVIDIA H100 80GB HBM3": H100,
     "NVIDIA H100 PCIe": H100_PCIE,
     "NVIDIA H200": H200,
+    "NVIDIA B200": B200,
+    "NVIDIA L4": L4,
+    "NVIDIA A10G": A10G,
+    "NVIDIA GeForce RTX 4090": RTX_4090,
 }
 
 # By the names of the command line.
@@ -69,6 +131,10 @@ NAMES = {
     "a100-80": A100_80,
     "h100": H100,
     "h200": H200,
+    "b200": B200,
+    "l4": L4,
+    "a10g": A10G,
+    "4090": RTX_4090,
 }
 
 
@@ -77,7 +143,12 @@ def of(device_kind: str) -> Chip | None:
     return _BY_KIND.get(device_kind)
 
 
-def peak(mesh: jax.sharding.Mesh) -> tuple[float, str]:
+def kind(chip: Chip) -> str:
+    """Returns the `jax.Device.device_kind` of a chip, the first one where it has several."""
+    return next(kind for kind, other in _BY_KIND.items() if other is chip)
+
+
+def peak(mesh: "jax.sharding.Mesh") -> tuple[float, str]:
     """Returns the peak bfloat16 FLOP/s of all devices of the mesh, and the source of the figure.
 
     The rate of an unknown chip is measured with a matrix product. The virtual devices of a host's
@@ -103,6 +174,9 @@ def measured(platform: str) -> float:
     accelerator, where a call takes longer than a product, it is a sequence of 30 products of
     4096 x 4096. The result is the best of five.
     """
+    import jax
+    import jax.numpy as jnp
+
     if platform == "cpu":
         size, num_products, dtype = 1024, 1, jnp.float32
     else:

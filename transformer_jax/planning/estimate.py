@@ -1,6 +1,7 @@
 """The memory and the lower bound of the time of a training step, from its compiled program."""
 
 import dataclasses
+import os
 import re
 import time
 
@@ -87,7 +88,8 @@ def estimate(config, task, program) -> Estimate:
         return _refused(known, str(error), time.monotonic() - began)
     seconds = time.monotonic() - began
     memory = compiled.memory_analysis()
-    collectives = hlo.collectives(_text(compiled), program.mesh.size)
+    in_host = devices_of_host(program.mesh)
+    collectives = hlo.collectives(_text(compiled), program.mesh.size, in_host)
     measured = Estimate(
         **known,
         arguments=memory.argument_size_in_bytes,
@@ -109,9 +111,13 @@ def chip_of(device) -> hardware.Chip | None:
     chip = hardware.of(device.device_kind)
     if chip is None or device.platform != "gpu":
         return chip
-    # JAX takes three quarters of the memory, or the share XLA_PYTHON_CLIENT_MEM_FRACTION
-    memory = (device.memory_stats() or {}).get("bytes_limit", chip.memory)
-    return dataclasses.replace(chip, memory=memory)
+    # JAX takes three quarters of the memory, or the share XLA_PYTHON_CLIENT_MEM_FRACTION.
+    taken = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75)) * chip.memory
+    try:
+        taken = (device.memory_stats() or {}).get("bytes_limit", taken)
+    except jax.errors.JaxRuntimeError:  # a device of a topology
+        pass
+    return dataclasses.replace(chip, memory=taken)
 
 
 def live_bytes(memory, platform: str) -> int:
@@ -154,9 +160,23 @@ def _roofline(
     return Roofline(
         compute_seconds(config, task, chip, measured.devices),
         touched / chip.memory_bandwidth,
-        sum(collective.count * collective.moved for collective in collectives)
-        / chip.link_bandwidth,
+        sum(each.count * _seconds(each, chip) for each in collectives),
     )
+
+
+def _seconds(collective: hlo.Collective, chip: hardware.Chip) -> float:
+    """Returns the least time of a collective. Its parts in a host and between hosts may overlap."""
+    within = collective.moved / chip.link_bandwidth
+    between = collective.moved_between_hosts
+    return max(within, between / chip.network_bandwidth) if between else within
+
+
+def devices_of_host(mesh: jax.sharding.Mesh) -> int | None:
+    """Returns the GPUs of a host; None for other devices, whose links do not end at a host."""
+    devices = mesh.devices.flatten().tolist()
+    if devices[0].platform != "gpu":
+        return None
+    return sum(device.process_index == devices[0].process_index for device in devices)
 
 
 def _text(compiled) -> str:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 KINDS = (
     "all-gather",
     "all-reduce",
@@ -37,43 +39,68 @@ class Collective(NamedTuple):
     count: int  # executions in a run of the program
     bytes: int  # of the gathered, reduced or sent array on a device
     devices: int  # of a group
+    hosts: int = 1  # of a group, with equally many of its devices each
 
     @property
     def moved(self) -> float:
-        """The least bytes that a device sends in one execution (Thakur et al. 2005).
+        """The least bytes that a device sends within its host in one execution."""
+        if self.kind.startswith("collective-") and self.hosts > 1:
+            return 0
+        return self._sent(self.devices // self.hosts, self.bytes)
 
-        An all-reduce of n devices sends 2 (n-1)/n of the array. Gathering, scattering and
+    @property
+    def moved_between_hosts(self) -> float:
+        """The least bytes that a device sends to other hosts.
+
+        The devices of a host share the array: each first combines its part of it with those of the
+        other devices there.
+        """
+        if self.kind.startswith("collective-"):
+            return self.bytes if self.hosts > 1 else 0
+        return self._sent(self.hosts, self.bytes * self.hosts / self.devices)
+
+    def _sent(self, count: int, size: float) -> float:
+        """Returns what each of `count` participants sends (Thakur et al. 2005).
+
+        An all-reduce of n participants sends 2 (n-1)/n of the array. Gathering, scattering and
         exchanging send (n-1)/n.
         """
-        share = (self.devices - 1) / self.devices
-        return self.bytes * {
+        share = (count - 1) / count
+        return size * {
             "all-reduce": 2 * share,
             "collective-permute": 1,
             "collective-broadcast": 1,
         }.get(self.kind, share)
 
 
-def collectives(text: str, num_devices: int) -> list[Collective]:
+def collectives(text: str, num_devices: int, in_host: int | None = None) -> list[Collective]:
     """Returns the collectives of a compiled program of `num_devices`.
 
-    An instruction in a loop counts once for each iteration. Nested loops multiply.
+    An instruction in a loop counts once for each iteration. Nested loops multiply. A host has
+    `in_host` devices; None: all.
     """
     computations, entry = _computations(text)
     return [
         collective._replace(count=collective.count * times)
         for name, times in _executions(computations, entry).items()
-        for collective in _collectives_in(name, computations[name], num_devices)
+        for collective in _collectives_in(name, computations[name], num_devices, in_host)
         if collective.devices > 1
     ]
 
 
 def summary(collectives: list[Collective]) -> dict[str, dict[str, int]]:
-    """Returns {kind: {count, bytes}} of a run of the program. Each execution counts all bytes."""
+    """Returns {kind: {count, bytes}} of a run of the program. Each execution counts all bytes.
+
+    `between_hosts` is the least that a device sends to other hosts, where there are any.
+    """
     totals = {}
     for collective in collectives:
         total = totals.setdefault(collective.kind, {"count": 0, "bytes": 0})
         total["count"] += collective.count
         total["bytes"] += collective.count * collective.bytes
+        if collective.hosts > 1:
+            sent = collective.count * collective.moved_between_hosts
+            total["between_hosts"] = total.get("between_hosts", 0) + int(sent)
     return totals
 
 
@@ -144,7 +171,9 @@ def _iterations(loop: str, condition: list[str]) -> int:
     return max(compared, default=1)
 
 
-def _collectives_in(name: str, lines: list[str], num_devices: int) -> Iterator[Collective]:
+def _collectives_in(
+    name: str, lines: list[str], num_devices: int, in_host: int | None
+) -> Iterator[Collective]:
     """Yields each collective of a computation once. A pair of -start and -done is one."""
     for line in lines:
         instruction = _INSTRUCTION.match(line)
@@ -154,7 +183,8 @@ def _collectives_in(name: str, lines: list[str], num_devices: int) -> Iterator[C
         kind = op.removesuffix("-start")
         if kind not in KINDS:
             continue
-        devices = _group_size(line, num_devices)
+        group = _group(line, num_devices, in_host or num_devices)
+        devices, hosts = len(group), len({device // (in_host or num_devices) for device in group})
         sizes = _array_bytes(shape)
         # the shape of a -start is (operands, results, state ...)
         if op.endswith("-start") and kind == "all-gather":
@@ -167,7 +197,7 @@ def _collectives_in(name: str, lines: list[str], num_devices: int) -> Iterator[C
         # on a TPU, a reduce-scatter is a fused all-reduce and slice
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
-        yield Collective(kind, 1, int(size), devices)
+        yield Collective(kind, 1, int(size), devices, hosts)
 
 
 def _array_bytes(shape: str) -> list[float]:
@@ -178,19 +208,39 @@ def _array_bytes(shape: str) -> list[float]:
     ]
 
 
-def _group_size(line: str, num_devices: int) -> int:
-    """Returns the number of devices in a group, from any of HLO's notations."""
-    # mesh['a'=4,'b'=2] {'b'}; 'b':(1)2 is a part of an axis
+def _group(line: str, num_devices: int, in_host: int) -> list[int]:
+    """Returns the devices of the first group, from any of HLO's notations.
+
+    Of pairs, it returns one between hosts of `in_host` devices, if there is one.
+    """
     if axes := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", axes[1])}
-        return math.prod(
-            int(part) if part else sizes[name]
-            for name, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", axes[2])
-        )
-    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
-        return int(iota[2])
+        return _of_axes(*axes.groups())
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        size, dimensions, order = iota.groups()
+        places = np.arange(num_devices).reshape([int(n) for n in dimensions.split(",")])
+        places = places.transpose([int(n) for n in order.split(",")]) if order else places
+        return places.ravel()[: int(size)].tolist()
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return len(listed[1].split(","))
-    if "source_target_pairs=" in line:
-        return 2
-    return num_devices
+        return [int(device) for device in listed[1].split(",")]
+    if listed := re.search(r"source_target_pairs=\{([\d,{}]*)\}", line):
+        pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", listed[1])]
+        return list(max(pairs, key=lambda pair: pair[0] // in_host != pair[1] // in_host))
+    return [*range(num_devices)]
+
+
+def _of_axes(mesh: str, axes: str) -> list[int]:
+    """Returns the first group along axes of a mesh such as "'a'=4,'b'=2".
+
+    An axis is 'b', or a part of it: of 'b':(m)k, k numbers that stand behind the first m.
+    """
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    strides, stride = {}, 1
+    for name in reversed(sizes):
+        strides[name] = stride
+        stride *= sizes[name]
+    group = [0]
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
+        size = int(part) if part else sizes[name]
+        step = strides[name] * (sizes[name] // (int(before) * size) if part else 1)
+        group = [device + step * number for device in group for number in range(size)]
+    return group

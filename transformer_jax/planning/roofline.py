@@ -18,6 +18,7 @@ class Roofline:
     pass read the gathered weights. Activations that live within a layer are not counted.
 
     network_s is a lower bound: the least that every collective sends, over all links of a chip.
+    GPUs send within a host over NVLink, and to other hosts over the network; both at once.
     """
 
     compute_s: float

@@ -11,7 +11,7 @@ from transformer_jax import hardware
 from transformer_jax.config import UserError, set_key
 from transformer_jax.layers.blocks import REMAT
 from transformer_jax.pictures.progress import say
-from transformer_jax.planning.estimate import Estimate, arguments, estimate
+from transformer_jax.planning.estimate import Estimate, arguments, chip_of, estimate
 from transformer_jax.planning.roofline import compute_seconds
 from transformer_jax.training.program import Program
 
@@ -117,7 +117,7 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
 
     Raises UserError if the chip of the devices is unknown.
     """
-    chip = hardware.of(devices[0].device_kind)
+    chip = chip_of(devices[0])
     if chip is None:
         raise UserError("--search ranks by the rates of a chip: give a --topology, such as v5e:4x4")
     candidates = sorted(

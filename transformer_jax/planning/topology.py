@@ -1,4 +1,7 @@
-"""TPU slices to compile for. libtpu compiles for them on any machine."""
+"""TPU slices and hosts of GPUs to compile for, on a machine that has neither.
+
+libtpu compiles for TPUs, and gpu_target.py has the compiler for GPUs.
+"""
 
 import importlib.util
 import math
@@ -6,16 +9,20 @@ import os
 from importlib import metadata
 
 from transformer_jax.config import UserError
+from transformer_jax.planning import gpu_target
 
 _NUM_SIDES = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}  # sides of a slice
-_EXAMPLES = "v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:16x16"
+_EXAMPLES = f"v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:16x16, {gpu_target.EXAMPLES}"
 
 
 def prepare(name: str) -> None:
-    """Sets the environment variables of jax and libtpu. Call it before jax is imported.
+    """Sets the environment variables of jax and the compiler. Call it before jax is imported.
 
-    Raises UserError for a bad name or if libtpu is not installed.
+    Raises UserError for a bad name or if the compiler is not installed.
     """
+    if is_gpu(name):
+        gpu_target.prepare(name)
+        return
     _sides(name)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"--topology needs the TPU compiler, libtpu: {install()}")
@@ -40,10 +47,12 @@ def install() -> str:
 
 
 def devices(name: str) -> list:
-    """Returns the devices of the slice `name`, such as "v5p:4x4x4", to compile for.
+    """Returns the devices of a slice such as "v5p:4x4x4", or of hosts of GPUs, to compile for.
 
     Raises UserError if libtpu does not support the slice.
     """
+    if is_gpu(name):
+        return gpu_target.devices(name)
     from jax.experimental import topologies
 
     sides = _sides(name)
@@ -60,12 +69,17 @@ def devices(name: str) -> list:
         ) from None
 
 
+def is_gpu(name: str) -> bool:
+    """Whether a topology is one of GPUs."""
+    return name.partition(":")[0] in gpu_target.NAMES
+
+
 def _sides(name: str) -> list[int]:
     generation, _, shape = name.partition(":")
     if generation not in _NUM_SIDES:
         raise UserError(
-            f"--topology={name}: no TPU {generation!r}; there are: {', '.join(_NUM_SIDES)}, "
-            f"as in {_EXAMPLES}"
+            f"--topology={name}: no chip {generation!r}; there are: "
+            f"{', '.join((*_NUM_SIDES, *gpu_target.NAMES))}, as in {_EXAMPLES}"
         )
     sides = shape.split("x")
     num_sides = _NUM_SIDES[generation]

@@ -75,7 +75,7 @@ def _verdict(estimate: Estimate, evaluated: Sequence[Evaluated]) -> str:
     if estimate.fits is None:
         return (
             "whether it fits, and how fast it could be, is not known: these devices are in no "
-            "table of chips. --topology=v5e:4x4 and the like compile for TPUs"
+            "table of chips. --topology=v5e:4x4, h100:8 and the like compile for TPUs and GPUs"
         )
     chip = f"{estimate.chip.memory / _GB:.1f} GB"
     larger = max(evaluated, key=_need, default=None)

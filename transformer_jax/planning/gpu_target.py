@@ -1,0 +1,131 @@
+"""Hosts of GPUs to compile for. XLA's compiler for CUDA needs neither a GPU nor a driver.
+
+A target is a description of the GPU as XLA's `GpuTargetConfigProto`. What depends on the compute
+capability is in section "Technical Specifications per Compute Capability" of the CUDA C++
+Programming Guide.
+"""
+
+import importlib.util
+import os
+from importlib import metadata
+
+from transformer_jax import hardware
+from transformer_jax.config import UserError
+
+NAMES = tuple(name for name, chip in hardware.NAMES.items() if chip.multiprocessors)
+EXAMPLES = "h100:8 (a host of 8), h100:8x64 (64 hosts)"
+# By compute capability: the threads, bytes of shared memory and float32 units of a multiprocessor.
+_LIMITS = {
+    "8.0": (2048, 164 * 2**10, 64),
+    "8.6": (1536, 100 * 2**10, 128),
+    "8.9": (1536, 100 * 2**10, 128),
+    "9.0": (2048, 228 * 2**10, 128),
+    "10.0": (2048, 228 * 2**10, 128),
+}
+_RESERVED = 1024  # bytes of the shared memory of a multiprocessor, for the system
+# A real compilation does more.
+NOTE = (
+    "compiled without autotuning, which needs the GPU: on it, XLA also measures kernels and takes "
+    "the fastest, for some minutes; times and temporaries may become smaller"
+)
+# The releases of CUDA and cuDNN for which it compiles; without them XLA leaves kernels out.
+_CUDA, _CUDNN = "12.8.0", (9, 10, 0)
+
+
+def prepare(name: str) -> None:
+    """Sets the environment variables of jax. Call it before jax is imported.
+
+    Raises UserError for a bad name or if the compiler is not installed.
+    """
+    sizes(name)
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = plugins.submodule_search_locations if plugins else []
+    if not any(os.path.isdir(os.path.join(folder, "xla_cuda12")) for folder in folders):
+        raise UserError(
+            "--topology needs the GPU compiler: "
+            f"pip install 'jax[cuda12]=={metadata.version('jax')}'"
+        )
+    # No GPU is needed to compile, and one that is there stays free.
+    os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
+
+
+def devices(name: str) -> list:
+    """Returns the GPUs of `name`, such as "h100:8x64", to compile for."""
+    from jax.experimental import topologies
+
+    chip, in_host, hosts = sizes(name)
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology=f"1x{hosts}x{in_host}", target_config=target(chip)
+    )
+    return topology.devices
+
+
+def sizes(name: str) -> tuple[hardware.Chip, int, int]:
+    """Returns the chip, the GPUs of a host and the hosts. Raises UserError for a bad name."""
+    gpu, _, shape = name.partition(":")
+    numbers = shape.split("x")
+    if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
+        raise UserError(
+            f"--topology={name}: must be {gpu}:G for a host of G GPUs, or {gpu}:GxH for H hosts, "
+            f"as in {EXAMPLES}"
+        )
+    in_host, hosts = (*map(int, numbers), 1)[:2]
+    chip = hardware.NAMES[gpu]
+    if hosts > 1 and chip.network_bandwidth is None:
+        raise UserError(
+            f"--topology={name}: the network of hosts with {gpu} is not known; use {gpu}:G"
+        )
+    return chip, in_host, hosts
+
+
+def target(chip: hardware.Chip) -> str:
+    """Returns the description of a GPU for XLA's compiler, as text of a protocol buffer."""
+    parts = chip.multiprocessors
+    threads, shared, units = _LIMITS[parts.capability]
+    major, minor = parts.capability.split(".")
+    kind = hardware.kind(chip)
+    dnn = dict(zip(("major", "minor", "patch"), _CUDNN))
+    info = {
+        "name": kind,
+        "core_count": parts.count,
+        "fpus_per_core": units,
+        "clock_rate_ghz": parts.clock,
+        "device_memory_size": int(chip.memory),
+        "memory_bandwidth": int(chip.memory_bandwidth),
+        "l2_cache_size": parts.l2_cache,
+        "cuda_compute_capability": {"major": int(major), "minor": int(minor)},
+        "threads_per_warp": 32,
+        "threads_per_block_limit": 1024,
+        "threads_per_core_limit": threads,
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+        "shared_memory_per_block": 48 * 2**10,
+        "shared_memory_per_block_optin": shared - _RESERVED,
+        "shared_memory_per_core": shared,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "driver_version": _CUDA,
+        "runtime_version": _CUDA,
+        "compile_time_toolkit_version": _CUDA,
+        "dnn_version": ".".join(map(str, _CUDNN)),
+    }
+    return _text(
+        {
+            "gpu_device_info": info,
+            "platform_name": "CUDA",
+            "dnn_version_info": dnn,
+            "device_description_str": kind,
+        }
+    )
+
+
+def _text(fields: dict) -> str:
+    """Returns the fields of a message in the text format of protocol buffers."""
+    lines = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            lines.append(f"{name} {{ {_text(value)} }}")
+        else:
+            lines.append(f'{name}: "{value}"' if isinstance(value, str) else f"{name}: {value}")
+    return "\n".join(lines)
