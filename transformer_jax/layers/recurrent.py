@@ -83,7 +83,8 @@ def recurrent_weights(
     weights = {}
     for name, shape in cell.matrices.items():
         init = declared(nn.initializers.orthogonal(), ("mlp", None), decays=True, inputs=1)
-        weights[name] = (module.param(name + ending, init, shape, jnp.float32).astype(dtype), None)
+        matrix = module.param(name + ending, init, shape, jnp.float32)
+        weights[name] = (jnp.asarray(matrix, dtype), None)
     if cell.candidate_bias:
         init = declared(nn.initializers.zeros, ("mlp",))
         bias = module.param("candidate_bias" + ending, init, (cell.width,), jnp.float32)

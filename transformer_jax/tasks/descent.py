@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from transformer_jax.distributed import sharding
 
@@ -29,7 +28,7 @@ def in_turns(
 
     Args:
       look_up: (rows, number of a block) -> ids (B, n) of each table, and the rest of the block.
-      loss_of: (vectors (B, n, M) of each table, the rest) -> loss ().
+      loss_of: (vectors (B, n, M) of each table, the rest) -> losses of the rows (B,).
       tables: (V, M) each.
       rows: a tree of arrays (B, ...), and the numbers of the blocks (blocks,).
     """
@@ -40,8 +39,11 @@ def _descended(look_up, loss_of, tables, rows, rate) -> tuple[jax.Array, Tables]
     """Returns the loss, and the tables after the last block."""
     arrays, numbers = rows
 
-    def block(carry, number):
-        tables, total = carry
+    def summed(vectors, rest):
+        losses = loss_of(vectors, rest)
+        return losses.sum(), losses
+
+    def block(tables, number):
         ids, rest = look_up(arrays, number)
         # Every device updates its columns of the tables by the vectors of all rows.
         ids = [sharding.constrain(of_table, None, None) for of_table in ids]
@@ -49,16 +51,19 @@ def _descended(look_up, loss_of, tables, rows, rate) -> tuple[jax.Array, Tables]
             sharding.constrain(table[of_table], "batch", None, None)
             for table, of_table in zip(tables, ids)
         )
-        loss, grads = jax.value_and_grad(loss_of)(vectors, rest)
+        grads, losses = jax.grad(summed, has_aux=True)(vectors, rest)
         grads = [sharding.constrain(grad, None, None, "embed") for grad in grads]
         tables = tuple(
             table.at[of_table].add(-rate * grad)
             for table, of_table, grad in zip(tables, ids, grads)
         )
-        return (tables, total + loss), None
+        return tables, losses
 
-    (tables, total), _ = jax.lax.scan(block, (tables, jnp.float32(0)), numbers)
-    return total, tables
+    # The losses are summed behind the loop. A sum over the devices beside the other collectives of
+    # a block would have no order with them, and virtual devices of a CPU, which begin them in
+    # different orders, wait for each other for ever.
+    tables, losses = jax.lax.scan(block, tables, numbers)
+    return losses.sum(), tables
 
 
 def _forward(look_up, loss_of, tables, rows, rate):

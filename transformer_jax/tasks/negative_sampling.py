@@ -15,8 +15,8 @@ def negative_sampling(
     repeats: Float[Array, "B T K"],
     *,
     negatives: float,
-) -> Float[Array, ""]:
-    """Returns the sum over pairs of the loss of Mikolov et al. 2013, equation 4.
+) -> Float[Array, " B"]:
+    """Returns each row's sum over its pairs of the loss of Mikolov et al. 2013, equation 4.
 
     A state x and a target y that are a pair have -log sigmoid(x.y) - sum_k log sigmoid(-x.n_k) over
     noise words n_1, ..., n_negatives. All pairs of a row share its K noise words, each with the
@@ -35,5 +35,6 @@ def negative_sampling(
     predicted = product("bsm,btm->bst", states, targets)
     refused = product("bsm,bkm->bsk", states, noise)
     others = pairs.sum(axis=-1, keepdims=True) - product("bst,btk->bsk", pairs, repeats)
-    of_noise = negatives / noise.shape[1] * jnp.sum(others * jax.nn.softplus(refused))
-    return jnp.sum(pairs * jax.nn.softplus(-predicted)) + of_noise
+    of_noise = negatives / noise.shape[1] * others * jax.nn.softplus(refused)
+    of_pairs = pairs * jax.nn.softplus(-predicted)
+    return of_pairs.sum(axis=(1, 2)) + of_noise.sum(axis=(1, 2))

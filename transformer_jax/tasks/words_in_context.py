@@ -81,7 +81,7 @@ class WordsInContext(WordTask):
         pairs = jnp.eye(self.length) * weights[:, None]  # a word is the target of its own context
         loss = negative_sampling(
             contexts, targets, others, pairs, repeats, negatives=self.negatives
-        )
+        ).sum()
         count = batch["weights"].sum(dtype=jnp.int32)
         filled = (batch["segment_ids"] > 0).sum(dtype=jnp.int32)
         metrics = {"loss": (loss, count), "filled": (filled, jnp.int32(tokens.size))}
