@@ -63,8 +63,6 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-# The process of the test sometimes aborts while it trains in this file (jaxlib 0.10.1, unsolved).
-@pytest.mark.slow
 def test_the_commands_show_and_write_the_vectors_of_a_run(run, tmp_path):
     task, params = open_run(run)
     known = task.tokenizer.pieces([6, 7, 8, 9])

