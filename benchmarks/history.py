@@ -27,6 +27,8 @@ import comparison
 import numpy as np
 from harness import in_turn, machine
 
+from transformer_jax.cli.process import use_huge_pages
+
 RECURRENT = "configs/recurrent/multi30k.py"
 COMMAND = "python benchmarks/history.py --data=DIR --workdir=DIR --json=FILE"
 MINUTES = 6  # of a model's training, on 2 cores
@@ -63,6 +65,7 @@ TRANSLATORS = {
 
 
 def main() -> None:
+    use_huge_pages()
     hours = len(TRANSLATORS) * (MINUTES + EVALUATION) / 60
     flags = comparison.parser(__doc__.format(minutes=MINUTES, hours=hours), list(TRANSLATORS))
     flags.add_argument("--pace", action="store_true", help="measure the seconds of an update")

@@ -27,6 +27,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import comparison
 from harness import machine
 
+from transformer_jax.cli.process import use_huge_pages
+
 CONFIG = "configs/wmt/quickstart.py"
 COMMAND = "python benchmarks/positions.py --workdir=DIR --json"
 PAIRS = 40_000  # of the grammar, before the choice of lengths
@@ -65,6 +67,7 @@ TINY = {
 
 
 def main() -> None:
+    use_huge_pages()
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
