@@ -60,6 +60,34 @@ def test_every_notation_counts_once_for_each_execution():
     assert set(devices.values()) == {2, 4, 8} and devices["all-reduce", 44] == 8
 
 
+GPU = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main.1_spmd (param: f32[64,128]) -> f32[] {
+  %rs-start = ((f32[64,128]{1,0}, bf16[64]{0}), (f32[16,128]{1,0}, bf16[16]{0})) reduce-scatter-start(%p, %q), channel_id=1, replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  %rs-done = (f32[16,128]{1,0}, bf16[16]{0}) reduce-scatter-done(%rs-start)
+  %ag-start = (f32[16,128]{1,0}, f32[64,128]{1,0}) all-gather-start(%r), channel_id=2, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  %ag-done = f32[64,128]{1,0} all-gather-done(%ag-start)
+  %ar = f32[8]{0} all-reduce(%s), channel_id=3, replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}
+  %cp = f32[8]{0} collective-permute(%s), channel_id=4, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
+}
+"""  # noqa: E501, as XLA prints it
+
+
+def test_asynchronous_collectives_and_the_hosts_of_a_group():
+    found = hlo.collectives(GPU, 8, in_host=2)
+    assert [(one.kind, one.bytes, one.devices, one.hosts) for one in found] == [
+        ("reduce-scatter", 64 * 128 * 4 + 64 * 2, 4, 2),  # devices 0 to 3
+        ("all-gather", 64 * 128 * 4, 4, 4),  # devices 0, 2, 4, 6
+        ("all-reduce", 32, 2, 2),  # devices 0 and 2
+        ("collective-permute", 32, 2, 2),  # from 1 to 2
+    ]
+    both = hlo.Collective("all-reduce", 1, 800, 8, hosts=2)
+    # 4 devices of a host reduce 800 bytes, and each reduces a quarter of them with another host.
+    assert both.moved == 2 * 3 / 4 * 800 and both.moved_between_hosts == 2 * 1 / 2 * 200
+    apart = hlo.Collective("collective-permute", 1, 800, 2, hosts=2)
+    assert apart.moved == 0 and apart.moved_between_hosts == 800
+
+
 def test_bytes_that_a_device_sends():
     moved = {kind: hlo.Collective(kind, 1, 800, 4).moved for kind in hlo.KINDS}
     assert moved == {

@@ -189,10 +189,12 @@ def _collectives_in(
         # the shape of a -start is (operands, results, state ...)
         if op.endswith("-start") and kind == "all-gather":
             sizes = sorted(sizes)[-(len(sizes) // 2 or 1) :]
+        elif op.endswith("-start") and kind == "reduce-scatter":
+            sizes = sizes[: len(sizes) // 2]
         elif op.endswith("-start") and kind != "all-reduce":
             sizes = sizes[:1]
         size = sum(sizes)
-        if kind == "reduce-scatter":
+        if op == "reduce-scatter":
             size *= devices
         # on a TPU, a reduce-scatter is a fused all-reduce and slice
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
