@@ -64,6 +64,14 @@ def test_the_nearest_occurrence_is_that_of_the_same_topic(task):
     assert cosine == pytest.approx(cosines.max(), rel=1e-4)
 
 
+def test_of_occurrences_that_are_as_near_each_counts_its_share():
+    cosines = np.full((1, 4, 4), 0.5, np.float32)
+    cosines[:, range(4), range(4)] = -np.inf
+    cosines[0, 3, 0] = 0.9
+    word = neighbours.Neighbours(["a", "b", "c", "d"], ["x", "x", "y", "x"], cosines, [])
+    np.testing.assert_allclose(word.same_sense, [[2 / 3, 2 / 3, 0, 1]])
+
+
 def test_two_occurrences_in_one_text_are_no_neighbours(task):
     _, by_topic = task
     params = {"embed": {"table": np.eye(by_topic.tokenizer.vocab_size)}}

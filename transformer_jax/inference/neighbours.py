@@ -12,6 +12,7 @@ from transformer_jax.inference.static_vectors import StaticVectors, normalised
 from transformer_jax.storage import errors
 
 _NUM_STATIC = 8  # neighbours by embedding
+_ROUNDING = 1e-5  # by which equal cosines may differ
 _PUNCTUATION = "\"'.,;:!?()"
 
 
@@ -38,10 +39,15 @@ class Neighbours:
         return self.cosines.argmax(axis=-1)
 
     @property
-    def same_sense(self) -> np.ndarray:
-        """Whether each occurrence's nearest other one has its sense (layers + 1, N) bool."""
-        senses = np.array(self.senses)
-        return senses[self.nearest] == senses
+    def same_sense(self) -> Float[np.ndarray, "layers N"]:
+        """Whether each occurrence's nearest other one has its sense (layers + 1, N): 0 or 1.
+
+        Of several that are as near, it is the share that has the sense. The embeddings of a model
+        without position embeddings are equal for all occurrences.
+        """
+        is_nearest = self.cosines >= self.cosines.max(axis=-1, keepdims=True) - _ROUNDING
+        same = np.equal.outer(self.senses, self.senses)
+        return (is_nearest & same).sum(axis=-1) / is_nearest.sum(axis=-1)
 
     @property
     def chance(self) -> Float[np.ndarray, " N"]:
