@@ -4,6 +4,7 @@
 #   launch/test.sh                        all tests but the slow ones, on all cores
 #   launch/test.sh --quick                the tests of a change: about 3 minutes on 2 cores
 #   launch/test.sh --slow                 all tests
+#   launch/test.sh --hardware             the programs for TPUs and GPUs, with their compilers
 #   launch/test.sh --durations=20         other arguments go to pytest
 #   launch/test.sh tests/layers -k mask   paths are relative to the repository's root
 #
@@ -23,7 +24,12 @@ cd "$root"
 # The tests of a file share programs that take long to compile, so one worker gets the whole file.
 # A worker that dies fails the suite: xdist 3.8 may wait forever when it replaces one.
 parallel=(-n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0)
-if [[ ${1:-} == --quick ]]; then
+if [[ ${1:-} == --hardware ]]; then
+  shift
+  for extra in gpu tpu; do bash "$root/launch/setup_venv.sh" $extra >/dev/null; done
+  export TEST_OPTIMIZED=1 # as users compile
+  set -- tests/planning/test_hardware.py tests/planning/test_gpu.py tests/planning/test_tpu.py --hardware "$@"
+elif [[ ${1:-} == --quick ]]; then
   shift
   selected=$("$python" tests/select_quick.py)
   mapfile -t tests <<< "$selected"

@@ -207,15 +207,17 @@ def build_bert(folder, **overrides):
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked as slow")
+    parser.addoption("--hardware", action="store_true", help="also compile for TPUs and GPUs")
     parser.addoption(
         "--seconds", type=float, help="skip the tests that would start later than this"
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    for item in items if not config.getoption("--slow") else ():
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="needs --slow"))
+    for name in ("slow", "hardware"):
+        for item in items if not config.getoption(f"--{name}") else ():
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"needs --{name}"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -235,6 +237,7 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: run with --slow")
+    config.addinivalue_line("markers", "hardware: run with --hardware")
 
 
 # Tracing makes many objects and little garbage. Garbage collection took a quarter of the time.

@@ -1,0 +1,153 @@
+"""The training programs for an H100 and a TPU v5e are the programs that are meant.
+
+They need XLA's compilers for both, and minutes: launch/test.sh --hardware.
+"""
+
+import collections
+import functools
+import importlib.util
+import math
+import os
+import re
+
+import pytest
+
+from transformer_jax import config as configs
+from transformer_jax.planning import estimate, hlo, shardings, topology
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training.program import Program
+
+pytestmark = pytest.mark.hardware
+GPU, TPU = "h100:8", "v5e:2x4"
+COMPILERS = {GPU: "jax_plugins.xla_cuda12", TPU: "libtpu"}
+# By topology: the calls of fused attention, forward and backward.
+FUSED = {GPU: (r"__cudnn\$fmha\w*Softmax", r"__cudnn\$fmha\w*Backward"), TPU: ("tpu_custom_call",)}
+NO_DROPOUT = ("model.dropout=0.0", "model.attention_dropout=0.0")
+TWO_LAYERS = "model.num_layers=2"
+GPT = ("configs/gpt/gpt2.py:124m", TWO_LAYERS, "train.batch=32", *NO_DROPOUT)
+BERT = ("configs/bert/base.py", TWO_LAYERS, "train.batch=32", *NO_DROPOUT)
+BIG = (
+    "configs/wmt/big.py:en-de",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "train.batch=32",
+    "model.dropout=0.0",
+)
+
+
+def skip_without_compiler(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(COMPILERS[name])
+    except ModuleNotFoundError:
+        found = None
+    if not found:
+        pytest.skip(f"the compiler for {name} is not installed")
+
+
+@functools.cache
+def program(name: str, config: str, *overrides: str):
+    """Returns the config, the task and the program of a training on a topology."""
+    skip_without_compiler(name)
+    before = dict(os.environ)
+    topology.prepare(name)
+    devices = topology.devices(name)
+    os.environ.clear()
+    os.environ.update(before)
+    loaded = configs.load(config, dict(override.split("=", 1) for override in overrides))
+    task = make_task(loaded)
+    return loaded, task, Program.of(loaded, task, devices)
+
+
+@functools.cache
+def compiled(name: str, config: str, *overrides: str):
+    _, _, made = program(name, config, *overrides)
+    lowered = made.train_step.lower(made.state, made.batch)
+    return estimate.compile_lowered(lowered, "gpu" if name == GPU else "tpu")
+
+
+@functools.cache
+def text(name: str, config: str, *overrides: str) -> str:
+    return compiled(name, config, *overrides).as_text()
+
+
+def all_reduces(name: str, config: str, *overrides: str) -> dict[str, int]:
+    """Returns the number and the bytes of all-reduces, but for sums of a few numbers."""
+    found = hlo.collectives(text(name, config, *overrides), 8)
+    return hlo.summary([one for one in found if one.bytes > 1000])["all-reduce"]
+
+
+def calls(program_text: str) -> collections.Counter:
+    return collections.Counter(re.findall(r'custom_call_target="([^"]+)"', program_text))
+
+
+@pytest.mark.parametrize("name", [GPU, TPU])
+@pytest.mark.parametrize(
+    "config, count", [(GPT, 1), (BERT, 1), (BIG, 3)], ids=["gpt2", "bert", "transformer-big"]
+)
+def test_attention_is_fused(config, count, name):
+    """Each kind of attention has its own call, once for all layers of a stack."""
+    found = calls(text(name, *config))
+    for pattern in FUSED[name]:
+        counts = [number for target, number in found.items() if re.fullmatch(pattern, target)]
+        assert sum(counts) >= count, found
+
+
+def dots(program_text: str):
+    """Yields the shapes (dtype, sizes) of the result and the operands of each product."""
+    shapes = {}
+    for line in program_text.splitlines():
+        if header := re.match(r"^%?[\w.\-]+ \((.*)\) -> ", line):
+            shapes = dict(re.findall(r"([\w.\-]+): (\w+\[[\d,]*\])", header[1]))
+        if made := re.match(r"^\s+(?:ROOT )?%([\w.\-]+) = (\w+\[[\d,]*\])", line):
+            shapes[made[1]] = made[2]
+        if dot := re.search(r" = (\w+\[[\d,]*\])\S* dot\(%([\w.\-]+), %([\w.\-]+)\)", line):
+            yield dot[1], shapes[dot[2]], shapes[dot[3]]
+
+
+def size(shape: str) -> int:
+    return math.prod(int(n) for n in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if n)
+
+
+@pytest.mark.parametrize("config", [GPT, BERT], ids=["gpt2", "bert"])
+def test_products_are_bfloat16(config):
+    found = [shapes for shapes in dots(text(GPU, *config)) if size(shapes[0]) > 2**16]
+    assert found
+    for _, *operands in found:
+        assert all(operand.startswith("bf16") for operand in operands), operands
+
+
+@pytest.mark.parametrize("name", [GPU, TPU])
+def test_no_array_holds_all_logits(name):
+    loaded, task, _ = program(name, *GPT)
+    logits = loaded.train.batch // 8 * loaded.task.length * task.model.vocab_size
+    largest = max(map(size, re.findall(r"\b\w+\[[\d,]+\]", text(name, *GPT))))
+    assert largest < logits
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="with one microbatch, each chunk of the vocabulary sends the gradient of the embeddings",
+)
+@pytest.mark.parametrize("name", [GPU, TPU])
+def test_gradients_cross_the_network_once_an_update(name):
+    """The number and the bytes of all-reduces do not depend on the microbatches."""
+    one, four = all_reduces(name, *GPT), all_reduces(name, *GPT, "train.accumulation=4")
+    assert four["count"] <= one["count"] and four["bytes"] == pytest.approx(one["bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", [GPU, TPU])
+def test_the_state_is_updated_in_place(name):
+    _, _, made = program(name, *GPT)
+    memory = compiled(name, *GPT).memory_analysis()
+    state = shardings.bytes_per_device((made.state.params, made.state.opt_state))
+    assert memory.alias_size_in_bytes >= 0.99 * state
+
+
+@pytest.mark.parametrize("name", [GPU, TPU])
+def test_rematerialisation_saves_memory(name):
+    """With full rematerialisation, the memory of activations is that of a layer."""
+    sizes = {
+        remat: compiled(name, *GPT, f"model.remat={remat}").memory_analysis().temp_size_in_bytes
+        for remat in ("none", "full")
+    }
+    assert sizes["full"] < 0.9 * sizes["none"]
