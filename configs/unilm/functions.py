@@ -7,7 +7,10 @@ sentences of their docstrings. It takes minutes on a laptop and downloads nothin
     python -m transformer_jax.finetune --config=configs/unilm/functions.py:summarise \\
         --config.init_from=DIR --workdir=DIR2
 
-configs/bart/functions.py does the same with an encoder-decoder. Not yet measured.
+configs/bart/functions.py does the same with an encoder-decoder.
+
+Result on 121 held-out functions, after 40 minutes on one CPU core that other programs used too:
+ROUGE-L 15.9 (13.3 to 18.5). Name and parameters of the function (the lead) have 18.8.
 """
 
 import pathlib
