@@ -28,7 +28,7 @@ from transformer_jax.training.state import init_params
 def test_a_recurrent_language_model_learns_two_labels(tmp_path):
     origin = pretrained(tmp_path, "lstm")
     config = build(
-        tmp_path, "classification", origin, task__lm_weight=0.5, optimizer__learning_rate=1e-2
+        tmp_path, "classification", origin, task__lm_weight=0.1, optimizer__learning_rate=2e-2
     )
     train(config, tmp_path / "run")
     task, params = open_run(tmp_path / "run")

@@ -179,7 +179,7 @@ def test_chips_by_the_names_jax_gives_them():
 @pytest.mark.parametrize(
     "name, says",
     [
-        ("v9:2x2", "no TPU 'v9'; there are: v4, v5e, v5p, v6e"),
+        ("v9:2x2", "no chip 'v9'; there are: v4, v5e, v5p, v6e"),
         ("v5e:4x4x4", "is AxB"),
         ("v5p:4x4", "is AxBxC"),
         ("v5e:4xb", "is AxB"),
@@ -195,7 +195,7 @@ def test_a_mistake_is_one_line_and_exit_code_2():
     done = call("dry_run", "--config=configs/gpt/gpt2.py:124m", "--topology=v9:2x2")
     assert (
         done.returncode == 2
-        and done.stderr.startswith("error: --topology=v9:2x2: no TPU 'v9'")
+        and done.stderr.startswith("error: --topology=v9:2x2: no chip 'v9'")
         and len(done.stderr.splitlines()) == 1
     )
 
