@@ -44,5 +44,8 @@ def test_a_classification_is_linear_in_the_mean_of_the_vectors(tmp_path):
     out = jax.tree.map(np.asarray, params["head"]["out"])
     np.testing.assert_allclose(outputs, means @ out["kernel"] + out["bias"], atol=1e-5)
 
+    # Forward and backward pass of a sum of vectors; the log divides by it.
+    assert task.flops() == 3 * task.length * 8
+
     by_step, _ = losses(config, 60)
     assert by_step[-1] < by_step[0] / 3

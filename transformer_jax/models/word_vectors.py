@@ -77,4 +77,5 @@ class WordVectors(Encoder):
         return self.token_embed(tokens)
 
     def flops(self, length: int, predictions: int) -> float:
-        return flops.dense(predictions, self.d_model, self.vocab_size)
+        # The vectors of a row are added up to their mean.
+        return length * self.d_model + flops.dense(predictions, self.d_model, self.vocab_size)
