@@ -77,6 +77,30 @@ def add_rows(path: pathlib.Path, new: list[dict], key: str, order: list[str], co
     path.write_text(json.dumps({"command": command, "rows": ordered}, indent=2) + "\n")
 
 
+def draw_scores(
+    path: pathlib.Path,
+    rows: list[tuple[str, dict]],
+    measures: dict[str, str],
+    title: str,
+    size: tuple[float, float],
+) -> None:
+    """Draws the scores of labelled rows with their deviations over seeds, a panel for each task."""
+    from transformer_jax.pictures.figure import new_figure, save
+
+    figure = new_figure(size, title)
+    axes = figure.subplots(1, len(measures), sharey=True)
+    for panel, (task, measure) in zip(axes, measures.items()):
+        for place, (_, row) in enumerate(rows):
+            if task in row:
+                mean, deviation = 100 * row[task]["mean"], 100 * row[task]["deviation"]
+                panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
+        panel.set_xlabel(f"{task}, {measure}")
+        panel.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes[0].invert_yaxis()
+    save(figure, path)
+
+
 def spread_cell(score: dict | None, unit: float) -> str:
     """Returns the mean over seeds in a unit, with the deviation where there are at least two."""
     if score is None:

@@ -256,19 +256,9 @@ def table(rows: list[dict]) -> str:
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
     """Draws the score of each objective in each task, with the deviation over seeds."""
-    from transformer_jax.pictures.figure import new_figure, save
-
-    figure = new_figure((13, 4.5), "Encoders at equal compute")
-    axes = figure.subplots(1, len(TASKS), sharey=True)
-    for panel, (task, (case, _)) in zip(axes, TASKS.items()):
-        for place, row in enumerate(rows):
-            mean, deviation = 100 * row[task]["mean"], 100 * row[task]["deviation"]
-            panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
-        panel.set_xlabel(f"{task}, {case.measure}")
-        panel.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(rows)), [OBJECTIVES[row["objective"]].label for row in rows])
-    axes[0].invert_yaxis()
-    save(figure, path)
+    labelled = [(OBJECTIVES[row["objective"]].label, row) for row in rows]
+    measures = {task: case.measure for task, (case, _) in TASKS.items()}
+    comparison.draw_scores(path, labelled, measures, "Encoders at equal compute", (13, 4.5))
 
 
 if __name__ == "__main__":

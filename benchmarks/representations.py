@@ -167,7 +167,10 @@ def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
     run = arguments.workdir / "pretraining" / name
     steps = 2 if arguments.tiny else pretraining.num_steps
     keys = {"data.cache": arguments.workdir / "cache"} | pretraining.keys
-    keys |= captions(arguments.data) if name == "cove" else reviews(arguments, folder)
+    if name == "cove":
+        keys |= captions(arguments.data)
+    else:
+        keys |= comparison.write_reviews(arguments.text, folder, arguments.tiny)
     keys |= pretraining.tiny if arguments.tiny else {}
     keys |= dict.fromkeys(("train.num_steps", "train.eval_every", "checkpoint.every"), steps)
     minutes = run.with_suffix(".minutes")
@@ -176,11 +179,6 @@ def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
     if not minutes.exists():
         minutes.write_text(json.dumps((time.monotonic() - started) / 60))
     return run
-
-
-def reviews(arguments, folder: pathlib.Path) -> dict:
-    """Returns the config keys of IMDB's unlabelled reviews."""
-    return comparison.write_reviews(arguments.text, folder, arguments.tiny)
 
 
 def captions(data: pathlib.Path) -> dict:
@@ -226,7 +224,7 @@ def table(rows: list[dict]) -> str:
                 representation.label,
                 f"{row['parameters']:,}",
                 *([""] * 2 if representation.from_scratch else costs),
-                *(comparison.spread_cell(row.get(task), 100) for task in ("imdb", "wikiann")),
+                *(comparison.spread_cell(row.get(task), 100) for task in TASKS),
             ]
         )
     return comparison.markdown(header, lines)
@@ -234,21 +232,9 @@ def table(rows: list[dict]) -> str:
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
     """Draws the scores of each representation, with the deviation over seeds."""
-    from transformer_jax.pictures.figure import new_figure, save
-
-    figure = new_figure((10, 4), "What a classifier and a tagger read")
-    axes = figure.subplots(1, 2, sharey=True)
-    for panel, (task, measure) in zip(axes, (("imdb", "accuracy"), ("wikiann", "F1"))):
-        for place, row in enumerate(rows):
-            if task in row:
-                mean, deviation = 100 * row[task]["mean"], 100 * row[task]["deviation"]
-                panel.errorbar(mean, place, xerr=deviation, fmt="o", color="tab:blue")
-        panel.set_xlabel(f"{task}, {measure}")
-        panel.grid(axis="x", alpha=0.3)
-    labels = [REPRESENTATIONS[row["objective"]].label for row in rows]
-    axes[0].set_yticks(range(len(rows)), labels)
-    axes[0].invert_yaxis()
-    save(figure, path)
+    labelled = [(REPRESENTATIONS[row["objective"]].label, row) for row in rows]
+    measures = {task: case.measure for task, case in TASKS.items()}
+    comparison.draw_scores(path, labelled, measures, "What a classifier and a tagger read", (10, 4))
 
 
 if __name__ == "__main__":

@@ -56,48 +56,20 @@ V6E = Chip("TPU v6e", 918 * _TERA, 31.25 * _GIB, 1638 * _GB, 400 * _GB)
 # peak rates.
 _MIB, _GBIT = 2**20, 1e9 / 8
 _GA100 = Multiprocessors(108, 1.41, 40 * _MIB, "8.0")
+_GA102 = Multiprocessors(80, 1.71, 6 * _MIB, "8.6")
+_AD102 = Multiprocessors(128, 2.52, 72 * _MIB, "8.9")
+_AD104 = Multiprocessors(58, 2.04, 48 * _MIB, "8.9")
 _GH100 = Multiprocessors(132, 1.83, 50 * _MIB, "9.0")
+_GB100 = Multiprocessors(148, 1.85, 126 * _MIB, "10.0")
 A100_40 = Chip("A100 40GB", 312 * _TERA, 40 * _GB, 1555 * _GB, 300 * _GB, 200 * _GBIT, _GA100)
 A100_80 = Chip("A100 80GB", 312 * _TERA, 80 * _GB, 2039 * _GB, 300 * _GB, 200 * _GBIT, _GA100)
 H100 = Chip("H100 SXM", 989.4 * _TERA, 80 * _GB, 3350 * _GB, 450 * _GB, 400 * _GBIT, _GH100)
 H100_PCIE = Chip("H100 PCIe", 756 * _TERA, 80 * _GB, 2000 * _GB, 300 * _GB)
 H200 = Chip("H200 SXM", 989.4 * _TERA, 141 * _GB, 4800 * _GB, 450 * _GB, 400 * _GBIT, _GH100)
-B200 = Chip(
-    "B200",
-    2250 * _TERA,
-    180 * _GB,
-    8000 * _GB,
-    900 * _GB,
-    400 * _GBIT,
-    Multiprocessors(148, 1.85, 126 * _MIB, "10.0"),
-)
-L4 = Chip(
-    "L4",
-    121 * _TERA,
-    24 * _GB,
-    300 * _GB,
-    32 * _GB,
-    100 / 8 * _GBIT,
-    Multiprocessors(58, 2.04, 48 * _MIB, "8.9"),
-)
-A10G = Chip(
-    "A10G",
-    70 * _TERA,
-    24 * _GB,
-    600 * _GB,
-    32 * _GB,
-    100 / 8 * _GBIT,
-    Multiprocessors(80, 1.71, 6 * _MIB, "8.6"),
-)
-RTX_4090 = Chip(
-    "RTX 4090",
-    165.2 * _TERA,
-    24 * _GB,
-    1008 * _GB,
-    32 * _GB,
-    None,
-    Multiprocessors(128, 2.52, 72 * _MIB, "8.9"),
-)
+B200 = Chip("B200", 2250 * _TERA, 180 * _GB, 8000 * _GB, 900 * _GB, 400 * _GBIT, _GB100)
+L4 = Chip("L4", 121 * _TERA, 24 * _GB, 300 * _GB, 32 * _GB, 100 / 8 * _GBIT, _AD104)
+A10G = Chip("A10G", 70 * _TERA, 24 * _GB, 600 * _GB, 32 * _GB, 100 / 8 * _GBIT, _GA102)
+RTX_4090 = Chip("RTX 4090", 165.2 * _TERA, 24 * _GB, 1008 * _GB, 32 * _GB, None, _AD102)
 
 # By jax.Device.device_kind.
 _BY_KIND = {

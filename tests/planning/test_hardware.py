@@ -37,10 +37,10 @@ BIG = (
 
 def skip_without_compiler(name: str) -> None:
     try:
-        found = importlib.util.find_spec(COMPILERS[name])
+        compiler = importlib.util.find_spec(COMPILERS[name])
     except ModuleNotFoundError:
-        found = None
-    if not found:
+        compiler = None
+    if not compiler:
         pytest.skip(f"the compiler for {name} is not installed")
 
 
@@ -72,8 +72,8 @@ def text(name: str, config: str, *overrides: str) -> str:
 
 def all_reduces(name: str, config: str, *overrides: str) -> dict[str, int]:
     """Returns the number and the bytes of all-reduces, but for sums of a few numbers."""
-    found = hlo.collectives(text(name, config, *overrides), 8)
-    return hlo.summary([one for one in found if one.bytes > 1000])["all-reduce"]
+    sent = hlo.collectives(text(name, config, *overrides), 8)
+    return hlo.summary([each for each in sent if each.bytes > 1000])["all-reduce"]
 
 
 def calls(program_text: str) -> collections.Counter:
@@ -86,10 +86,10 @@ def calls(program_text: str) -> collections.Counter:
 )
 def test_attention_is_fused(config, count, name):
     """Each kind of attention has its own call, once for all layers of a stack."""
-    found = calls(text(name, *config))
+    targets = calls(text(name, *config))
     for pattern in FUSED[name]:
-        counts = [number for target, number in found.items() if re.fullmatch(pattern, target)]
-        assert sum(counts) >= count, found
+        counts = [number for target, number in targets.items() if re.fullmatch(pattern, target)]
+        assert sum(counts) >= count, targets
 
 
 def dots(program_text: str):
@@ -110,9 +110,9 @@ def size(shape: str) -> int:
 
 @pytest.mark.parametrize("config", [GPT, BERT], ids=["gpt2", "bert"])
 def test_products_are_bfloat16(config):
-    found = [shapes for shapes in dots(text(GPU, *config)) if size(shapes[0]) > 2**16]
-    assert found
-    for _, *operands in found:
+    products = [shapes for shapes in dots(text(GPU, *config)) if size(shapes[0]) > 2**16]
+    assert products
+    for _, *operands in products:
         assert all(operand.startswith("bf16") for operand in operands), operands
 
 

@@ -74,18 +74,19 @@ ENTRY %main.1_spmd (param: f32[64,128]) -> f32[] {
 
 
 def test_asynchronous_collectives_and_the_hosts_of_a_group():
-    found = hlo.collectives(GPU, 8, in_host=2)
-    assert [(one.kind, one.bytes, one.devices, one.hosts) for one in found] == [
+    collectives = hlo.collectives(GPU, 8, in_host=2)
+    assert [(one.kind, one.bytes, one.devices, one.hosts) for one in collectives] == [
         ("reduce-scatter", 64 * 128 * 4 + 64 * 2, 4, 2),  # devices 0 to 3
         ("all-gather", 64 * 128 * 4, 4, 4),  # devices 0, 2, 4, 6
         ("all-reduce", 32, 2, 2),  # devices 0 and 2
         ("collective-permute", 32, 2, 2),  # from 1 to 2
     ]
-    both = hlo.Collective("all-reduce", 1, 800, 8, hosts=2)
+    reduction = hlo.Collective("all-reduce", 1, 800, 8, hosts=2)
     # 4 devices of a host reduce 800 bytes, and each reduces a quarter of them with another host.
-    assert both.moved == 2 * 3 / 4 * 800 and both.moved_between_hosts == 2 * 1 / 2 * 200
-    apart = hlo.Collective("collective-permute", 1, 800, 2, hosts=2)
-    assert apart.moved == 0 and apart.moved_between_hosts == 800
+    assert reduction.moved == 2 * 3 / 4 * 800
+    assert reduction.moved_between_hosts == 2 * 1 / 2 * 200
+    permutation = hlo.Collective("collective-permute", 1, 800, 2, hosts=2)
+    assert permutation.moved == 0 and permutation.moved_between_hosts == 800
 
 
 def test_bytes_that_a_device_sends():

@@ -119,7 +119,9 @@ def search(config, make_task: Callable[[Any], Any], devices) -> list[tuple[Varia
     """
     chip = chip_of(devices[0])
     if chip is None:
-        raise UserError("--search ranks by the rates of a chip: give a --topology, such as v5e:4x4")
+        raise UserError(
+            "--search ranks by the rates of a chip: give a --topology, such as v5e:4x4 or h100:8"
+        )
     candidates = sorted(
         _candidates(config, make_task, chip, devices),
         key=lambda candidate: (candidate.seconds, candidate.sent),
