@@ -51,7 +51,7 @@ def config_of(model: dict, length: int, rows: int, updates: int):
         model=dict(vocab_size=512, d_model=256, **model, **own),
         task=dict(name="causal_lm", length=length),
         data=dict(corpus="python", tokenizer="byte_bpe"),
-        train=dict(num_steps=updates, batch=rows, eval_every=1.0, log_every=100),
+        train=dict(num_steps=updates, batch=rows, eval_every=updates, log_every=100),
         optimizer=dict(
             name="adamw",
             learning_rate=2e-3,
@@ -61,7 +61,7 @@ def config_of(model: dict, length: int, rows: int, updates: int):
             weight_decay=0.1,
             clip_norm=1.0,
         ),
-        checkpoint=dict(every=1.0, keep=1),
+        checkpoint=dict(every=updates, keep=1),
     )
 
 

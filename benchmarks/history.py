@@ -96,7 +96,7 @@ def configured(arguments, name: str, num_steps: int):
         for side, language in (("source", "en"), ("target", "de")):
             keys[f"data.{split}_{side}"] = str(arguments.data / "multi30k" / f"{file}.{language}")
     keys |= {"data.cache": str(arguments.workdir / "cache"), "decode.beam": BEAM}
-    keys |= {"train.num_steps": num_steps, "train.eval_every": 1.0, "checkpoint.every": 0.1}
+    keys |= {"train.num_steps": num_steps, "train.eval_every": num_steps, "checkpoint.every": 0.1}
     keys |= {"task.bleu_lines": 0}
     keys |= TINY if arguments.tiny else {}
     return configs.load(translator.config, {key: str(value) for key, value in keys.items()})
