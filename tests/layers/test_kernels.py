@@ -15,8 +15,10 @@ from transformer_jax.layers import kernels
 from transformer_jax.layers.masks import Mask
 
 
-def arrays(queries, keys, dtype=jnp.float32, kv_heads=2):
-    shapes = ((2, queries, 2, 8), (2, keys, kv_heads, 8), (2, keys, kv_heads, 8))
+def arrays(queries, keys, dtype=jnp.float32, kv_heads=2, head_dim=8):
+    heads = (2, kv_heads, kv_heads)
+    lengths = (queries, keys, keys)
+    shapes = [(2, length, number, head_dim) for length, number in zip(lengths, heads)]
     return tuple(
         jax.random.normal(jax.random.key(i), shape, dtype) for i, shape in enumerate(shapes)
     )
@@ -198,11 +200,12 @@ def pick(monkeypatch):
         dtype=jnp.bfloat16,
         capability="9.0",
         kv_heads=2,
+        head_dim=8,
         bias=None,
     ):
         device = types.SimpleNamespace(platform=platform, compute_capability=capability)
         monkeypatch.setattr(sharding, "device", lambda: device)
-        q, k, _ = arrays(length, length, dtype, kv_heads)
+        q, k, _ = arrays(length, length, dtype, kv_heads, head_dim)
         mask = Mask(causal=True) if mask is None else mask
         return kernels.pick(q, k, mask, dropout, bias=bias)
 
@@ -223,8 +226,17 @@ def test_fused_kernels_have_requirements(pick):
     assert pick("gpu", capability="gfx942") is kernels.causal_blocks
     # No tile of splash divides 200.
     assert pick("tpu", length=200) is kernels.causal_blocks
-    for platform in ("tpu", "gpu"):
-        assert pick(platform, dropout=True) is kernels.causal_blocks
+
+
+def test_dropout_takes_a_kernel_that_applies_it(pick):
+    assert pick("tpu", dropout=True) is kernels.blockwise
+    assert pick("cpu", dropout=True) is kernels.causal_blocks
+    # Triton's products take heads of at least 16.
+    assert pick("gpu", dropout=True) is kernels.causal_blocks
+    assert pick("gpu", dropout=True, head_dim=64) is kernels.blockwise
+    assert pick("gpu", dropout=True, head_dim=64, capability="7.5") is kernels.causal_blocks
+    assert pick("tpu", dropout=True, length=200) is kernels.causal_blocks
+    assert pick("tpu", make_mask("local"), dropout=True) is kernels.causal_blocks
 
 
 def test_a_split_length_takes_ring_attention(pick, monkeypatch):

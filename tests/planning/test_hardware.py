@@ -22,6 +22,8 @@ GPU, TPU = "h100:8", "v5e:2x4"
 COMPILERS = {GPU: "jax_plugins.xla_cuda12", TPU: "libtpu"}
 # By topology: the calls of fused attention, forward and backward.
 FUSED = {GPU: (r"__cudnn\$fmha\w*Softmax", r"__cudnn\$fmha\w*Backward"), TPU: ("tpu_custom_call",)}
+# The calls of attention with dropout on its weights.
+DROPPED = {GPU: "__gpu$xla.gpu.triton", TPU: "tpu_custom_call"}
 NO_DROPOUT = ("model.dropout=0.0", "model.attention_dropout=0.0")
 TWO_LAYERS = "model.num_layers=2"
 GPT = ("configs/gpt/gpt2.py:124m", TWO_LAYERS, "train.batch=32", *NO_DROPOUT)
@@ -92,6 +94,17 @@ def test_attention_is_fused(config, count, name):
         assert sum(counts) >= count, targets
 
 
+@pytest.mark.parametrize("name", [GPU, TPU])
+@pytest.mark.parametrize("config", [GPT, BERT], ids=["gpt2", "bert"])
+def test_dropout_of_attention_writes_no_scores(config, name):
+    with_dropout = [*config[:-2], "model.attention_dropout=0.1"]
+    loaded, _, _ = program(name, *with_dropout)
+    program_text = text(name, *with_dropout)
+    assert calls(program_text)[DROPPED[name]] >= 3  # forward, and backward to queries and to keys
+    scores = re.compile(rf"\b{loaded.model.num_heads},(\d{{3,}}),\1\]")
+    assert not scores.search(program_text)
+
+
 def dots(program_text: str):
     """Yields the shapes (dtype, sizes) of the result and the operands of each product."""
     shapes = {}
@@ -124,10 +137,6 @@ def test_no_array_holds_all_logits(name):
     assert largest < logits
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="with one microbatch, each chunk of the vocabulary sends the gradient of the embeddings",
-)
 @pytest.mark.parametrize("name", [GPU, TPU])
 def test_gradients_cross_the_network_once_an_update(name):
     """The number and the bytes of all-reduces do not depend on the microbatches."""

@@ -247,6 +247,13 @@ def platform() -> str:
     return device().platform
 
 
+def is_ampere() -> bool:
+    """Whether `device` is an NVIDIA GPU of the Ampere architecture or a later one."""
+    # The capability of an AMD GPU is a name such as gfx942.
+    major = getattr(device(), "compute_capability", "").partition(".")[0]
+    return major.isdecimal() and int(major) >= 8
+
+
 def parts(logical_axis: str) -> int:
     """The number of parts into which the mesh in use splits this axis; 1 without a mesh."""
     if _current.get() is None:

@@ -11,10 +11,11 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import activations, kernels
-from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers import activations, kernels, weight_dropout
+from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.positions import Rotary
+from transformer_jax.layers.weight_dropout import WeightDropout
 
 # The axes of keys and values (B, L, H, D) in the order of the cache: keys (B, H, D, L) as q k^T
 # reads them, values (B, H, L, D) as their product with the weights reads them.
@@ -85,18 +86,19 @@ class Attention(nn.Module):
         q = activations.named(self, "queries", q)
         k = activations.named(self, "keys", k)
         v = activations.named(self, "values", v)
-        weight_dropout = Dropout(self.dropout, name="weight_dropout")
-
-        def dropout(weights):
-            weights = activations.named(self, "weights", weights)
-            return weight_dropout(weights, train=train)
-
-        kernel = kernels.pick(q, k, mask, dropout=train and self.dropout > 0, bias=bias)
+        dropout = self._weight_dropout(len(x)) if train and self.dropout else None
+        kernel = kernels.pick(q, k, mask, dropout is not None, bias=bias)
         if activations.requested(self, "weights"):
-            kernel = kernels.dot_product  # the others do not have all weights in one array
+            # The others do not have all weights in one array.
+            observe = partial(activations.named, self, "weights")
+            kernel = partial(kernels.dot_product, observe=observe)
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
         y = activations.named(self, "heads", y)  # (B, Q, H, D)
         return self._merged(y, x.shape[-1])
+
+    def _weight_dropout(self, batch: int) -> WeightDropout:
+        """Returns the dropout of this layer's weights in this step."""
+        return weight_dropout.drawn(self.make_rng("dropout"), self.dropout, batch, self.num_heads)
 
     def _merged(self, y: Float[Array, "B Q H D"], features: int) -> Float[Array, "B Q M"]:
         """Projects the heads' outputs to states."""

@@ -15,8 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import blockwise_attention
+from transformer_jax.layers.blockwise_attention import blockwise
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.ring_attention import ring
+from transformer_jax.layers.weight_dropout import WeightDropout
 
 # The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks.
 # Each block is compiled separately.
@@ -30,19 +33,14 @@ Keys = Float[Array, "B K G D"]
 Bias = Float[Array, "#B H #Q K"]
 
 
-def _identity(weights: jax.Array) -> jax.Array:
-    return weights
-
-
 def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
     """Returns the kernel for these arrays on the mesh in use.
 
     A length that is split over devices takes `ring`, other lengths take a fused kernel: splash on a
-    TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU. None of these writes out all scores,
-    and none can apply `dropout` to the attention weights. With dropout, causal attention takes
-    `causal_blocks`, which draws the same dropout mask for each block on every mesh. Decoding and
-    short rows take `dot_product`, and so does all that no other kernel TAKES: it writes out all
-    scores, also those of a split length.
+    TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU, and on both `blockwise` where there is
+    `dropout` of the attention weights. None of these writes out all scores. On a CPU, causal
+    attention takes `causal_blocks`. Decoding and short rows take `dot_product`, and so does all
+    that no other kernel TAKES: it writes out all scores, also those of a split length.
     """
     asked = mask.conditions()
     asked |= {"bias"} if bias is not None else set()
@@ -56,6 +54,8 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
         return splash
     if platform == "gpu" and not dropout and asked <= TAKES[cudnn] and _cudnn_supports(q, k):
         return cudnn
+    if dropout and asked <= TAKES[blockwise] and _blockwise_supports(q, k):
+        return blockwise
     return causal_blocks if mask.causal and asked <= TAKES[causal_blocks] else dot_product
 
 
@@ -79,12 +79,8 @@ def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
 
     cuDNN takes bfloat16, heads of up to 128 in multiples of 8, and even lengths.
     """
-    # The capability of an AMD GPU is a name such as gfx942.
-    capability = getattr(sharding.device(), "compute_capability", "")
-    major = capability.partition(".")[0]
     return (
-        major.isdecimal()
-        and int(major) >= 8
+        sharding.is_ampere()
         and q.dtype == jnp.bfloat16
         and q.shape[-1] % 8 == 0
         and q.shape[-1] <= 128
@@ -92,18 +88,35 @@ def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
     )
 
 
+def _blockwise_supports(q: jax.Array, k: jax.Array) -> bool:
+    """Whether the mesh divides the rows and the heads alone, and blocks divide the lengths."""
+    is_whole = sharding.parts("length") == 1 and _mesh_divides(k, batch=0, heads=2)
+    return is_whole and blockwise_attention.supports(q, k)
+
+
 def dot_product(
     q: Queries,
     k: Keys,
     v: Keys,
     mask: Mask,
-    dropout: Callable = _identity,
+    dropout: WeightDropout | None = None,
     *,
     bias: Bias | None = None,
     scale: float | None = None,
+    first_query: int = 0,
+    observe: Callable | None = None,
 ) -> Queries:
-    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32."""
-    weights = dropout(attention_weights(q, k, mask, bias=bias, scale=scale)).astype(v.dtype)
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32.
+
+    The queries have the numbers from `first_query` on, for the dropout. `observe` takes and returns
+    the weights before dropout.
+    """
+    weights = attention_weights(q, k, mask, bias=bias, scale=scale)
+    if observe is not None:
+        weights = observe(weights)
+    if dropout is not None:
+        weights = dropout(weights, first_query)
+    weights = weights.astype(v.dtype)
     batch, heads, queries, keys = weights.shape
     # The heads that share a head of the values are further queries of that head.
     weights = weights.reshape(batch, v.shape[2], -1, keys)
@@ -143,7 +156,7 @@ def causal_blocks(
     k: Keys,
     v: Keys,
     mask: Mask,
-    dropout: Callable = _identity,
+    dropout: WeightDropout | None = None,
     *,
     bias: Bias | None = None,
     scale: float | None = None,
@@ -165,6 +178,7 @@ def causal_blocks(
             dropout,
             bias=None if bias is None else bias[:, :, start:stop, :stop],
             scale=scale,
+            first_query=start,
         )
         for start, stop in zip(bounds, bounds[1:])
     ]
@@ -176,7 +190,7 @@ def cudnn(
     k: Keys,
     v: Keys,
     mask: Mask,
-    dropout: Callable | None = None,
+    dropout: None = None,
     *,
     bias: None = None,
     scale: float | None = None,
@@ -203,7 +217,7 @@ def splash(
     k: Keys,
     v: Keys,
     mask: Mask,
-    dropout: Callable | None = None,
+    dropout: None = None,
     *,
     bias: None = None,
     scale: float | None = None,
@@ -279,5 +293,6 @@ TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
     cudnn: _BY_PAIRS | {"prefix"},
+    blockwise: frozenset({"causal", "query_segments", "key_segments", "groups"}),
     causal_blocks: _BY_PAIRS | {"bias"},
 }

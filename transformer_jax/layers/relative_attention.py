@@ -3,6 +3,8 @@
 XLNet adds a second stream of queries and encodings of segments (Yang et al. 2019, section 2).
 """
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.layers import activations, kernels
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import declared
 
@@ -80,14 +82,11 @@ class RelativeAttention(Attention):
         bias = self._by_distance(q, relations, length, source.shape[1])
         if self.segments:
             bias = bias + self._by_segment(q, relations.same_segment)
-        weight_dropout = Dropout(self.dropout, name="weight_dropout")
-
-        def dropout(weights):
-            weights = activations.named(self, "weights", weights)
-            return weight_dropout(weights, train=train)
-
+        dropout = self._weight_dropout(len(x)) if train and self.dropout else None
+        observe = partial(activations.named, self, "weights")
         q = q + self._vector("content_bias", q.dtype)
-        y = kernels.dot_product(q, k, v, mask, dropout, bias=bias * scale, scale=scale)
+        options = dict(bias=bias * scale, scale=scale, observe=observe)
+        y = kernels.dot_product(q, k, v, mask, dropout, **options)
         return self._merged(activations.named(self, "heads", y), x.shape[-1])
 
     def _with_memory(self, row: Float[Array, "B L M"], remembered: int) -> Float[Array, "B K M"]:

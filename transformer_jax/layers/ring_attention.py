@@ -40,7 +40,7 @@ def ring(
     k: Float[Array, "B K G D"],
     v: Float[Array, "B K G D"],
     mask: Mask,
-    dropout: Callable | None = None,
+    dropout: None = None,
     *,
     bias: None = None,
     scale: float | None = None,

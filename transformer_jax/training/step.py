@@ -153,19 +153,17 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         grads, (measured, following) = jax.grad(objective, has_aux=True)(state.params)
         return (grads, measured), following
 
-    if count == 1:
-        return of_microbatch(0, jax.tree.map(lambda x: x[0], batch), state.carry)
-    microbatches = (jnp.arange(count), batch, _divided(state.carry, count))
     groups = sharding.row_groups(param_shardings)
-    if groups == 1:
-        totals, carry = _summed(of_microbatch, microbatches)
+    of_rows = of_microbatch
+    if groups > 1:
+        of_rows = partial(_by_group, of_microbatch, groups=groups, param_shardings=param_shardings)
+    if count == 1:
+        totals, carry = of_rows(0, jax.tree.map(lambda x: x[0], batch), state.carry)
     else:
-        of_groups = partial(
-            _by_group, of_microbatch, groups=groups, param_shardings=param_shardings
-        )
-        by_group, carry = _summed(of_groups, microbatches)
-        totals = jax.tree.map(lambda x: x.sum(axis=0), by_group)
-    return totals, _joined(carry)
+        microbatches = (jnp.arange(count), batch, _divided(state.carry, count))
+        totals, carry = _summed(of_rows, microbatches)
+        carry = _joined(carry)
+    return jax.tree.map(lambda x: x.sum(axis=0), totals) if groups > 1 else totals, carry
 
 
 def _divided(tree, *counts: int):

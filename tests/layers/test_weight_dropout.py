@@ -1,0 +1,96 @@
+"""Dropout of attention weights: its randomness, and one mask in all kernels and on all meshes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from tests.layers.test_kernels import arrays, assert_equals_plain, make_mask
+from transformer_jax.distributed import sharding
+from transformer_jax.layers import kernels, weight_dropout
+from transformer_jax.layers.masks import Mask
+
+RATE = 0.1
+blockwise = functools.partial(kernels.blockwise, interpret=True)
+
+
+def drawn(batch=2, heads=2, seed=0):
+    return weight_dropout.drawn(jax.random.key(seed), RATE, batch, heads)
+
+
+def kept(dropout, queries, keys):
+    batch, heads, _ = dropout.seeds.shape
+    return np.asarray(dropout(jnp.ones((batch, heads, queries, keys)))) > 0
+
+
+def test_it_keeps_weights_at_random():
+    keep = kept(drawn(8, 8), 256, 256)
+    deviation = (RATE * (1 - RATE)) ** 0.5
+    assert abs(keep.mean() - (1 - RATE)) < 5 * deviation / keep.size**0.5
+    # By row, head, query and key, the shares deviate as those of independent draws do.
+    for axis in range(4):
+        others = tuple(i for i in range(4) if i != axis)
+        share = keep.mean(axis=others)
+        expected = deviation / (keep.size / keep.shape[axis]) ** 0.5
+        assert abs(share - (1 - RATE)).max() < 5 * expected
+    # Neighbours along each axis are independent.
+    dropped = (~keep).astype(np.float64)
+    for axis in range(4):
+        pairs = dropped * np.roll(dropped, 1, axis)
+        assert abs(pairs.mean() - RATE**2) < 5 * RATE / keep.size**0.5
+
+
+def test_it_keeps_the_expectation():
+    weights = jax.nn.softmax(jax.random.normal(jax.random.key(1), (2, 2, 4, 64)))
+    seeds = jax.random.bits(jax.random.key(2), (2000, 2, 2, 2))
+    dropped = jax.vmap(lambda s: weight_dropout.WeightDropout(s, RATE)(weights))(seeds)
+    np.testing.assert_allclose(dropped.mean(axis=0), weights, atol=0.1 * weights.max())
+
+
+def test_a_rate_of_zero_keeps_all():
+    assert kept(weight_dropout.drawn(jax.random.key(0), 0.0, 2, 2), 64, 64).all()
+
+
+def test_it_depends_on_the_key_and_not_on_the_block():
+    weights = jnp.ones((2, 2, 64, 64))
+    whole, other = drawn()(weights), drawn(seed=1)(weights)
+    assert (whole != other).any()
+    np.testing.assert_array_equal(drawn()(weights[:, :, 32:], 32), whole[:, :, 32:])
+
+
+@pytest.mark.parametrize("name", ["all", "causal", "padded", "packed"])
+def test_blocks_equal_the_plain_kernel(name):
+    assert_equals_plain(blockwise, arrays(256, 256), make_mask(name), 1e-5, dropout=drawn())
+
+
+def test_blocks_of_cross_attention_equal_the_plain_kernel():
+    mask = Mask(key_segments=make_mask("padded").key_segments)
+    assert_equals_plain(blockwise, arrays(128, 256), mask, 1e-5, dropout=drawn())
+
+
+def test_heads_of_keys_may_be_shared():
+    many = arrays(256, 256, kv_heads=1)
+    assert_equals_plain(blockwise, many, Mask(causal=True), 1e-5, dropout=drawn())
+
+
+def test_causal_blocks_equal_the_plain_kernel():
+    mask = make_mask("packed")
+    assert_equals_plain(kernels.causal_blocks, arrays(256, 256), mask, 1e-5, dropout=drawn())
+
+
+def test_devices_compute_their_own_rows_and_heads():
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    axes = {"batch": ("data",), "length": (), "heads": ("tensor",), "head_dim": ()}
+    q, k, v = arrays(128, 128)
+
+    def attended(kernel):
+        return kernel(q, k, v, make_mask("packed", 128), drawn())
+
+    expected = attended(kernels.dot_product)
+    with sharding.use(mesh, axes):
+        y = jax.jit(functools.partial(attended, blockwise))()
+    filled = make_mask("packed", 128).query_segments > 0
+    np.testing.assert_allclose(y[filled], expected[filled], atol=1e-5)

@@ -1,0 +1,60 @@
+"""Dropout of attention weights, as a function of the place of a weight (Vaswani et al. 2017).
+
+Whether a weight is kept depends on a seed of its row and head, and on the numbers of its query and
+key, by integer operations alone. A kernel that never has all weights in memory computes the same
+mask block by block, in the forward and in the backward pass, on any mesh.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from transformer_jax.distributed import sharding
+
+
+@struct.dataclass
+class WeightDropout:
+    """Sets a fraction `rate` of the weights to zero and scales the rest by 1 / (1 - rate)."""
+
+    seeds: UInt32[Array, "B H 2"]
+    rate: float = struct.field(pytree_node=False)
+
+    def __call__(
+        self, weights: Float[Array, "B H Q K"], first_query: int = 0
+    ) -> Float[Array, "B H Q K"]:
+        """Returns the weights of the queries from number `first_query` on, after dropout."""
+        queries = first_query + jnp.arange(weights.shape[2])[:, None]
+        seeds = self.seeds[:, :, None, None]
+        keep = is_kept(
+            (seeds[..., 0], seeds[..., 1]), queries, jnp.arange(weights.shape[3]), self.rate
+        )
+        return jnp.where(keep, weights / (1 - self.rate), 0.0)
+
+
+def drawn(key: jax.Array, rate: float, batch: int, heads: int) -> WeightDropout:
+    """Returns the dropout of a layer in a step, with a seed for each row of the batch and head."""
+    return WeightDropout(sharding.draw_rows(jax.random.bits, key, (batch, heads, 2)), rate)
+
+
+def is_kept(
+    seeds: tuple[UInt32[Array, "*#S"], UInt32[Array, "*#S"]],
+    queries: Int[Array, "#Q #K"],
+    keys: Int[Array, "*#K"],
+    rate: float,
+) -> Bool[Array, "*S"]:
+    """Returns True with probability 1 - rate for each query and key."""
+    by_query = _mixed(queries.astype(jnp.uint32) ^ seeds[0])
+    # An odd factor, 2^32 / golden ratio, spreads successive keys over all bits.
+    by_key = keys.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + seeds[1]
+    return _mixed(by_query ^ by_key) >= jnp.uint32(round(rate * 2**32))
+
+
+def _mixed(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
+    """Returns a bijection of 32 bits in which each bit of the result depends on all bits of x.
+
+    The constants are those of lowbias32 (https://nullprogram.com/blog/2018/07/31/).
+    """
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> jnp.uint32(16))
