@@ -1,9 +1,8 @@
 """Trains GloVe, word vectors from counts of words that occur together (Pennington et al. 2014).
 
 The settings are those of section 4.2: windows of 10 words on each side, AdaGrad at 0.05, and 50
-epochs of vectors of fewer than 300 numbers. As in the published code, AdaGrad begins with sums of
-1. `:quickstart` trains on the documentation of the Python standard library, in minutes on a laptop,
-and downloads nothing.
+epochs of vectors of fewer than 300 numbers. `:quickstart` trains on the documentation of the Python
+standard library, in minutes on a laptop, and downloads nothing.
 
     python -m transformer_jax.train --config=configs/word_vectors/glove.py:quickstart \\
         --workdir=runs/glove

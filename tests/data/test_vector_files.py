@@ -39,12 +39,19 @@ def test_the_format_of_glove_has_no_first_line(tmp_path):
     "name, content, error",
     [
         ("a.txt", b"2 2\na 1 2\n", "has 1 words, but its first line says 2"),
-        ("a.txt", b"1 2\na 1 x\n", "is not a word and 2 numbers"),
+        ("a.txt", b"1 2\na 1 x\n", "a.txt:2: .* is not a word and 2 numbers"),
+        ("a.txt", b"a 1 2\n\n", "a.txt:2: .* is not a word and 2 numbers"),
+        ("a.txt", b"1 2\n 1 2\n", "a.txt:2: .* is not a word and 2 numbers"),
+        ("a.txt", b"1 0\na\n", "a.txt:1: vectors of 0 numbers"),
+        ("a.txt", b"1 99999999999999999999\na 1\n", 'must be "count width"'),
+        ("a.txt", b"1 2\na 1 nan\n", "the vector of 'a' is not finite"),
+        ("a.txt", b"1 2\na 1 1e60\n", "the vector of 'a' is not finite"),
+        ("a.bin", b"1 1\na \x00\x00\x80\x7f", "the vector of 'a' is not finite"),
         ("a.txt", b"1 3\na 1 2\n", "is not a word and 3 numbers"),
         ("a.txt", b"a\n", 'must be "count width"'),
         ("a.bin", b"word\n", 'must be "count width"'),
-        ("a.bin", b"1 2\na 1234", "ends within the vector of a word"),
-        ("a.bin", b"1 1\n\xff 1234", "is not UTF-8"),
+        ("a.bin", b"1 2\na 1234", "ends within word 1, or is not a binary file"),
+        ("a.bin", b"1 1\n\xff 1234", "word 1, at byte 0, is not UTF-8"),
     ],
 )
 def test_other_files_are_refused(name, content, error, tmp_path):

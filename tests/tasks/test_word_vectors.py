@@ -1,5 +1,7 @@
 """Skip-gram and CBOW: rows, the loss against its definition, descent in turns, and training."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,6 +186,18 @@ def test_rows_hold_known_words_with_windows_and_the_number_of_their_document(fol
     assert not noise[: len(task.tokenizer.special)][task.tokenizer.special].any()
 
 
+def test_a_held_out_text_is_read_as_the_training_text_is(folder):
+    """The words that a row reads do not depend on the size of its text."""
+    config = build(folder)
+    text = pathlib.Path(config.data.train_files)
+    longer = folder / "longer.txt"
+    longer.write_text("\n\n".join([text.read_text()] * 8))
+    configs.set_key(config, "data.valid_files", str(longer))
+    task = make_task(config)
+    spans = [task.texts.component(name, task.tokenizer).span for name in ("train", "valid")]
+    assert spans[0] == spans[1]
+
+
 def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(folder, tmp_path):
     config = build(folder)
     task = make_task(config)
@@ -202,6 +216,7 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(folder, tmp_path):
     [
         ("optimizer.name", "adam", r"config.optimizer.name='adam': .* set it to 'sgd'"),
         ("optimizer.momentum", 0.9, r"config.optimizer.momentum=0.9: .* set it to 0.0"),
+        ("train.freeze_vectors", True, r"config.train.freeze_vectors=True: .* set it to False"),
         ("train.accumulation", 2, r"config.train.accumulation=2: .* set it to 1"),
         ("task.length", 30, r"config.task.length=30: must be a multiple of config.task.block=8"),
         ("task.window", 0, r"config.task.window=0: must be at least 1"),

@@ -8,6 +8,7 @@ from tests.conftest import build_bert, build_config
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data import vector_files
+from transformer_jax.inference.static_vectors import StaticVectors
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.runs.train import train
@@ -78,7 +79,7 @@ def test_any_model_takes_them_by_its_vocabulary(tmp_path):
         path, values = written(tmp_path, words)
         configs.set_key(config, "train.init_vectors", path)
         task = make_task(config)
-        vectors.check(task, Program.of(config, task, jax.devices()[:1]))
+        vectors.check(task, Program.of(config, task, jax.devices()[:1]), is_new=True)
         params = vectors.put(task, init_params(task))
         name = task.model.vocabulary[0].split("/")[0]
         table = np.asarray(params[name]["embedding"])
@@ -91,6 +92,32 @@ def test_other_files_are_refused(tmp_path):
     path, _ = written(tmp_path, ["dog"], width=7)
     with pytest.raises(UserError, match="vectors have 7 numbers, the embeddings of this model 8"):
         train(config, tmp_path / "run", overrides={"train.init_vectors": path})
+    damaged = tmp_path / "damaged.txt"
+    damaged.write_text("2 8\ndog 1 2 3 4 5 6 7 8\n")
+    with pytest.raises(UserError, match="has 1 words, but its first line says 2"):
+        train(config, tmp_path / "run", overrides={"train.init_vectors": str(damaged)})
+    assert not (tmp_path / "run").exists()
     path, _ = written(tmp_path, [])
     with pytest.raises(UserError, match="has no word of the vocabulary"):
         train(config, tmp_path / "run", overrides={"train.init_vectors": path})
+
+
+def test_the_vectors_of_a_model_are_those_it_exports(tmp_path):
+    """context2vec's are its targets, in one space with the contexts; ELMo reads characters."""
+    elmo = dict(name="elmo", vocab_size=80, d_model=8, lstm_width=8, filters=((1, 4),))
+    config = build(tmp_path, elmo, dict(name="bidirectional_lm", length=16))
+    path, _ = written(tmp_path, ["dog"], width=4)
+    with pytest.raises(UserError, match="no embeddings of words of its own"):
+        train(config, tmp_path / "run", overrides={"train.init_vectors": path})
+    task = make_task(config)
+    with pytest.raises(UserError, match="elmo has no vectors of words without a context"):
+        StaticVectors.of_run(task, init_params(task))
+
+    context2vec = dict(name="context2vec", vocab_size=80, d_model=8, d_embed=4)
+    config = build(tmp_path, context2vec, dict(name="words_in_context", length=16))
+    words = make_task(config).tokenizer.pieces([7, 9])
+    path, values = written(tmp_path, words)
+    configs.set_key(config, "train.init_vectors", path)
+    task = make_task(config)
+    params = vectors.put(task, init_params(task))
+    np.testing.assert_array_equal(StaticVectors.of_run(task, params).table[[7, 9]], values)

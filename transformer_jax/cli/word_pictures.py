@@ -22,11 +22,12 @@ def neighbours(options, folder: str):
         return pictures.bars(nearest, "cosine", f'words nearest to "{options.word}", {folder}')
     texts = contexts.read(options.texts, options.word)
     task, params = cli.open_run("features", "gives features", workdir=folder)
-    words = [contexts.of_word(task, params, word, of_word) for word, of_word in texts.items()]
     last_layer = task.model.num_states - 1
     layer = options.layer or last_layer
     if layer > last_layer:
-        raise UserError(f"--layer={layer}: there are 1 to {last_layer}")
+        layers = f"there are 1 to {last_layer}" if last_layer else "the model has none"
+        raise UserError(f"--layer={layer}: {layers}")
+    words = [contexts.of_word(task, params, word, of_word) for word, of_word in texts.items()]
     pairs = [pair for each in words for pair in each.pairs(layer)]
     title = f'neighbours of "{options.word or "all words"}" in layer {layer}, {folder}'
     static = words[0].static if len(words) == 1 else []

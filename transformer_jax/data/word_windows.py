@@ -27,13 +27,16 @@ class WordWindows:
         config: "WordTexts",
         counts: Int[np.ndarray, " V"],
         key: tuple[int, int, int],
+        *,
+        train_tokens: int,
     ):
+        """`counts` are those of the words among the `train_tokens` of the training text."""
         self.store = stored
         self.config = config
         self._key = philox_key(key)
         self._noise = NoiseWords.of(counts)
         self._keep = keep_probabilities(counts, config.sample)
-        share = (self._keep * counts).sum() / stored.meta["tokens"]
+        share = (self._keep * counts).sum() / train_tokens
         self.span = max(int(config.length / max(share, 1e-6)), config.length)
 
     def __len__(self) -> int:
@@ -80,4 +83,6 @@ class WordTexts(single_text.OneComponent):
         stored = train
         if split != "train":
             stored = windows.tokenised(self.text(split), data, tokenizer, split)
-        return WordWindows(stored, self, word_counts(counts, tokenizer.special), self.key(split))
+        counts = word_counts(counts, tokenizer.special)
+        tokens = train.meta["tokens"]
+        return WordWindows(stored, self, counts, self.key(split), train_tokens=tokens)

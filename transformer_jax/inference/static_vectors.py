@@ -26,14 +26,16 @@ class StaticVectors:
     def of_run(cls, task: Any, params) -> "StaticVectors":
         """Returns the vectors of a run, or the embeddings that its model reads.
 
-        Raises UserError for a run without a vocabulary.
+        Raises UserError for a run without a vocabulary, or without a table of it.
         """
         if task.tokenizer is None:
             raise UserError(f"a {task.config.task.name} run has no vocabulary")
         if "static" in task.model.can:
             table = task.model.apply({"params": params}, method="vectors")
+        elif task.model.word_table is None:
+            raise UserError(f"{task.config.model.name} has no vectors of words without a context")
         else:
-            path = task.model.vocabulary[0].split("/")
+            path = task.model.word_table.split("/")
             table = functools.reduce(lambda tree, name: tree[name], path, params)
         tokenizer = task.tokenizer.target
         return cls(tokenizer, np.asarray(table, np.float32)[: tokenizer.vocab_size])

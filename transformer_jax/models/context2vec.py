@@ -26,6 +26,7 @@ class Context2Vec(Encoder):
 
     can = frozenset({"fill"})
     vocabulary = ("token_embed/embedding", "right_embed/embedding", "output_embed/embedding")
+    word_table = "output_embed/embedding"  # in the space of the contexts
     max_length = None
     num_layers: ClassVar[int] = 1
 

@@ -35,6 +35,7 @@ class ELMo(Encoder):
 
     can = frozenset({"both_ways"})
     vocabulary = ("output_embed/embedding", "output_bias/bias")
+    word_table = None  # the model reads characters
     heads = ("output_embed", "output_bias")
     decoding_stacks = ()
     max_length = None

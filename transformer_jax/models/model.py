@@ -116,6 +116,11 @@ class Model(Reading, nn.Module, abc.ABC):
         return 0
 
     @property
+    def word_table(self) -> str | None:
+        """The name of the table of word vectors, one of `vocabulary`; None where there is none."""
+        return self.vocabulary[0]
+
+    @property
     def attentions(self) -> tuple[str, ...]:
         """The kinds of attention whose weights can be read: "encoder", "decoder", "cross"."""
         return _ATTENTIONS[self.kind] if "attend" in self.can else ()

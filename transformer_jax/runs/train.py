@@ -48,7 +48,7 @@ def _train(run: Run, profile: tuple[int, int] | None) -> dict[str, float]:
     program = Program.of(config, task)
     if run.origin:
         run.origin.match(config, program)
-    vectors.check(task, program)
+    vectors.check(task, program, is_new=not record.exists(workdir))
     with footprint.explained(config, program), _held(workdir):
         hosts.agree(_shared_keys(config) | record.versions())
         recorded = None

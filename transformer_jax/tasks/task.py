@@ -115,6 +115,8 @@ class Task(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
+    # The gradients of a batch are the sums of those of its rows, so parts of it are computed apart.
+    sums_over_rows: bool = True
     evaluates_rows: bool = True  # the mean loss of `Rows.eval` is measured, where there are such
     # config.model is that of the run in config.init_from, with the keys that the config changes
     takes_model: bool = False
@@ -164,7 +166,7 @@ class Task(abc.ABC):
         parameter: no update changes it. The default is the model's group, and None for embeddings
         that `config.train.freeze_vectors` freezes.
         """
-        if self.config.train.freeze_vectors and "/".join(path) == self.model.vocabulary[0]:
+        if self.config.train.freeze_vectors and "/".join(path) == self.model.word_table:
             return None
         return self.model.group(path) if self.config.optimizer.groups else ""
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import cached_property, partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ class WordVectorsTask(WordTask):
     number of words (Irsoy et al. 2021, section 3). A row cuts windows as the end of a document
     does.
     """
+
+    # The vectors of a block are those after the blocks before it, of all rows.
+    sums_over_rows: ClassVar[bool] = False
 
     # skip_gram: a word predicts each word of its window; cbow: the mean of the window predicts it
     objective: Literal["skip_gram", "cbow"] = "skip_gram"
@@ -171,6 +174,11 @@ def _check_optimizer(config) -> None:
                 f"config.optimizer.{key}={config.optimizer[key]!r}: word vectors learn by plain "
                 f"stochastic gradient descent; set it to {value!r}"
             )
+    if config.train.freeze_vectors:
+        raise UserError(
+            "config.train.freeze_vectors=True: word vectors are what this task learns; set it to "
+            "False"
+        )
     if config.train.accumulation != 1:
         raise UserError(
             f"config.train.accumulation={config.train.accumulation}: the blocks of a batch follow "

@@ -153,7 +153,7 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         grads, (measured, following) = jax.grad(objective, has_aux=True)(state.params)
         return (grads, measured), following
 
-    groups = sharding.row_groups(param_shardings)
+    groups = sharding.row_groups(param_shardings) if task.sums_over_rows else 1
     of_rows = of_microbatch
     if groups > 1:
         of_rows = partial(_by_group, of_microbatch, groups=groups, param_shardings=param_shardings)

@@ -9,13 +9,16 @@ from transformer_jax.pictures.progress import say
 from transformer_jax.training import optimizer, origin
 
 
-def check(task, program) -> None:
-    """Raises UserError where the embeddings and a file that the config names do not fit."""
+def check(task, program, *, is_new: bool) -> None:
+    """Raises UserError where the embeddings and a file that the config names do not fit.
+
+    For a new run, it reads the whole file: a damaged one leaves no half-made run.
+    """
     train = task.config.train
     if not (train.init_vectors or train.freeze_vectors):
         return
     key = "init_vectors" if train.init_vectors else "freeze_vectors"
-    table = origin.by_name(program.state.params).get(_name(task))
+    table = origin.by_name(program.state.params).get(task.model.word_table)
     if task.reads_source or table is None:
         raise UserError(
             f"config.train.{key}={train[key]}: a {task.config.task.name} run has no embeddings of "
@@ -29,6 +32,9 @@ def check(task, program) -> None:
             f"config.train.init_vectors={train.init_vectors}: its vectors have {width} numbers, "
             f"the embeddings of this model {table.shape[1]}; change config.model"
         )
+    if is_new:
+        for _ in vector_files.read(train.init_vectors):
+            pass
 
 
 def put(task, params):
@@ -42,22 +48,19 @@ def put(task, params):
     tokenizer = task.tokenizer.target
     ids = np.flatnonzero(~tokenizer.special).tolist()
     id_of = dict(zip(tokenizer.pieces(ids), ids))
-    rows = {id_of[word]: vector for word, vector in vector_files.read(path) if word in id_of}
+    rows = {}
+    for word, vector in vector_files.read(path):
+        if word in id_of:
+            rows.setdefault(id_of[word], vector)  # of a repeated word, the first
     if not rows:
         raise UserError(f"config.train.init_vectors={path}: has no word of the vocabulary")
     say(f"from {path}: the vectors of {len(rows):,} of {len(ids):,} words")
     places, vectors = np.array([*rows]), np.stack([*rows.values()])
-    name = _name(task)
 
     def with_vectors(key_path, leaf):
-        if "/".join(optimizer.names(key_path)) != name:
+        if "/".join(optimizer.names(key_path)) != task.model.word_table:
             return leaf
         put = jax.jit(lambda table: table.at[places].set(vectors), out_shardings=leaf.sharding)
         return put(leaf)
 
     return jax.tree_util.tree_map_with_path(with_vectors, params)
-
-
-def _name(task) -> str:
-    """Returns the name of the table of the embeddings that a model reads, its first one."""
-    return task.model.vocabulary[0]

@@ -12,6 +12,7 @@ from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 # begins a sentence; here the end of a text also begins the next.
 _TEXT_END, _WORD_BEGIN, _WORD_END, _PADDING = 257, 258, 259, 260
 Unit = tuple[int, ...]
+_CACHED_WORDS = 2**17
 
 
 class Spelled(Tokenizer):
@@ -26,7 +27,7 @@ class Spelled(Tokenizer):
         super().__init__(words.model)
         self.file, self.vocab_size = words.file, words.vocab_size
         self._words, self._size = words, size
-        self._units: dict[str, Unit] = {}
+        self._spelling = functools.lru_cache(_CACHED_WORDS)(self._spelled)
         self.eos_id = self.cls_id = self.sep_id = self._unit([_TEXT_END])
         self.unk_id = self._spelling(words.pieces([words.unk_id])[0])
 
@@ -64,10 +65,8 @@ class Spelled(Tokenizer):
         table[self._words.eos_id] = self.eos_id
         return table
 
-    def _spelling(self, word: str) -> Unit:
-        if word not in self._units:
-            self._units[word] = self._unit(word.encode()[: self._size - 2])
-        return self._units[word]
+    def _spelled(self, word: str) -> Unit:
+        return self._unit(word.encode()[: self._size - 2])
 
     def _unit(self, characters) -> Unit:
         numbers = [_WORD_BEGIN, *characters, _WORD_END]
