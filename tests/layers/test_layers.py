@@ -1,18 +1,22 @@
 """Each layer against its formula in NumPy."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer_jax.layers import mlp, norms
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.embeddings import sinusoids
 from transformer_jax.layers.heads import Head
 from transformer_jax.layers.kernels import causal_blocks, dot_product
 from transformer_jax.layers.linear import Dropout, Linear
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.mlp import MLP
+from transformer_jax.layers.norms import LayerNorm, RMSNorm
 
 KEY = jax.random.key(0)
 
@@ -158,3 +162,39 @@ def test_causal_blocks_equal_the_plain_kernel_and_its_gradients(length, segments
     expected_value, expected_gradient = value_and_gradient(dot_product)
     np.testing.assert_allclose(value, expected_value, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [LayerNorm(), RMSNorm()])
+def test_a_norm_keeps_its_input_alone_for_the_backward_pass(layer):
+    kept = kept_for_backward(layer, jax.random.normal(KEY, (2, 8, 64), jnp.bfloat16))
+    assert [x.dtype for x in kept if x.size >= 1024] == [jnp.bfloat16]
+
+
+def test_an_mlp_keeps_its_hidden_layer_before_and_after_the_activation():
+    layer = MLP(256, activation=jax.nn.gelu, dtype=jnp.bfloat16)
+    kept = kept_for_backward(layer, jax.random.normal(KEY, (2, 8, 64), jnp.bfloat16))
+    # Before the activation and, with its positions in one axis, after it.
+    hidden = [x.shape for x in kept if x.size == 2 * 8 * 256]
+    assert hidden == [(2, 8, 256), (16, 256)]
+
+
+def kept_for_backward(layer, x):
+    """Returns the arrays that the forward pass keeps."""
+    variables = layer.init(KEY, x)
+    _, backward = jax.vjp(layer.apply, variables, x)
+    return jax.tree.leaves(backward)
+
+
+@pytest.mark.parametrize("layer", [LayerNorm(), MLP(32, activation=jax.nn.gelu)])
+def test_gradients_do_not_depend_on_what_is_kept(layer, monkeypatch):
+    x = jax.random.normal(KEY, (2, 8, 16))
+    variables = layer.init(KEY, x)
+
+    def gradients():
+        return jax.jit(jax.grad(lambda v: jnp.sum(layer.apply(v, x) ** 2)))(variables)
+
+    expected = gradients()
+    for module in (norms, mlp):
+        monkeypatch.setattr(module, "recomputed", lambda f, x: jax.checkpoint(f))
+    same = partial(np.testing.assert_allclose, rtol=1e-5)
+    jax.tree.map(same, gradients(), expected)

@@ -90,6 +90,16 @@ class Dropout(nn.Module):
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 
+def recomputed(f: Callable, x: jax.Array) -> Callable:
+    """Returns f, whose backward pass computes f(x) again if the dtype of x is below float32.
+
+    It then keeps x alone. A norm would keep three arrays of float32 beside it, and GELU two of the
+    dtype of x: in BERT large with 256 rows of 128 tokens, 38 of 75 GB. In float32, as on a CPU, f
+    is as it was, because there the work counts and not the memory.
+    """
+    return f if x.dtype == jnp.float32 else jax.checkpoint(f)
+
+
 def compute_dtype(name: str) -> jnp.dtype:
     """Returns the dtype named by `config.model.dtype`.
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
-from transformer_jax.layers.linear import Dropout, Linear
+from transformer_jax.layers.linear import Dropout, Linear, recomputed
 
 
 class MLP(nn.Module):
@@ -31,7 +31,8 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
-        y = self.activation(self._hidden("wi", x))  # (B, L, F)
+        y = self._hidden("wi", x)  # (B, L, F)
+        y = recomputed(self.activation, y)(y)
         if self.gated:
             y = y * self._hidden("wv", x)
         y = sharding.constrain(y, "batch", "length", "mlp")

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from transformer_jax.layers.linear import recomputed
 from transformer_jax.layers.parameters import declared
 
 
@@ -23,11 +24,7 @@ class LayerNorm(nn.Module):
         bias_init = declared(nn.initializers.zeros, ("norm",))
         scale = self.param("scale", scale_init, shape)  # (M,)
         bias = self.param("bias", bias_init, shape)  # (M,)
-        y = x.astype(jnp.float32)
-        y = y - y.mean(axis=-1, keepdims=True)
-        variance = jnp.square(y).mean(axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(variance + self.epsilon)
-        return (y * scale + bias).astype(x.dtype)
+        return recomputed(_layer_norm, x)(x, scale, bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -43,6 +40,18 @@ class RMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         init = declared(nn.initializers.ones, ("norm",))
         scale = self.param("scale", init, (x.shape[-1],))  # (M,)
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + self.epsilon)
-        return (y * scale).astype(x.dtype)
+        return recomputed(_rms_norm, x)(x, scale, self.epsilon)
+
+
+def _layer_norm(x, scale, bias, epsilon):
+    y = x.astype(jnp.float32)
+    y = y - y.mean(axis=-1, keepdims=True)
+    variance = jnp.square(y).mean(axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(variance + epsilon)
+    return (y * scale + bias).astype(x.dtype)
+
+
+def _rms_norm(x, scale, epsilon):
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+    return (y * scale).astype(x.dtype)
