@@ -22,6 +22,7 @@ class Bigram(Recurrent):
     """
 
     vocabulary = ("output_embed/embedding",)
+    word_table = "output_embed/embedding"
 
     vocab_size: int = 96  # number of tokens in the vocabulary
     d_model: int = 96  # width of the states, equal to vocab_size

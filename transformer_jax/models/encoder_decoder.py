@@ -39,6 +39,7 @@ class EncoderDecoder(Attending):
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding", "logit_bias/bias")
+    word_table = "target_embed/embedding"
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
     # source_vocab_size is set

@@ -39,6 +39,7 @@ class Model(Reading, nn.Module, abc.ABC):
     can: ClassVar[frozenset[str]] = frozenset()
     # Names of the tensors whose rows are the tokens of the vocabulary.
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
+    word_table: ClassVar[str | None] = "token_embed/embedding"  # None: it has no vectors of words
     # Tensors whose rows may be more than in the run that a run begins with, and the row there that
     # each begins with.
     row_origins: ClassVar[Mapping[str, tuple[int, ...]]] = {}
@@ -114,11 +115,6 @@ class Model(Reading, nn.Module, abc.ABC):
     def num_padding(self) -> int:
         """Returns the number of parameters that pad the vocabulary, no part of the model's size."""
         return 0
-
-    @property
-    def word_table(self) -> str | None:
-        """The name of the table of word vectors, one of `vocabulary`; None where there is none."""
-        return self.vocabulary[0]
 
     @property
     def attentions(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding")
+    word_table = "target_embed/embedding"
     decoding_stacks = ()
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
