@@ -19,7 +19,7 @@ class ByTopic:
 
     def __init__(self, tokenizer, topics):
         self.tokenizer, self.topics = tokenizer, topics
-        self.model = types.SimpleNamespace(num_states=2, vocabulary=("embed/table",), can=())
+        self.model = types.SimpleNamespace(num_states=2, word_table="embed/table", can=())
 
     def features(self, params, texts, layers):
         for text in texts:

@@ -61,8 +61,10 @@ def guest(tmp_path, monkeypatch):
     (tmp_path / "families" / "guest.py").write_text(GUEST)
     folders = [*huggingface.__path__, str(tmp_path / "families")]
     monkeypatch.setattr(huggingface, "__path__", folders)
-    (found,) = [each for each in family.families() if each.architecture == "GuestForTranslation"]
-    return found
+    (guest_family,) = [
+        each for each in family.families() if each.architecture == "GuestForTranslation"
+    ]
+    return guest_family
 
 
 def test_a_family_in_a_new_file_is_found(guest, tmp_path, capsys):

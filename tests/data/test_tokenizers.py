@@ -140,8 +140,7 @@ def test_a_tokenizer_for_documents_is_trained_once(tmp_path, monkeypatch):
             == first.fingerprint()
         )
     assert tokenizers.train_cached(Documents(TEXTS), data, 290).vocab_size == 290
-    kept = tmp_path.glob("tokenizer-*/byte_bpe.json")
-    for path in kept:
+    for path in tmp_path.glob("tokenizer-*/byte_bpe.json"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="config.data.rebuild=true"):
         tokenizers.train_cached(Documents(TEXTS), data, 300)

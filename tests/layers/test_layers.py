@@ -166,19 +166,19 @@ def test_causal_blocks_equal_the_plain_kernel_and_its_gradients(length, segments
 
 @pytest.mark.parametrize("layer", [LayerNorm(), RMSNorm()])
 def test_a_norm_keeps_its_input_alone_for_the_backward_pass(layer):
-    kept = kept_for_backward(layer, jax.random.normal(KEY, (2, 8, 64), jnp.bfloat16))
-    assert [x.dtype for x in kept if x.size >= 1024] == [jnp.bfloat16]
+    arrays = residuals(layer, jax.random.normal(KEY, (2, 8, 64), jnp.bfloat16))
+    assert [x.dtype for x in arrays if x.size >= 1024] == [jnp.bfloat16]
 
 
 def test_an_mlp_keeps_its_hidden_layer_before_and_after_the_activation():
     layer = MLP(256, activation=jax.nn.gelu, dtype=jnp.bfloat16)
-    kept = kept_for_backward(layer, jax.random.normal(KEY, (2, 8, 64), jnp.bfloat16))
+    arrays = residuals(layer, jax.random.normal(KEY, (2, 8, 64), jnp.bfloat16))
     # Before the activation and, with its positions in one axis, after it.
-    hidden = [x.shape for x in kept if x.size == 2 * 8 * 256]
+    hidden = [x.shape for x in arrays if x.size == 2 * 8 * 256]
     assert hidden == [(2, 8, 256), (16, 256)]
 
 
-def kept_for_backward(layer, x):
+def residuals(layer, x):
     """Returns the arrays that the forward pass keeps."""
     variables = layer.init(KEY, x)
     _, backward = jax.vjp(layer.apply, variables, x)

@@ -180,7 +180,7 @@ def test_clipping_bounds_cell_and_projection():
 
 
 def test_dropped_recurrent_weights_are_those_of_all_positions():
-    """A matrix with all entries but the kept ones zero gives the same outputs."""
+    """A matrix with all entries but the is_kept ones zero gives the same outputs."""
     x = jax.random.normal(KEY, (2, 6, 3))
     filled = np.ones((2, 6), bool)
     layer = Unidirectional(Vanilla(4), weight_dropout=0.5)
@@ -192,9 +192,9 @@ def test_dropped_recurrent_weights_are_those_of_all_positions():
 
     recurrent = variables["params"]["recurrent"]
     gradient = jax.grad(lambda v: outputs(v, True).sum())(variables)["params"]["recurrent"]
-    kept = gradient != 0
-    assert 0 < kept.sum() < kept.size
-    dropped = {"params": {**variables["params"], "recurrent": 2 * recurrent * kept}}
+    is_kept = gradient != 0
+    assert 0 < is_kept.sum() < is_kept.size
+    dropped = {"params": {**variables["params"], "recurrent": 2 * recurrent * is_kept}}
     np.testing.assert_allclose(outputs(dropped, False), outputs(variables, True), **CLOSE)
 
 

@@ -100,10 +100,10 @@ def test_a_mask_of_matrices_is_that_of_all_positions_and_rows():
         return layer.apply(variables, x, filled, (jnp.eye(width),), **options)[0]
 
     first, second = np.moveaxis(outputs(train=True, rngs={"dropout": KEY}), 1, 0)
-    kept = first != 0
-    np.testing.assert_allclose(first, np.where(kept, 2 * matrix, 0), rtol=1e-6)
+    is_kept = first != 0
+    np.testing.assert_allclose(first, np.where(is_kept, 2 * matrix, 0), rtol=1e-6)
     np.testing.assert_allclose(second, first @ first, rtol=1e-5)
-    assert 0.35 < kept.mean() < 0.65
+    assert 0.35 < is_kept.mean() < 0.65
     np.testing.assert_allclose(outputs()[:, 0], matrix, rtol=1e-6)
 
 

@@ -52,11 +52,11 @@ def test_training_converges_to_the_counts(tmp_path):
     for each in same:
         state = program.train_step(state, each)
     contexts = jnp.arange(SIZE)[:, None]
-    found = jax.nn.softmax(task.model.apply({"params": state.params}, contexts)[:, 0])
+    predicted = jax.nn.softmax(task.model.apply({"params": state.params}, contexts)[:, 0])
     occur = counts.sum(axis=1) > 0
     expected = counts[occur] / counts[occur].sum(axis=1, keepdims=True)
     assert occur.sum() > 10 and (expected > 0).sum(axis=1).max() > 3
-    np.testing.assert_allclose(found[occur], expected, atol=1e-3)
+    np.testing.assert_allclose(predicted[occur], expected, atol=1e-3)
 
     # It writes the likeliest next token.
     (text,) = task.generate(state.params, ["t"], max_tokens=1, temperature=0.0)

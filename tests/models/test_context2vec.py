@@ -86,10 +86,10 @@ def test_blanks_are_filled_with_the_words_of_the_text(run):
     texts = run.task.config.data.valid_files
     sentence = open(texts).read().splitlines()[0]
     words = sentence.split()
-    found = 0
+    correct = 0
     for place, word in enumerate(words):
         blank = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
         ((fillings,),) = run.task.fill(run.params, [blank], 3)
         assert not {"<unk>", "<pad>", "[MASK]"} & {filling.word for filling in fillings}
-        found += word.lower() in [filling.word for filling in fillings]
-    assert found >= len(words) / 2
+        correct += word.lower() in [filling.word for filling in fillings]
+    assert correct >= len(words) / 2

@@ -105,17 +105,17 @@ def test_fitted_values_are_the_best():
 
 
 def test_scores_are_losses_of_the_tokens_after_the_first():
-    naive, found = Naive(COUNTED), scores(COUNTED, HELD_OUT, VOCABULARY)
+    naive, measured = Naive(COUNTED), scores(COUNTED, HELD_OUT, VOCABULARY)
     for name, order in (("unigram", 1), ("bigram", 2)):
-        k = found[name]["k"]
+        k = measured[name]["k"]
         expected = [-math.log(naive.add_k(gram, k)) for gram in grams(HELD_OUT, order)[1:]]
-        assert found[name]["loss"] == pytest.approx(np.mean(expected))
-    assert found["trigram"]["loss"] < found["unigram"]["loss"]
+        assert measured[name]["loss"] == pytest.approx(np.mean(expected))
+    assert measured["trigram"]["loss"] < measured["unigram"]["loss"]
     pairs = grams(HELD_OUT, 2)[1:]
     occurring = [naive.grams[gram] / naive.contexts[gram[:1]] for gram in pairs if gram[:1] != (6,)]
     occurring = [frequency for frequency in occurring if frequency]
-    assert found["frequencies"]["unseen"] == len(pairs) - len(occurring) >= 3
-    assert found["frequencies"]["loss"] == pytest.approx(-np.log(occurring).mean())
+    assert measured["frequencies"]["unseen"] == len(pairs) - len(occurring) >= 3
+    assert measured["frequencies"]["loss"] == pytest.approx(-np.log(occurring).mean())
 
 
 def test_tiny_and_large_vocabularies():

@@ -39,19 +39,19 @@ def test_it_learns_and_measures(gpt):
 
 def test_ngram_models_stand_beside_it(gpt, monkeypatch):
     """They predict the same tokens, from counts of the training tokens."""
-    found = gpt.task.evaluate(gpt.params, "valid")["ngrams"]
+    ngrams = gpt.task.evaluate(gpt.params, "valid")["ngrams"]
     train = gpt.task.rows().train.phases[0].components[0].store
     valid = gpt.task.rows().eval["valid"].component.store
     (counted,), (tokens,) = (each.read([(0, each.meta["tokens"])]) for each in (train, valid))
-    assert found["tokens"] == len(counted)
-    added = np.bincount(counted, minlength=gpt.task.tokenizer.vocab_size) + found["unigram"]["k"]
+    assert ngrams["tokens"] == len(counted)
+    added = np.bincount(counted, minlength=gpt.task.tokenizer.vocab_size) + ngrams["unigram"]["k"]
     expected = -np.log(added / added.sum())[tokens].mean()
-    assert found["unigram"]["loss"] == pytest.approx(expected)
-    assert found["bigram"]["perplexity"] == pytest.approx(math.exp(found["bigram"]["loss"]))
-    assert found["trigram"]["loss"] < found["bigram"]["loss"] < found["unigram"]["loss"]
+    assert ngrams["unigram"]["loss"] == pytest.approx(expected)
+    assert ngrams["bigram"]["perplexity"] == pytest.approx(math.exp(ngrams["bigram"]["loss"]))
+    assert ngrams["trigram"]["loss"] < ngrams["bigram"]["loss"] < ngrams["unigram"]["loss"]
 
     monkeypatch.setattr(causal_lm, "_COUNTED", 100)
-    assert gpt.task.evaluate(gpt.params, "valid")["ngrams"]["tokens"] < found["tokens"]
+    assert gpt.task.evaluate(gpt.params, "valid")["ngrams"]["tokens"] < ngrams["tokens"]
     gone, _ = open_run(gpt.workdir, overrides={"data.train_files": None})
     assert gone.evaluate(gpt.params, "valid")["ngrams"] is None
 

@@ -157,9 +157,9 @@ def test_shared_noise_has_the_expectation_of_noise_of_each_pair():
 
 def test_a_frequent_word_stays_as_in_the_published_code():
     counts = np.array([0, 100, 9900])
-    kept = keep_probabilities(counts, 1e-3)
+    probabilities = keep_probabilities(counts, 1e-3)
     expected = [(np.sqrt(f / 1e-3) + 1) * 1e-3 / f for f in (0.01, 0.99)]
-    np.testing.assert_allclose(kept, [0, *expected])
+    np.testing.assert_allclose(probabilities, [0, *expected])
     np.testing.assert_array_equal(keep_probabilities(counts, 0), [0, 1, 1])
 
 

@@ -78,7 +78,10 @@ def blockwise(
     scale: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B Q H D"]:
-    """Attention as of `kernels.dot_product`. Each device computes its own rows and heads."""
+    """Scaled dot-product attention. Each device computes its own rows and heads.
+
+    The output equals that of `kernels.dot_product` but for padding, which attends to padding.
+    """
     platform = "tpu" if interpret else sharding.platform()
     options = Options(
         causal=mask.causal,
@@ -88,7 +91,9 @@ def blockwise(
         platform=platform,
         interpret=interpret,
     )
-    query_segments, key_segments = _segments(mask, q, k)
+    query_segments, key_segments = mask.segments(q.shape[1])
+    if key_segments is None:
+        query_segments, key_segments = (jnp.ones(x.shape[:2], jnp.int32) for x in (q, k))
     arrays = (q, k, v, query_segments, key_segments, dropout.seeds)
     heads = ("batch", "length", "heads", "head_dim")
     segments = ("batch", "length")
@@ -103,19 +108,6 @@ def blockwise(
         return _attention(options, inputs, *in_front).transpose(0, 2, 1, 3)
 
     return sharding.on_each_device(of_device, arrays, axes, heads)
-
-
-def _segments(mask: Mask, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the segments of queries (B, Q) and keys (B, K).
-
-    Queries that are padding attend to padding: their outputs are finite.
-    """
-    keys = mask.key_segments
-    if keys is None:
-        return jnp.ones(q.shape[:2], jnp.int32), jnp.ones(k.shape[:2], jnp.int32)
-    if mask.query_segments is None:
-        return jnp.ones(q.shape[:2], jnp.int32), (keys > 0).astype(jnp.int32)
-    return mask.query_segments, keys
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -137,7 +129,7 @@ def _forward(options: Options, inputs: Inputs, q, k, v):
 
 def _backward(options: Options, saved, gradient):
     inputs, q, k, v, output, normaliser = saved
-    # The mean of the gradients of a query's weights, by these weights.
+    # For each query, the sum of its weights times their gradients.
     products = gradient.astype(jnp.float32) * output.astype(jnp.float32)
     means = products.sum(axis=-1)[:, :, None]  # (B, H, 1, Q)
     of_queries = (inputs.query_segments, q, gradient, normaliser, means)

@@ -227,11 +227,7 @@ def splash(
 
     Each device computes its own rows and heads. Queries that are padding attend to padding.
     """
-    query_segments = mask.query_segments
-    key_segments = mask.key_segments
-    if key_segments is not None and query_segments is None:
-        query_segments = jnp.ones(q.shape[:2], jnp.int32)
-        key_segments = (key_segments > 0).astype(jnp.int32)
+    query_segments, key_segments = mask.segments(q.shape[1])
     scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
     arrays = (scaled, k, v, query_segments, key_segments)
     head_axes = ("batch", "length", "heads", "head_dim")
@@ -293,6 +289,6 @@ TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
     cudnn: _BY_PAIRS | {"prefix"},
-    blockwise: frozenset({"causal", "query_segments", "key_segments", "groups"}),
+    blockwise: _WITHIN_SEGMENTS - {"window"},
     causal_blocks: _BY_PAIRS | {"bias"},
 }

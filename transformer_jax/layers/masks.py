@@ -52,6 +52,18 @@ class Mask:
         is_set = {name for name in fields if getattr(self, name) is not None}
         return frozenset(is_set | ({"causal"} if self.causal else set()))
 
+    def segments(
+        self, num_queries: int
+    ) -> tuple[Int[Array, "B Q"] | None, Int[Array, "B K"] | None]:
+        """Returns segments of which each query attends to its own, or (None, None) for no segments.
+
+        Queries that are padding attend to padding, so that their outputs are finite.
+        """
+        keys = self.key_segments
+        if keys is None or self.query_segments is not None:
+            return self.query_segments, keys
+        return jnp.ones((len(keys), num_queries), jnp.int32), (keys > 0).astype(jnp.int32)
+
     def block(self, start: int, stop: int) -> "Mask":
         """Returns the mask of the queries in [start, stop) and the keys in [0, stop).
 

@@ -179,14 +179,15 @@ class RecurrentLayers(nn.Module):
         position where a text `begins`. `masks` are "begins" (B, T), "visible" (B, T, S), and the
         position "at" (B, T) in its text.
         """
-        kept = None
+        dropout_mask = None
         if train and self.dropout:
             shape = (len(self.step.cells) - 1, x.shape[1], len(x), self.d_model)
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.dropout, shape)
-            kept = jnp.moveaxis(keep / (1 - self.dropout), 0, 1).astype(x.dtype)
+            scaled = keep / (1 - self.dropout)
+            dropout_mask = jnp.moveaxis(scaled, 0, 1).astype(x.dtype)
         along = partial(jax.tree.map, lambda x: jnp.moveaxis(x, 1, 0))
         masks = dict(masks, visible=masks["visible"][:, :, None], at=masks["at"][..., None])
-        positions = ((along(self.input(x)), along(first), kept), along(masks))
+        positions = ((along(self.input(x)), along(first), dropout_mask), along(masks))
         zeros = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), first)
         (states, weights), _ = recur(
             self.step, self.weights(), self._seen(source), positions, zeros

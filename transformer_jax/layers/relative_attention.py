@@ -85,8 +85,9 @@ class RelativeAttention(Attention):
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         observe = partial(activations.named, self, "weights")
         q = q + self._vector("content_bias", q.dtype)
-        options = dict(bias=bias * scale, scale=scale, observe=observe)
-        y = kernels.dot_product(q, k, v, mask, dropout, **options)
+        y = kernels.dot_product(
+            q, k, v, mask, dropout, bias=bias * scale, scale=scale, observe=observe
+        )
         return self._merged(activations.named(self, "heads", y), x.shape[-1])
 
     def _with_memory(self, row: Float[Array, "B L M"], remembered: int) -> Float[Array, "B K M"]:

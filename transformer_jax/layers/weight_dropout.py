@@ -1,4 +1,4 @@
-"""Dropout of attention weights, as a function of the place of a weight (Vaswani et al. 2017).
+"""Dropout of attention weights, as a function of the place of a weight.
 
 Whether a weight is kept depends on a seed of its row and head, and on the numbers of its query and
 key, by integer operations alone. A kernel that never has all weights in memory computes the same

@@ -115,7 +115,8 @@ class Task(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
-    # The gradients of a batch are the sums of those of its rows, so parts of it are computed apart.
+    # Whether the gradients of a batch are sums over its rows. Parts of the batch are then computed
+    # separately, and their gradients added.
     sums_over_rows: bool = True
     evaluates_rows: bool = True  # the mean loss of `Rows.eval` is measured, where there are such
     # config.model is that of the run in config.init_from, with the keys that the config changes

@@ -30,7 +30,7 @@ class WordVectorsTask(WordTask):
     does.
     """
 
-    # The vectors of a block are those after the blocks before it, of all rows.
+    # A block reads vectors that earlier blocks of all rows have updated.
     sums_over_rows: ClassVar[bool] = False
 
     # skip_gram: a word predicts each word of its window; cbow: the mean of the window predicts it

@@ -163,7 +163,9 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         microbatches = (jnp.arange(count), batch, _divided(state.carry, count))
         totals, carry = _summed(of_rows, microbatches)
         carry = _joined(carry)
-    return jax.tree.map(lambda x: x.sum(axis=0), totals) if groups > 1 else totals, carry
+    if groups > 1:
+        totals = jax.tree.map(lambda x: x.sum(axis=0), totals)
+    return totals, carry
 
 
 def _divided(tree, *counts: int):

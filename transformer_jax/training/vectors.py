@@ -12,7 +12,8 @@ from transformer_jax.training import optimizer, origin
 def check(task, program, *, is_new: bool) -> None:
     """Raises UserError where the embeddings and a file that the config names do not fit.
 
-    For a new run, it reads the whole file: a damaged one leaves no half-made run.
+    For a new run, it reads the whole file, so that a damaged one is refused before the workdir is
+    made.
     """
     train = task.config.train
     if not (train.init_vectors or train.freeze_vectors):

@@ -12,7 +12,7 @@ from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 # begins a sentence; here the end of a text also begins the next.
 _TEXT_END, _WORD_BEGIN, _WORD_END, _PADDING = 257, 258, 259, 260
 Unit = tuple[int, ...]
-_CACHED_WORDS = 2**17
+_CACHED_WORDS = 2**17  # words whose characters are kept, the latest ones
 
 
 class Spelled(Tokenizer):
