@@ -179,6 +179,21 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
         traced = jax.jit(program).trace(*arguments, mask)
         lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert f"__cudnn$fmha{kind}" in lowered and f"__cudnn$fmha{kind}Backward" in lowered
+        # It skips what the causal mask hides, also where there are other conditions.
+        skips = mask.causal and mask.prefix is None
+        assert ("\\22mask_type\\22: \\22CAUSAL\\22" in lowered) == skips
+
+
+@pytest.mark.parametrize("name", taken_by(kernels.cudnn))
+def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
+    """The arguments of `jax.nn.dot_product_attention`, computed without cuDNN."""
+    attention = jax.nn.dot_product_attention
+
+    def without_cudnn(*arrays, implementation, **options):
+        return attention(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    assert_equals_plain(kernels.cudnn, arrays(256, 256), make_mask(name), 1e-4)
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and TEST_PLATFORM=cuda")

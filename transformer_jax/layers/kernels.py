@@ -195,18 +195,18 @@ def cudnn(
     bias: None = None,
     scale: float | None = None,
 ) -> Queries:
-    """cuDNN's flash attention, bfloat16.
+    """cuDNN's flash attention, bfloat16. It skips the tiles that a causal mask hides.
 
     Attention that is full or causal, without other conditions, needs no mask in memory.
     """
-    needs_mask = bool(mask.conditions() - {"causal"})
-    visible = mask.dense(q.shape[1], k.shape[1]) if needs_mask else None
+    is_causal = mask.causal and mask.prefix is None
+    others = mask.replace(causal=False) if is_causal else mask
+    visible = others.dense(q.shape[1], k.shape[1])
     if visible is not None:
         # cuDNN does not broadcast a mask over the queries. Under a vmap, it does not broadcast one
         # over the heads either.
         heads = q.shape[2] if sharding.in_group() else visible.shape[1]
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
-    is_causal = mask.causal and not needs_mask
     return jax.nn.dot_product_attention(
         q, k, v, mask=visible, is_causal=is_causal, scale=scale, implementation="cudnn"
     )
