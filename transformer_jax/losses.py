@@ -13,8 +13,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped
 from transformer_jax.distributed import sharding
 
 # The largest number of float32 logits that a device holds at a time. On a CPU they stay in its
-# cache (8 MB). On accelerators (256 MB) larger chunks need fewer sums of the table's gradient.
-CHUNK_LOGITS = {"cpu": 2**21}
+# cache (8 MB). On accelerators (256 MB) larger chunks need fewer sums of the table's gradient, most
+# of all on a GPU (1 GB): its compiler writes the gradient of a chunk before it is added.
+CHUNK_LOGITS = {"cpu": 2**21, "gpu": 2**28}
 CHUNK_LOGITS_DEFAULT = 2**26
 # The smallest number of positions in a chunk: each chunk adds to the whole gradient of the table.
 CHUNK_TOKENS = 256

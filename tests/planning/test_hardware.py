@@ -13,6 +13,7 @@ import re
 import pytest
 
 from transformer_jax import config as configs
+from transformer_jax.distributed import sharding
 from transformer_jax.planning import estimate, hlo, shardings, topology
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.program import Program
@@ -160,3 +161,46 @@ def test_rematerialisation_saves_memory(name):
         for remat in ("none", "full")
     }
     assert sizes["full"] < 0.9 * sizes["none"]
+
+
+@functools.cache
+def decoding_texts(name: str, config: str, *overrides: str) -> list[str]:
+    """Returns the programs that write texts during an evaluation."""
+    _, task, made = program(name, config, *overrides)
+    with sharding.use(made.mesh, made.table):
+        programs = task.evaluation_programs(made.state.params)
+        lowered = [each.lowered for each in programs.values()]
+        platform = "gpu" if name == GPU else "tpu"
+        return [estimate.compile_lowered(each, platform).as_text() for each in lowered]
+
+
+def made_in_loops(program_text: str):
+    """Yields for each loop the shapes that it carries, and (operation, shape) of what it makes."""
+    for body in set(re.findall(r"body=%([\w.\-]+)", program_text)):
+        lines = program_text.split(f"\n%{body} (", 1)[1].split("\n}", 1)[0].splitlines()
+        made = (re.match(r"\s+%([\w.\-]+) = (\w+\[[\d,]*\])\S* ([\w\-]+)\(", x) for x in lines)
+        yield (
+            re.findall(r"\w+\[[\d,]*\]", lines[0].split(" -> ")[0]),
+            [(f"{each[3]} {each[1]}", each[2]) for each in made if each],
+        )
+
+
+@pytest.mark.parametrize("name", [GPU, TPU])
+@pytest.mark.parametrize(
+    "config", [(*GPT, "task.sample_tokens=64"), BIG], ids=["gpt2", "transformer-big"]
+)
+def test_decoding_copies_no_cache(config, name):
+    """A loop over tokens makes no array of a cache's size, except by updates in place."""
+    in_place = re.compile("get-tuple-element|bitcast|dynamic.update.slice|scatter")
+    loops = [loop for each in decoding_texts(name, *config) for loop in made_in_loops(each)]
+    assert loops
+    for carried, made in loops:
+        # (B, H, _, _): keys and values have four dimensions, and no other array of bfloat16.
+        caches = {size(shape) for shape in carried if re.fullmatch(r"bf16\[(\d+,){3}\d+\]", shape)}
+        assert caches
+        copies = [
+            (operation, shape)
+            for operation, shape in made
+            if shape.startswith("bf16") and size(shape) in caches and not in_place.search(operation)
+        ]
+        assert not copies
