@@ -11,7 +11,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import Mesh
 
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import kernels
+from transformer_jax.layers import kernels, weight_dropout
 from transformer_jax.layers.masks import Mask
 
 
@@ -30,7 +30,7 @@ def segments(length, count=3):
     return ids.at[0, -7:].set(0)
 
 
-def assert_equals_plain(kernel, arrays, mask, tolerance, **options):
+def assert_equals_plain(kernel, arrays, mask, tolerance, plain=kernels.dot_product, **options):
     """Asserts equal outputs and gradients, except for queries that are padding."""
     q, _, _ = arrays
     filled = jnp.ones(q.shape[:2]) if mask.query_segments is None else mask.query_segments > 0
@@ -42,7 +42,7 @@ def assert_equals_plain(kernel, arrays, mask, tolerance, **options):
 
         return jax.tree.leaves(jax.value_and_grad(total)(arrays))
 
-    expected = value_and_gradients(kernels.dot_product)
+    expected = value_and_gradients(plain)
     for x, y in zip(value_and_gradients(kernel), expected):
         x = np.asarray(x, np.float32)
         y = np.asarray(y, np.float32)
@@ -99,6 +99,24 @@ def test_splash_takes_grouped_heads_and_a_scale():
     kernel = functools.partial(kernels.splash, interpret=True)
     grouped = arrays(128, 128, kv_heads=1)
     assert_equals_plain(kernel, grouped, make_mask("packed", 128), 2e-3, scale=0.5)
+
+
+@pytest.mark.parametrize("name", ["local", "two_sided", "one_window"])
+def test_windowed_equals_the_plain_kernel(name):
+    """The length is no multiple of a block. Both windows of a stack take their branch."""
+    if name == "one_window":
+        masks = [
+            Mask(causal=True, window=jnp.int32(150), windows=(150,), key_segments=segments(301))
+        ]
+    else:
+        mask = make_mask(name, 301)
+        masks = [mask, mask.replace(window=jnp.int32(2**30))]
+    for mask in masks:
+        dropout = weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2)
+        for options in (dict(), dict(scale=0.5, dropout=dropout)):
+            kernel = functools.partial(kernels.windowed, **options)
+            plain = functools.partial(kernels.dot_product, **options)
+            assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -174,7 +192,7 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
         return jax.vmap(of_group, (0, *axes), spmd_axis_name="data")(jnp.arange(2), *split)
 
     mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1, sequence=1), jax.devices()[:1])
-    kind = "Softmax" if name in ("all", "causal") else "ScaleBiasSoftmax"
+    kind = "Softmax" if name in ("all", "causal", "local") else "ScaleBiasSoftmax"
     for program in (gradients, of_groups):
         traced = jax.jit(program).trace(*arguments, mask)
         lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -251,7 +269,7 @@ def test_dropout_takes_a_kernel_that_applies_it(pick):
     assert pick("gpu", dropout=True, head_dim=64) is kernels.blockwise
     assert pick("gpu", dropout=True, head_dim=64, capability="7.5") is kernels.causal_blocks
     assert pick("tpu", dropout=True, length=200) is kernels.causal_blocks
-    assert pick("tpu", make_mask("local"), dropout=True) is kernels.causal_blocks
+    assert pick("tpu", make_mask("local"), dropout=True) is kernels.windowed
 
 
 def test_a_split_length_takes_ring_attention(pick, monkeypatch):

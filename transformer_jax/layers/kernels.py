@@ -12,25 +12,19 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import blockwise_attention
+from transformer_jax.layers import blockwise_attention, window_attention
 from transformer_jax.layers.blockwise_attention import blockwise
+from transformer_jax.layers.dot_product import Bias, Keys, Queries, causal_blocks, dot_product
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.ring_attention import ring
-from transformer_jax.layers.weight_dropout import WeightDropout
+from transformer_jax.layers.window_attention import windowed
 
-# The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks.
-# Each block is compiled separately.
-_MIN_QUERY_BLOCK = 64
-_MAX_QUERY_BLOCKS = 8
+# The largest number of queries that the plain kernel serves best.
+_SHORT = 64
 # Tile sizes of the TPU kernel. It takes the largest one that divides both lengths.
 _TPU_TILES = (512, 256, 128)
-
-Queries = Float[Array, "B Q H D"]
-Keys = Float[Array, "B K G D"]
-Bias = Float[Array, "#B H #Q K"]
 
 
 def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
@@ -38,22 +32,28 @@ def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = 
 
     A length that is split over devices takes `ring`, other lengths take a fused kernel: splash on a
     TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU, and on both `blockwise` where there is
-    `dropout` of the attention weights. None of these writes out all scores. On a CPU, causal
-    attention takes `causal_blocks`. Decoding and short rows take `dot_product`, and so does all
-    that no other kernel TAKES: it writes out all scores, also those of a split length.
+    `dropout` of the attention weights. None of these writes out all scores. A window takes
+    `windowed`, except where splash or cuDNN have one. On a CPU, causal attention takes
+    `causal_blocks`. Decoding and short rows take `dot_product`, and so does all that no other
+    kernel TAKES: it writes out all scores, also those of a split length.
     """
     asked = mask.conditions()
     asked |= {"bias"} if bias is not None else set()
     asked |= {"groups"} if q.shape[2] != k.shape[2] else set()
-    if q.shape[1] <= _MIN_QUERY_BLOCK:
+    if q.shape[1] <= _SHORT:
         return dot_product
     if sharding.parts("length") > 1 and not dropout:
         return ring if asked <= TAKES[ring] and _ring_supports(q, k) else dot_product
     platform = sharding.platform()
     if platform == "tpu" and not dropout and asked <= TAKES[splash] and _splash_supports(q, k):
         return splash
-    if platform == "gpu" and not dropout and asked <= TAKES[cudnn] and _cudnn_supports(q, k):
+    is_windowed = asked <= TAKES[windowed] and window_attention.pays(mask, q.shape[1])
+    is_windowed = is_windowed and sharding.parts("length") == 1 and q.shape[1] == k.shape[1]
+    fits_cudnn = platform == "gpu" and not dropout and _cudnn_supports(q, k)
+    if fits_cudnn and asked <= (_CUDNN_WINDOW if is_windowed else TAKES[cudnn]):
         return cudnn
+    if is_windowed:
+        return windowed
     if dropout and asked <= TAKES[blockwise] and _blockwise_supports(q, k):
         return blockwise
     return causal_blocks if mask.causal and asked <= TAKES[causal_blocks] else dot_product
@@ -94,97 +94,6 @@ def _blockwise_supports(q: jax.Array, k: jax.Array) -> bool:
     return is_whole and blockwise_attention.supports(q, k)
 
 
-def dot_product(
-    q: Queries,
-    k: Keys,
-    v: Keys,
-    mask: Mask,
-    dropout: WeightDropout | None = None,
-    *,
-    bias: Bias | None = None,
-    scale: float | None = None,
-    first_query: int = 0,
-    observe: Callable | None = None,
-) -> Queries:
-    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32.
-
-    The queries have the numbers from `first_query` on, for the dropout. `observe` takes and returns
-    the weights before dropout.
-    """
-    weights = attention_weights(q, k, mask, bias=bias, scale=scale)
-    if observe is not None:
-        weights = observe(weights)
-    if dropout is not None:
-        weights = dropout(weights, first_query)
-    weights = weights.astype(v.dtype)
-    batch, heads, queries, keys = weights.shape
-    # The heads that share a head of the values are further queries of that head.
-    weights = weights.reshape(batch, v.shape[2], -1, keys)
-    # Heads in front of queries: for "bqhd" XLA transposes the product, and beam search takes five
-    # times as long on a CPU.
-    y = jnp.einsum("bhqk,bkhd->bhqd", weights, v)
-    return y.reshape(batch, heads, queries, v.shape[3]).swapaxes(1, 2)
-
-
-def attention_weights(
-    q: Queries,
-    k: Keys,
-    mask: Mask,
-    *,
-    bias: Bias | None = None,
-    scale: float | None = None,
-) -> Float[Array, "B H Q K"]:
-    """Returns softmax(q k^T scale + bias) over the keys that the mask shows, float32."""
-    batch, queries, heads, head_dim = q.shape
-    scaled = q / math.sqrt(head_dim) if scale is None else q * scale
-    if heads != k.shape[2]:
-        # The heads that share a head of the keys become further queries of that head.
-        groups = scaled.reshape(batch, queries, k.shape[2], -1, head_dim)
-        scaled = groups.transpose(0, 3, 1, 2, 4).reshape(batch, -1, k.shape[2], head_dim)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", scaled, k, preferred_element_type=jnp.float32)
-    scores = scores.reshape(batch, heads, queries, k.shape[1])
-    if bias is not None:
-        scores = scores + bias
-    visible = mask.dense(queries, k.shape[1])
-    if visible is not None:
-        scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1)
-
-
-def causal_blocks(
-    q: Queries,
-    k: Keys,
-    v: Keys,
-    mask: Mask,
-    dropout: WeightDropout | None = None,
-    *,
-    bias: Bias | None = None,
-    scale: float | None = None,
-) -> Queries:
-    """Causal self-attention by blocks of queries. A block reads the keys up to its own end only.
-
-    This saves almost half of the work. Forward and backward at lengths 128, 256 and 1024 on two CPU
-    cores: 9 -> 4, 40 -> 15, 594 -> 330 ms (8 rows, 6 heads of 64).
-    """
-    length = q.shape[1]
-    size = max(_MIN_QUERY_BLOCK, -(-length // _MAX_QUERY_BLOCKS))
-    bounds = [*range(0, length, size), length]
-    blocks = [
-        dot_product(
-            q[:, start:stop],
-            k[:, :stop],
-            v[:, :stop],
-            mask.block(start, stop),
-            dropout,
-            bias=None if bias is None else bias[:, :, start:stop, :stop],
-            scale=scale,
-            first_query=start,
-        )
-        for start, stop in zip(bounds, bounds[1:])
-    ]
-    return jnp.concatenate(blocks, axis=1)
-
-
 def cudnn(
     q: Queries,
     k: Keys,
@@ -199,6 +108,8 @@ def cudnn(
 
     Attention that is full or causal, without other conditions, needs no mask in memory.
     """
+    if "window" in mask.conditions() <= _CUDNN_WINDOW:
+        return mask.by_window(functools.partial(_cudnn_window, q, k, v, scale=scale))
     is_causal = mask.causal and mask.prefix is None
     others = mask.replace(causal=False) if is_causal else mask
     visible = others.dense(q.shape[1], k.shape[1])
@@ -209,6 +120,19 @@ def cudnn(
         visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
     return jax.nn.dot_product_attention(
         q, k, v, mask=visible, is_causal=is_causal, scale=scale, implementation="cudnn"
+    )
+
+
+def _cudnn_window(q, k, v, window: int, *, scale) -> Queries:
+    reach = (window - 1, 0) if window < k.shape[1] else None
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        is_causal=True,
+        local_window_size=reach,
+        scale=scale,
+        implementation="cudnn",
     )
 
 
@@ -234,16 +158,11 @@ def splash(
     segment_axes = None if key_segments is None else ("batch", "length")
     axes = (head_axes, head_axes, head_axes, segment_axes, segment_axes)
 
-    def with_window(window, arrays):
+    def within(window: int | None) -> Queries:
         kernel = functools.partial(_splash, causal=mask.causal, window=window, interpret=interpret)
         return sharding.on_each_device(kernel, arrays, axes, head_axes)
 
-    if mask.window is None:
-        return with_window(None, arrays)
-    # The window is compiled into the kernel: one branch for each window of the stack's layers.
-    branches = [functools.partial(with_window, window) for window in mask.windows]
-    branch = jnp.searchsorted(jnp.array(mask.windows), mask.window)
-    return jax.lax.switch(branch, branches, arrays)
+    return mask.by_window(within)
 
 
 def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret) -> jax.Array:
@@ -284,10 +203,13 @@ def _tpu_tile(q: jax.Array, k: jax.Array) -> int | None:
 
 _WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segments", "groups"})
 _BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", "key_ranks"}
+# Without other conditions, cuDNN's kernel has a window.
+_CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
 # The fields of a mask and the options that each kernel takes. `dot_product` takes all.
 TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
+    windowed: _WITHIN_SEGMENTS,
     cudnn: _BY_PAIRS | {"prefix"},
     blockwise: _WITHIN_SEGMENTS - {"window"},
     causal_blocks: _BY_PAIRS | {"bias"},

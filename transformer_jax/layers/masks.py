@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
@@ -51,6 +53,18 @@ class Mask:
         fields = {field.name for field in dataclasses.fields(self)} - {"causal", "windows"}
         is_set = {name for name in fields if getattr(self, name) is not None}
         return frozenset(is_set | ({"causal"} if self.causal else set()))
+
+    def by_window(self, function: Callable[[int | None], Array]) -> Array:
+        """Returns function(window) of the window as a number, for kernels that compile it in.
+
+        A layer of a stack has one of `windows`: all are compiled, and one runs.
+        """
+        if len(self.windows) == 1:
+            return function(self.windows[0])
+        if self.window is None or isinstance(self.window, int):
+            return function(self.window)
+        branches = [functools.partial(function, window) for window in self.windows]
+        return jax.lax.switch(jnp.searchsorted(jnp.array(self.windows), self.window), branches)
 
     def segments(
         self, num_queries: int

@@ -8,7 +8,7 @@ mask block by block, in the forward and in the backward pass, on any mesh.
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
 
 from transformer_jax.distributed import sharding
 
@@ -21,14 +21,16 @@ class WeightDropout:
     rate: float = struct.field(pytree_node=False)
 
     def __call__(
-        self, weights: Float[Array, "B H Q K"], first_query: int = 0
+        self,
+        weights: Float[Array, "B H Q K"],
+        first_query: Int[ArrayLike, ""] = 0,
+        first_key: Int[ArrayLike, ""] = 0,
     ) -> Float[Array, "B H Q K"]:
-        """Returns the weights of the queries from number `first_query` on, after dropout."""
+        """Returns the weights of the queries and keys from these numbers on, after dropout."""
         queries = first_query + jnp.arange(weights.shape[2])[:, None]
+        keys = first_key + jnp.arange(weights.shape[3])
         seeds = self.seeds[:, :, None, None]
-        keep = is_kept(
-            (seeds[..., 0], seeds[..., 1]), queries, jnp.arange(weights.shape[3]), self.rate
-        )
+        keep = is_kept((seeds[..., 0], seeds[..., 1]), queries, keys, self.rate)
         return jnp.where(keep, weights / (1 - self.rate), 0.0)
 
 

@@ -1,0 +1,112 @@
+"""Attention that writes out scores: all at once, or by blocks of queries of a causal row."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.weight_dropout import WeightDropout
+
+# The smallest number of queries in a block of `causal_blocks`, and the largest number of blocks.
+# Each block is compiled separately.
+_MIN_QUERY_BLOCK = 64
+_MAX_QUERY_BLOCKS = 8
+
+Queries = Float[Array, "B Q H D"]
+Keys = Float[Array, "B K G D"]
+Bias = Float[Array, "#B H #Q K"]
+
+
+def dot_product(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: WeightDropout | None = None,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+    first_query: Int[ArrayLike, ""] = 0,
+    first_key: Int[ArrayLike, ""] = 0,
+    observe: Callable | None = None,
+) -> Queries:
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32.
+
+    For the dropout, queries and keys have the numbers from `first_query` and `first_key` on.
+    `observe` takes and returns the weights before dropout.
+    """
+    weights = attention_weights(q, k, mask, bias=bias, scale=scale)
+    if observe is not None:
+        weights = observe(weights)
+    if dropout is not None:
+        weights = dropout(weights, first_query, first_key)
+    weights = weights.astype(v.dtype)
+    batch, heads, queries, keys = weights.shape
+    # The heads that share a head of the values are further queries of that head.
+    weights = weights.reshape(batch, v.shape[2], -1, keys)
+    # Heads in front of queries: for "bqhd" XLA transposes the product, and beam search takes five
+    # times as long on a CPU.
+    y = jnp.einsum("bhqk,bkhd->bhqd", weights, v)
+    return y.reshape(batch, heads, queries, v.shape[3]).swapaxes(1, 2)
+
+
+def attention_weights(
+    q: Queries,
+    k: Keys,
+    mask: Mask,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+) -> Float[Array, "B H Q K"]:
+    """Returns softmax(q k^T scale + bias) over the keys that the mask shows, float32."""
+    batch, queries, heads, head_dim = q.shape
+    scaled = q / math.sqrt(head_dim) if scale is None else q * scale
+    if heads != k.shape[2]:
+        # The heads that share a head of the keys become further queries of that head.
+        groups = scaled.reshape(batch, queries, k.shape[2], -1, head_dim)
+        scaled = groups.transpose(0, 3, 1, 2, 4).reshape(batch, -1, k.shape[2], head_dim)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", scaled, k, preferred_element_type=jnp.float32)
+    scores = scores.reshape(batch, heads, queries, k.shape[1])
+    if bias is not None:
+        scores = scores + bias
+    visible = mask.dense(queries, k.shape[1])
+    if visible is not None:
+        scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def causal_blocks(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: WeightDropout | None = None,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+) -> Queries:
+    """Causal self-attention by blocks of queries. A block reads the keys up to its own end only.
+
+    This saves almost half of the work. Forward and backward at lengths 128, 256 and 1024 on two CPU
+    cores: 9 -> 4, 40 -> 15, 594 -> 330 ms (8 rows, 6 heads of 64).
+    """
+    length = q.shape[1]
+    size = max(_MIN_QUERY_BLOCK, -(-length // _MAX_QUERY_BLOCKS))
+    bounds = [*range(0, length, size), length]
+    blocks = [
+        dot_product(
+            q[:, start:stop],
+            k[:, :stop],
+            v[:, :stop],
+            mask.block(start, stop),
+            dropout,
+            bias=None if bias is None else bias[:, :, start:stop, :stop],
+            scale=scale,
+            first_query=start,
+        )
+        for start, stop in zip(bounds, bounds[1:])
+    ]
+    return jnp.concatenate(blocks, axis=1)
