@@ -45,7 +45,8 @@ ELECTRA_PARAMETERS = {
     "base": (109_483_009, 33_740_602),
     "large": (335_142_913, 51_295_290),
 }
-# Those of transformers' AlbertForPreTraining and RobertaForMaskedLM with the published configs.
+# Those of transformers' AlbertForPreTraining, RobertaForMaskedLM and LongformerForMaskedLM with the
+# published configs.
 PARAMETERS = {
     "albert/base.py": 11_813_810,
     "albert/large.py": 17_847_474,
@@ -53,6 +54,7 @@ PARAMETERS = {
     "albert/xxlarge.py": 223_158_450,
     "roberta/base.py": 124_697_433,
     "roberta/large.py": 355_412_057,
+    "longformer/base.py": 148_711_257,
 }
 
 

@@ -119,6 +119,23 @@ def test_windowed_equals_the_plain_kernel(name):
             assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
 
 
+def test_windowed_shows_global_positions_to_all_queries():
+    ids = segments(301)
+    positions = jnp.array([[0, 40, 170, -1], [300, -1, -1, 20]])
+    is_global = (positions[..., None] == jnp.arange(301)).any(axis=1)
+    window = dict(window=jnp.int32(20), windows=(20,))
+    mask = Mask(query_segments=ids, key_segments=ids, **window)
+    options = dict(dropout=weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2))
+
+    def plain(*arrays, **options):
+        q, k, v, mask = arrays
+        return kernels.dot_product(q, k, v, mask.replace(global_keys=is_global), **options)
+
+    kernel = functools.partial(kernels.windowed, global_positions=positions, **options)
+    plain = functools.partial(plain, **options)
+    assert_equals_plain(kernel, arrays(301, 301), mask, 1e-5, plain=plain)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("name", ["causal", "global", "ranks_causal"])
 def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads):

@@ -16,7 +16,7 @@ _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
 # Modules of these packages that define no family, task or source.
 _SHARED = (
     *("task", "base", "masked_texts", "pairs", "word_task", "descent", "negative_sampling"),
-    *("model", "capabilities", "attending", "causal", "cloze", "decoding", "reading"),
+    *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
 )
 
 

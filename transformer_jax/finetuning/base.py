@@ -51,7 +51,7 @@ class FineTuning(Definition, Task):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.encoder = Encoder(self.model, self.source_only)
+        self.encoder = Encoder(self.model, self.source_only, self.num_global)
         checks.check(self)
         # Where the mesh splits rows, only their full length is known to be divisible.
         axes = sharding.rules(self.config.mesh)["length"]

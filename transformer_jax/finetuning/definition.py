@@ -22,6 +22,11 @@ class Definition(abc.ABC):
     empty_details = {}  # the details of a prediction for an empty line
     long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; default first
 
+    @property
+    def num_global(self) -> int:
+        """The first tokens of a row that are global, in a model that has such: [CLS], or none."""
+        return int(self.summarises)
+
     @abc.abstractmethod
     def read(self, split: str):
         """Returns the records of a split, re-iterable and with a fingerprint().

@@ -44,10 +44,13 @@ class Encoder:
     and its decoder read the same row, the decoder behind the tokenizer's `start_id`. The states are
     the decoder's; the summary is that of the last </s>. With `source_only`, its encoder alone reads
     the row.
+
+    The first `num_global` tokens of [CLS] A are global where the model has such.
     """
 
     model: Any  # the Linen module
     source_only: bool = False
+    num_global: int = 0
 
     @property
     def bidirectional(self) -> bool:
@@ -58,11 +61,20 @@ class Encoder:
     def arrays(self) -> tuple[str, ...]:
         """The names of a row's arrays, int32 each."""
         second = "decoder_tokens" if self._decodes else "token_types"
-        return ("tokens", second, "segment_ids")
+        arrays = ("tokens", second, "segment_ids")
+        return (*arrays, "global_positions") if self._has_global else arrays
+
+    @property
+    def _has_global(self) -> bool:
+        return self.num_global > 0 and "global" in self.model.can
 
     def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of a row's arrays, for rows of `length` units."""
-        return dict.fromkeys(self.arrays, (length,)) | {"tokens": (length, *self.model.unit_shape)}
+        shapes = {
+            "tokens": (length, *self.model.unit_shape),
+            "global_positions": (self.num_global,),
+        }
+        return {name: shapes.get(name, (length,)) for name in self.arrays}
 
     @property
     def stack(self) -> str:
@@ -115,7 +127,12 @@ class Encoder:
             if self.model.cls_last:
                 other[-1] = 2  # the type of neither text
         arrays = (ids, other, np.ones(len(ids)))
-        return {name: padded(array, length) for name, array in zip(self.arrays, arrays)}
+        row = {name: padded(array, length) for name, array in zip(self.arrays, arrays)}
+        if self._has_global:
+            places = np.arange(self.num_global, dtype=np.int32)
+            is_global = places < len(marks.begin) + len(first)
+            row["global_positions"] = np.where(is_global, places, np.int32(-1))
+        return row
 
     def init(self, rng, summary: bool, language_model: bool = False) -> dict:
         """Returns the parameters that are used, without other heads of pre-training."""
@@ -145,6 +162,8 @@ class Encoder:
             options = dict(source_segment_ids=segment_ids, target_segment_ids=segment_ids)
         else:
             options = dict(segment_ids=segment_ids, token_types=batch["token_types"])
+            if self._has_global:
+                options["global_positions"] = batch["global_positions"]
         return self.model.apply(
             {"params": params},
             *tokens,

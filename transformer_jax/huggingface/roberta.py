@@ -12,7 +12,7 @@ from transformer_jax.huggingface.tensors import linear, norm
 from transformer_jax.models.roberta import RoBERTa
 
 _POSITIONS = "max_position_embeddings"
-_KEYS = bert.KEYS.changed(
+KEYS = bert.KEYS.changed(
     allowed={
         "type_vocab_size": (1,),
         # The first position is the one behind it.
@@ -21,15 +21,15 @@ _KEYS = bert.KEYS.changed(
 )
 
 _ENCODER = bert.encoder("roberta")
-_MASKED_LM = {
+MASKED_LM = {
     **linear("lm_head.dense", "mlm_transform"),
     **norm("lm_head.layer_norm", "mlm_norm"),
     "lm_head.bias": ("same", "mlm_bias/bias"),
 }
-_CLASSIFIER = linear("classifier.dense", "pooler") | linear("classifier.out_proj", "head/out")
-_CHOICE = linear("roberta.pooler.dense", "pooler") | linear("classifier", "head/out")
-_TAGS = linear("classifier", "head/out")
-_SPAN = linear("qa_outputs", "head/out")
+CLASSIFIER = linear("classifier.dense", "pooler") | linear("classifier.out_proj", "head/out")
+CHOICE = linear("roberta.pooler.dense", "pooler") | linear("classifier", "head/out")
+TAGS = linear("classifier", "head/out")
+SPAN = linear("qa_outputs", "head/out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ class PreTraining(Family):
         # The numbers 0, 1, 2, ...
         "embeddings.position_ids",
         # Published checkpoints have a pooler, even where the table lacks it.
-        "roberta.pooler.dense.weight",
-        "roberta.pooler.dense.bias",
+        "pooler.dense.weight",
+        "pooler.dense.bias",
     )
 
     def matches(self, config):
@@ -84,13 +84,13 @@ class FineTuned(heads.FineTuned, PreTraining):
 
 
 def _fine_tuned(architecture: str, head: dict, task: str) -> FineTuned:
-    return FineTuned(architecture, "roberta", _KEYS, _ENCODER | head, task)
+    return FineTuned(architecture, "roberta", KEYS, _ENCODER | head, task)
 
 
 FAMILIES = [
-    PreTraining("RobertaForMaskedLM", "roberta", _KEYS, _ENCODER | _MASKED_LM, "masked_lm"),
-    _fine_tuned("RobertaForSequenceClassification", _CLASSIFIER, "classification"),
-    _fine_tuned("RobertaForMultipleChoice", _CHOICE, "choice"),
-    _fine_tuned("RobertaForTokenClassification", _TAGS, "tagging"),
-    _fine_tuned("RobertaForQuestionAnswering", _SPAN, "span"),
+    PreTraining("RobertaForMaskedLM", "roberta", KEYS, _ENCODER | MASKED_LM, "masked_lm"),
+    _fine_tuned("RobertaForSequenceClassification", CLASSIFIER, "classification"),
+    _fine_tuned("RobertaForMultipleChoice", CHOICE, "choice"),
+    _fine_tuned("RobertaForTokenClassification", TAGS, "tagging"),
+    _fine_tuned("RobertaForQuestionAnswering", SPAN, "span"),
 ]

@@ -30,19 +30,19 @@ def dot_product(
     bias: Bias | None = None,
     scale: float | None = None,
     first_query: Int[ArrayLike, ""] = 0,
-    first_key: Int[ArrayLike, ""] = 0,
+    key_numbers: Int[Array, "#B K"] | None = None,
     observe: Callable | None = None,
 ) -> Queries:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32.
 
-    For the dropout, queries and keys have the numbers from `first_query` and `first_key` on.
-    `observe` takes and returns the weights before dropout.
+    For the dropout, the queries have the numbers from `first_query` on, and the keys by default
+    those of their places. `observe` takes and returns the weights before dropout.
     """
     weights = attention_weights(q, k, mask, bias=bias, scale=scale)
     if observe is not None:
         weights = observe(weights)
     if dropout is not None:
-        weights = dropout(weights, first_query, first_key)
+        weights = dropout(weights, first_query, key_numbers)
     weights = weights.astype(v.dtype)
     batch, heads, queries, keys = weights.shape
     # The heads that share a head of the values are further queries of that head.

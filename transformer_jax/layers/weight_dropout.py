@@ -24,11 +24,15 @@ class WeightDropout:
         self,
         weights: Float[Array, "B H Q K"],
         first_query: Int[ArrayLike, ""] = 0,
-        first_key: Int[ArrayLike, ""] = 0,
+        keys: Int[Array, "#B K"] | None = None,
     ) -> Float[Array, "B H Q K"]:
-        """Returns the weights of the queries and keys from these numbers on, after dropout."""
+        """Returns the weights after dropout.
+
+        The queries have the numbers from `first_query` on. `keys` are those of the keys, by default
+        their places.
+        """
         queries = first_query + jnp.arange(weights.shape[2])[:, None]
-        keys = first_key + jnp.arange(weights.shape[3])
+        keys = jnp.arange(weights.shape[3]) if keys is None else keys[:, None, None, :]
         seeds = self.seeds[:, :, None, None]
         keep = is_kept((seeds[..., 0], seeds[..., 1]), queries, keys, self.rate)
         return jnp.where(keep, weights / (1 - self.rate), 0.0)

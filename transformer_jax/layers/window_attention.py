@@ -1,11 +1,13 @@
 """Attention within a window, in time and memory that grow linearly with the length.
 
-Beltagy et al. 2020, section 3.1: a query attends to the keys at a distance below the window.
+Beltagy et al. 2020, section 3.1: a query attends to the keys at a distance below the window. Global
+keys are seen from everywhere.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+from flax import struct
+from jaxtyping import Array, Int, Shaped
 
 from transformer_jax.layers.dot_product import Keys, Queries, causal_blocks, dot_product
 from transformer_jax.layers.masks import Mask
@@ -30,48 +32,91 @@ def windowed(
     *,
     bias: None = None,
     scale: float | None = None,
+    global_positions: Int[Array, "B N"] | None = None,
 ) -> Queries:
     """Self-attention within a window, by blocks of queries.
 
     A block as long as the window reads its own keys and those within the window beside them. The
     backward pass computes the scores of a block again: those of one block alone are in memory.
+
+    All queries also see the keys at `global_positions`; -1 stands for none. The mask must not be
+    causal then.
     """
 
-    def within(window: int) -> Queries:
-        if window >= q.shape[1]:
+    def within(window: int | None) -> Queries:
+        if window is None or window >= q.shape[1]:
             full = causal_blocks if mask.causal else dot_product
             return full(q, k, v, mask.replace(window=None), dropout, scale=scale)
-        return _by_blocks(q, k, v, mask.replace(window=window), dropout, scale=scale)
+        arrays = _Arrays.of(q, k, v, mask, global_positions)
+        return _by_blocks(arrays, mask.replace(window=window), dropout, scale)
 
     return mask.by_window(within)
 
 
-def _by_blocks(q, k, v, mask: Mask, dropout, *, scale) -> Queries:
-    batch, length = q.shape[:2]
+@struct.dataclass
+class _Arrays:
+    """Queries, and the keys of windows and of global positions with their segments; 0 is none."""
+
+    queries: Queries
+    query_segments: Int[Array, "B Q"] | None
+    keys: tuple[Keys, Keys, Int[Array, "B K"]]  # with values and segments
+    global_keys: tuple[Keys, Keys, Int[Array, "B N"]] | None
+    global_positions: Int[Array, "B N"] | None
+
+    @classmethod
+    def of(cls, q, k, v, mask: Mask, positions) -> "_Arrays":
+        batch, length = q.shape[:2]
+        segments = jnp.ones((batch, length), jnp.int32)
+        if mask.key_segments is not None:
+            segments = jnp.asarray(mask.key_segments)
+        query_segments = mask.query_segments
+        query_segments = None if query_segments is None else jnp.asarray(query_segments)
+        if positions is None:
+            return cls(q, query_segments, (k, v, segments), None, None)
+        rows, places = jnp.arange(batch)[:, None], jnp.maximum(positions, 0)
+        global_segments = jnp.where(positions < 0, 0, segments[rows, places])
+        global_keys = (k[rows, places], v[rows, places], global_segments)
+        # Windows hide these keys, which would count twice.
+        beyond = jnp.where(positions < 0, length, positions)
+        segments = segments.at[rows, beyond].set(0, mode="drop")
+        return cls(q, query_segments, (k, v, segments), global_keys, positions)
+
+
+def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
+    batch, length = arrays.queries.shape[:2]
     before = mask.window - 1
     after = 0 if mask.causal else before
     size = max(mask.window, _MIN_BLOCK)
+    span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
-    segments = mask.key_segments
-    segments = jnp.ones((batch, length), jnp.int32) if segments is None else segments
-    of_queries = [_padded(x, 0, padding) for x in (q, mask.query_segments)]
-    of_keys = [_padded(x, before, padding + after) for x in (k, v, segments)]
+    of_queries = [_padded(x, 0, padding) for x in (arrays.queries, arrays.query_segments)]
+    of_keys = [_padded(x, before, padding + after) for x in arrays.keys]
 
     @jax.checkpoint
     def of_block(start):
         queries, query_segments = (_part(x, start, size) for x in of_queries)
-        keys, values, key_segments = (_part(x, start, before + size + after) for x in of_keys)
+        keys = [_part(x, start, span) for x in of_keys]
+        numbers = start - before + jnp.arange(span)[None]
+        is_global = None
+        if arrays.global_keys is not None:
+            positions = arrays.global_positions
+            keys = [jnp.concatenate(pair, axis=1) for pair in zip(keys, arrays.global_keys)]
+            numbers = jnp.broadcast_to(numbers, (batch, span))
+            numbers = jnp.concatenate([numbers, positions], axis=1)
+            is_global = jnp.arange(numbers.shape[1])[None] >= span
+        *keys_and_values, key_segments = keys
         block = mask.replace(
             query_slots=before + jnp.arange(size)[None],
             query_segments=query_segments,
             key_segments=key_segments,
+            global_keys=is_global,
         )
-        numbers = dict(first_query=start, first_key=start - before)
-        return dot_product(queries, keys, values, block, dropout, scale=scale, **numbers)
+        options = dict(scale=scale, first_query=start, key_numbers=numbers)
+        return dot_product(queries, *keys_and_values, block, dropout, **options)
 
     blocks = jax.lax.map(of_block, size * jnp.arange(num_blocks))  # (N, B, size, H, D)
-    y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *q.shape[2:])
+    y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]
 
 

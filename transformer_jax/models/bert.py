@@ -1,5 +1,6 @@
 """The bidirectional encoder BERT with the heads of its pre-training tasks (Devlin et al. 2018)."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -30,8 +31,6 @@ class BERT(Cloze):
 
     can = Cloze.can | {"token_types", "pool", "next_sentence"}
     vocabulary = ("token_embed/embedding", "mlm_bias/bias")
-    # The types of UniLM begin with those of BERT, as in the published code.
-    row_origins = {"type_embed/embedding": (0, 1, 0, 0, 0, 1)}
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
     # Rows of the table of positions that belong to no position.
     position_offset: ClassVar[int] = 0
@@ -58,11 +57,21 @@ class BERT(Cloze):
     # (full)
     remat: Remat = "none"
 
+    @classmethod
+    def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
+        """The types of UniLM begin with those of BERT, as in the published code."""
+        is_unilm = name == "type_embed/embedding" and (stored, wanted) == (2, 6)
+        return (0, 1, 0, 0, 0, 1) if is_unilm else None
+
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
 
     def setup(self):
         self._set_up_encoder(width=self.d_model)
+        self._set_up_heads()
+
+    def _set_up_heads(self):
+        """Sets up the pooler, and the layers of the pre-training tasks."""
         init = nn.initializers.truncated_normal(self.init_std)
         linear = dict(kernel_init=init, dtype=compute_dtype(self.dtype))
         model = (self.d_model,)
@@ -70,10 +79,19 @@ class BERT(Cloze):
         self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
         self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
-    def _set_up_encoder(self, width: int, *, shared: bool = False, approximate: bool = False):
+    def _set_up_encoder(
+        self,
+        width: int,
+        *,
+        attention: type[Attention] = Attention,
+        windows: tuple[int | None, ...] = (None,),
+        shared: bool = False,
+        approximate: bool = False,
+    ):
         """Sets up embeddings of a width, the layers, and the norm and bias of the masked tokens.
 
-        With `shared`, all layers have the same parameters. `approximate` is that of GELU.
+        `windows` limit the distance of self-attention, in turn over the layers. With `shared`, all
+        layers have the same parameters. `approximate` is that of GELU.
         """
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.truncated_normal(self.init_std)
@@ -89,7 +107,7 @@ class BERT(Cloze):
         linear = dict(kernel_init=init, dtype=dtype)
         self.gelu = partial(jax.nn.gelu, approximate=approximate)
         attention = partial(
-            Attention,
+            attention,
             num_heads=self.num_heads,
             head_dim=self.head_dim or self.d_model // self.num_heads,
             dropout=self.attention_dropout,
@@ -98,7 +116,12 @@ class BERT(Cloze):
         mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=self.gelu, **linear)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.encoder = Stack(
-            (block,), self.num_layers, shared=shared, unroll=self.unroll, remat=self.remat
+            (block,),
+            self.num_layers,
+            shared=shared,
+            unroll=self.unroll,
+            remat=self.remat,
+            windows=windows,
         )
         self.mlm_norm = norm()
         self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")

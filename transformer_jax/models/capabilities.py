@@ -7,6 +7,8 @@ Words in `can`:
   next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
   detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
     which is a part of the model, replaces them: see models/electra.py.
+  global: `hidden` reads the positions of global tokens, `global_positions` (B, N); -1 stands for
+    none. They see the whole row, and all tokens see them.
   static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token, layer
     0, is its vector, and depends on no other token.
   cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).

@@ -5,7 +5,6 @@ calls the methods below. All models have the keys `vocab_size` and `d_model`.
 """
 
 import abc
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import flax.linen as nn
@@ -18,6 +17,7 @@ from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.models.capabilities import METHODS
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
+from transformer_jax.models.growing import Growing
 from transformer_jax.models.reading import Reading, SourceStates
 
 _UNLIMITED = 2**30  # positions
@@ -29,7 +29,7 @@ _ATTENTIONS = {
 }
 
 
-class Model(Reading, nn.Module, abc.ABC):
+class Model(Reading, Growing, nn.Module, abc.ABC):
     """The methods that all families share.
 
     models/capabilities.py explains the words in `can`.
@@ -40,14 +40,8 @@ class Model(Reading, nn.Module, abc.ABC):
     # Names of the tensors whose rows are the tokens of the vocabulary.
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
     word_table: ClassVar[str | None] = "token_embed/embedding"  # None: it has no vectors of words
-    # Tensors whose rows may be more than in the run that a run begins with, and the row there that
-    # each begins with.
-    row_origins: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     # Parameters that only pre-training uses.
     heads: ClassVar[tuple[str, ...]] = ()
-    # Other families whose runs a run may begin with, and the value of `config.init_from` for the
-    # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
-    begins_with: ClassVar[Mapping[str, Mapping[str, Mapping[str, str]]]] = {}
     # The largest number of positions. Most families have it as a key. None: any number.
     max_length: ClassVar[int | None]
     # The stacks of layers that decoding applies to one token at a time.

@@ -78,6 +78,11 @@ class Span(FineTuning):
                 f"max_question - 3 = {max_stride}, so that the parts of a context leave no gaps"
             )
 
+    @property
+    def num_global(self):
+        """[CLS] and the question are global (Beltagy et al. 2020, section 6.1)."""
+        return 1 + self.max_question
+
     # examples
 
     def read(self, split):

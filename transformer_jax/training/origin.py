@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -38,8 +38,8 @@ class Origin:
         """Compares the best checkpoint of each run with the parameters, and restores nothing.
 
         A head matches only if its task and labels are the same. Raises UserError where a tensor has
-        another shape, or where no tensor is shared. Only the tensors of the vocabulary and of
-        `row_origins` may have fewer rows.
+        another shape, or where no tensor is shared. Only the tensors of the vocabulary, and those
+        with `origins_of_rows`, may have fewer rows.
         """
         return [_match(part, config, program, self.parts) for part in self.parts]
 
@@ -68,8 +68,11 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         )
     same_head = all(_plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS)
     vocab_size = part.config.model.vocab_size
+    shared = {name: _origin(config, name, stored) for name in wanted}
     shared = {
-        name for name in wanted.keys() & stored.keys() if same_head or not name.startswith("head/")
+        name: source
+        for name, source in shared.items()
+        if source in stored and (same_head or not name.startswith("head/"))
     }
     if not shared:
         lacks = f"it has {min(stored)}, which this model lacks" if stored else "it is empty"
@@ -78,16 +81,15 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         )
     traits = by_name(program.traits)
     stacks = {}
-    for name in sorted(shared):
-        shape = tuple(stored[name].shape)
+    for name, source in sorted(shared.items()):
+        shape = tuple(stored[source].shape)
         if beginning.layers and traits[_joined(beginning.prefix, name)].is_stack:
             stacks[name] = _chosen(beginning, shape[0])
             shape = (len(stacks[name]), *shape[1:])
         may_grow = name in _vocabulary(config) and vocab_size <= config.model.vocab_size
-        if rows := _row_origins(config).get(name):
-            may_grow = max(rows) < shape[0] < wanted[name].shape[0] == len(rows)
+        may_grow |= _origins_of_rows(config, name, shape, wanted[name].shape) is not None
         _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
-    new = sorted(wanted.keys() - shared)
+    new = sorted(wanted.keys() - shared.keys())
     if new and beginning.prefix in named_class("task", config.task.name).other_runs:
         # Nothing trains these parameters.
         raise UserError(
@@ -98,9 +100,9 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         checkpoints=checkpoints,
         step=step,
         beginning=beginning,
-        shared=sorted(shared),
+        shared=shared,
         new=[_joined(beginning.prefix, name) for name in new],
-        dropped=sorted(_unread(stored.keys() - shared, beginning, parts)),
+        dropped=sorted(_unread(stored.keys() - set(shared.values()), beginning, parts)),
         stacks=stacks,
         vocab_size=vocab_size,
     )
@@ -114,7 +116,8 @@ class Match:
       checkpoints: those of the earlier run.
       step: the checkpoint.
       beginning: the part of the parameters.
-      shared: names of the tensors to restore, without the prefixes of either run.
+      shared: names of the tensors to restore, and their names in the earlier run, without the
+        prefixes of either run.
       new: names of tensors that the checkpoint lacks.
       dropped: names of tensors that the new run lacks.
       stacks: the layers to take of each shared stack; without it, all.
@@ -124,7 +127,7 @@ class Match:
     checkpoints: Checkpoints
     step: int
     beginning: Beginning
-    shared: list[str]
+    shared: dict[str, str]
     new: list[str]
     dropped: list[str]
     stacks: dict[str, list[int]]
@@ -143,16 +146,14 @@ class Match:
         def with_known_rows(leaf, value):
             return leaf.at[: self.vocab_size].set(value[: self.vocab_size])
 
-        origins = {
-            _joined(self.beginning.prefix, name): np.array(rows)
-            for name, rows in _row_origins(config).items()
-        }
+        own = {_joined(self.beginning.prefix, name): name for name in self.shared}
 
         def restored_or_initial(path, leaf):
             name = _name(path)
             value = restored.get(name, leaf)
-            if name in origins and value.shape != leaf.shape:
-                put = jax.jit(lambda rows: rows[origins[name]], out_shardings=leaf.sharding)
+            rows = _origins_of_rows(config, own.get(name, ""), value.shape, leaf.shape)
+            if rows is not None:
+                put = jax.jit(lambda stored: stored[np.array(rows)], out_shardings=leaf.sharding)
                 return put(np.asarray(value))
             grows = self.vocab_size < config.model.vocab_size or value.shape != leaf.shape
             if name not in vocabulary or name not in restored or not grows:
@@ -169,11 +170,13 @@ class Match:
         A tensor of another shape is on one device.
         """
         wanted = by_name(abstract_params)
-        own = {_joined(self.beginning.part, name): name for name in self.shared}
+        places = {}
+        for name, source in self.shared.items():
+            places.setdefault(_joined(self.beginning.part, source), []).append(name)
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def place(path, leaf):
-            name = own.get(_name(path), "")
+            name = next(iter(places.get(_name(path), ())), "")
             like = wanted.get(_joined(self.beginning.prefix, name)) if name else None
             is_same = like is not None and tuple(like.shape) == tuple(leaf.shape)
             # The layers of a stack are not split.
@@ -185,7 +188,8 @@ class Match:
         tensors = by_name(self.checkpoints.restore_params(placed, self.step))
         return {
             _joined(self.beginning.prefix, name): self._of_layers(name, tensors[stored_name])
-            for stored_name, name in own.items()
+            for stored_name, names in places.items()
+            for name in names
         }
 
     def _of_layers(self, name: str, tensor: jax.Array) -> jax.Array:
@@ -246,8 +250,17 @@ def _vocabulary(config) -> tuple[str, ...]:
     return named_class("model", config.model.name).vocabulary
 
 
-def _row_origins(config) -> Mapping[str, tuple[int, ...]]:
-    return named_class("model", config.model.name).row_origins
+def _origin(config, name: str, stored: Mapping) -> str:
+    """Returns the name of the stored tensor with which a tensor begins, if there is one."""
+    return name if name in stored else named_class("model", config.model.name).origin(name)
+
+
+def _origins_of_rows(config, name: str, stored: tuple, wanted: tuple) -> Sequence[int] | None:
+    """Returns the stored row with which each row of a tensor begins, where it has more rows."""
+    if not stored or not stored[0] < wanted[0]:
+        return None
+    model = named_class("model", config.model.name)
+    return model.origins_of_rows(name, stored[0], wanted[0])
 
 
 def _is_leaf(x) -> bool:
