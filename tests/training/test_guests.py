@@ -29,6 +29,8 @@ MODELS = {
     "awd_lstm": dict(name="awd_lstm", vocab_size=300, d_model=16, d_hidden=24)
     | dict.fromkeys(("input_dropout", "layer_dropout", "output_dropout"), 0.0)
     | dict(word_dropout=0.0, weight_dropout=0.0),
+    "transformer_xl": dict(name="transformer_xl", vocab_size=300, d_model=16, d_ff=24)
+    | dict(num_layers=2, num_heads=4, memory_length=12, dropout=0.0),
     "unilm": dict(name="bert", vocab_size=80, num_token_types=6, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "masked targets": dict(name="bert", vocab_size=80, dropout=0.0, attention_dropout=0.0)
@@ -58,6 +60,7 @@ TASKS = {
     "electra": (build_bert, dict(name="replaced_tokens", phases=((1.0, 16, 4),))),
     "xlnet": (build_bert, dict(name="permuted_lm", length=16)),
     "awd_lstm": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
+    "transformer_xl": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
     "unilm": (build_bert, dict(name="mixed_masks", phases=((1.0, 16, 3),))),
     "masked targets": (
         build_targets,
