@@ -21,6 +21,8 @@ MODELS = {
     "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "roberta": dict(name="roberta", vocab_size=80, dropout=0.0, attention_dropout=0.0) | SHARED,
+    "realformer": dict(name="realformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
+    | SHARED,
     "electra": dict(name="electra", vocab_size=80, d_embed=8, generator_size=0.5, **SHARED)
     | dict(dropout=0.0, attention_dropout=0.0),
     # The rows of an update continue those of the update before.
@@ -57,6 +59,7 @@ TASKS = {
         build_bert,
         dict(name="masked_lm", phases=((1.0, 16, 3),), next_sentence=0.0, full_sentences=True),
     ),
+    "realformer": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
     "electra": (build_bert, dict(name="replaced_tokens", phases=((1.0, 16, 4),))),
     "xlnet": (build_bert, dict(name="permuted_lm", length=16)),
     "awd_lstm": (build_gpt, dict(name="causal_lm", length=16, carry=True)),

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """`num_layers` blocks in sequence: (B, L, M) -> (B, L, M).
+    """`num_layers` blocks in sequence: (B, L, M) -> (B, L, M), or trees of arrays.
 
     `blocks` are constructors, in turn over the layers: a pattern that repeats. nn.scan compiles one
     pattern. Its parameters are named "layers" and stacked on a leading axis of repeats; those of a
@@ -108,15 +108,15 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B L M"],
+        x: PyTree[Float[Array, "B ..."]],
         *args,
         mask: Mask,
         train: bool = False,
         decode: int = 0,
         every_layer: bool = False,
         **kwargs,
-    ) -> Float[Array, "*layers B L M"]:
-        """Returns the output of the last layer (B, L, M).
+    ) -> PyTree[Float[Array, "..."]]:
+        """Returns the output of the last layer, (B, L, M) for states (B, L, M).
 
         With `every_layer`, returns the outputs of all layers (layers, B, L, M).
         """
@@ -140,12 +140,14 @@ class Stack(nn.Module):
                 with activations.at_layer(number, self._repeats, len(self.blocks)):
                     x = block(x, *args, mask=mask.replace(window=window), train=train, **kwargs)
                 outputs.append(x)
-            return x, jnp.stack(outputs) if every_layer else None
+            return x, _stacked(outputs) if every_layer else None
 
         last_output, outputs = self._scan(layers)(
             self._pattern(name=self._name), x, (scanned_windows, numbers)
         )
-        return outputs.reshape(-1, *x.shape) if every_layer else last_output
+        if not every_layer:
+            return last_output
+        return jax.tree.map(lambda every, one: every.reshape(-1, *one.shape), outputs, x)
 
     def _scan(self, layers: Callable) -> Callable:
         """Returns the lifted scan of `layers` over the repeats of the pattern."""
@@ -225,6 +227,10 @@ class _Pattern(nn.Module):
 
 def _blocks_of(pattern: nn.Module) -> Sequence[nn.Module]:
     return pattern.block if isinstance(pattern, _Pattern) else [pattern]
+
+
+def _stacked(trees: Sequence):
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
 def _part_of(variables: dict, number: int) -> dict:

@@ -84,6 +84,7 @@ class BERT(Cloze):
         width: int,
         *,
         attention: type[Attention] = Attention,
+        block: type[nn.Module] = Block,
         windows: tuple[int | None, ...] = (None,),
         shared: bool = False,
         approximate: bool = False,
@@ -114,7 +115,7 @@ class BERT(Cloze):
             **linear,
         )
         mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=self.gelu, **linear)
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        block = partial(block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.encoder = Stack(
             (block,),
             self.num_layers,
