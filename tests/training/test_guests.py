@@ -21,6 +21,9 @@ MODELS = {
     "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "roberta": dict(name="roberta", vocab_size=80, dropout=0.0, attention_dropout=0.0) | SHARED,
+    "longformer": dict(name="longformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
+    | SHARED
+    | dict(attention_window=(4,)),
     "realformer": dict(name="realformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "electra": dict(name="electra", vocab_size=80, d_embed=8, generator_size=0.5, **SHARED)
@@ -58,6 +61,10 @@ TASKS = {
     "roberta": (
         build_bert,
         dict(name="masked_lm", phases=((1.0, 16, 3),), next_sentence=0.0, full_sentences=True),
+    ),
+    "longformer": (
+        build_bert,
+        dict(name="masked_lm", phases=((1.0, 24, 3),), next_sentence=0.0, full_sentences=True),
     ),
     "realformer": (build_bert, dict(name="masked_lm", phases=((1.0, 16, 3),))),
     "electra": (build_bert, dict(name="replaced_tokens", phases=((1.0, 16, 4),))),
