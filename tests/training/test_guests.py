@@ -24,6 +24,9 @@ MODELS = {
     "longformer": dict(name="longformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
     | SHARED
     | dict(attention_window=(4,)),
+    "linformer": dict(name="linformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
+    | SHARED
+    | dict(rank=4, sharing="layers"),
     "realformer": dict(name="realformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "electra": dict(name="electra", vocab_size=80, d_embed=8, generator_size=0.5, **SHARED)
@@ -63,6 +66,10 @@ TASKS = {
         dict(name="masked_lm", phases=((1.0, 16, 3),), next_sentence=0.0, full_sentences=True),
     ),
     "longformer": (
+        build_bert,
+        dict(name="masked_lm", phases=((1.0, 24, 3),), next_sentence=0.0, full_sentences=True),
+    ),
+    "linformer": (
         build_bert,
         dict(name="masked_lm", phases=((1.0, 24, 3),), next_sentence=0.0, full_sentences=True),
     ),

@@ -1,6 +1,6 @@
 """The bidirectional encoder BERT with the heads of its pre-training tasks (Devlin et al. 2018)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -83,8 +83,8 @@ class BERT(Cloze):
         self,
         width: int,
         *,
-        attention: type[Attention] = Attention,
-        block: type[nn.Module] = Block,
+        attention: Callable[..., nn.Module] = Attention,
+        block: Callable[..., nn.Module] = Block,
         windows: tuple[int | None, ...] = (None,),
         shared: bool = False,
         approximate: bool = False,
