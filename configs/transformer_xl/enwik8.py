@@ -26,6 +26,7 @@ def get_config():
         model=dict(
             name="transformer_xl",
             vocab_size=257,
+            vocab_multiple=64,
             d_model=512,
             d_ff=2048,
             num_layers=12,

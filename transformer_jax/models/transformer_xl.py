@@ -38,6 +38,9 @@ class TransformerXL(Recurrent):
     vocabulary = ("token_embed/embedding", "output_bias/bias")
 
     vocab_size: int = 267_735  # number of tokens in the vocabulary
+    # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
+    # and the number of parameters stay the same
+    vocab_multiple: int = 1
     d_model: int = 410  # width of the residual stream
     d_ff: int = 2100  # width of the MLP's hidden layer
     num_layers: int = 16  # number of blocks
@@ -68,8 +71,10 @@ class TransformerXL(Recurrent):
         init = nn.initializers.normal(self.init_std)
         dtype = compute_dtype(self.dtype)
         linear = dict(kernel_init=init, dtype=dtype)
-        self.token_embed = Embed(self.vocab_size, self.d_model, init, dtype=dtype)
-        self.output_bias = Bias(self.vocab_size, "vocab")
+        self.token_embed = Embed(
+            self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple
+        )
+        self.output_bias = Bias(self.vocab_size + self._padding, "vocab")
         self.embed_dropout = Dropout(self.dropout)
         self.distance_dropout = Dropout(self.dropout, shared=True)
         self.output_dropout = Dropout(self.dropout)
@@ -151,8 +156,21 @@ class TransformerXL(Recurrent):
         return decoder.apply(variables, x, **decode)[0]
 
     def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
-        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
-        return self.token_embed.table(), self.output_bias()
+        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32.
+
+        V is a multiple of vocab_multiple here.
+        """
+        table, excluded = self.token_embed.output()
+        bias = self.output_bias()
+        return table, bias if excluded is None else bias + excluded
+
+    @property
+    def _padding(self) -> int:
+        """The rows that pad the vocabulary."""
+        return -self.vocab_size % self.vocab_multiple
+
+    def num_padding(self) -> int:
+        return self._padding * (self.d_model + 1)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         """Returns the FLOPs of a forward pass over one row with a full memory.
