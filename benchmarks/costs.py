@@ -174,7 +174,7 @@ def trainings_table(rows: list[dict], prices: dict[str, float]) -> str:
                 MACHINES[row["machine"]].label,
                 ", ".join(str(part["accumulation"]) for part in row["parts"]),
                 ", ".join(dict.fromkeys(part["bound"] for part in row["parts"])),
-                *(f"{each:,.1f}" for each in hours),
+                *(f"{each:,.1f}" if each >= 10 else f"{each:.2f}" for each in hours),
                 *(f"{each * hourly_price(row, prices):,.0f}" for each in hours),
             ]
         )
