@@ -4,10 +4,10 @@ python benchmarks/costs.py --json=FILE [--training=NAME] [--machine=NAME]
 python benchmarks/costs.py --table --json=FILE [--price h100=2.49]
 
 It needs the compilers of `pip install -e '.[tpu,gpu]'`, and none of the chips. Each row is a
-training on a machine. `dry_run` compiles its update, with the fewest microbatches that
-fit. An update takes at least the largest of its three limits (compute, memory,
-network). Beside this bound stands the time at 40 % of the peak rate. Rows that --json has are not
-computed again. All of them take about 40 minutes of 2 cores of an EPYC.
+training on a machine. `dry_run` compiles its update with the fewest microbatches that fit. An
+update takes at least the largest of its three limits: compute, memory, network. Beside this bound
+stands the time at 40 % of the peak rate. A row takes one to four minutes of two busy cores. Rows
+that --json has are not computed again.
 
 A Chinchilla-optimal training has 20 tokens a parameter (Hoffmann et al. 2022). The last table has
 three such trainings: with half the tokens, with as many, and with twice as many. With a cosine
@@ -36,7 +36,7 @@ class Machine(NamedTuple):
     label: str
     topology: str
     devices: int
-    price: float  # of a device hour, in dollars: assumed, see the page
+    price: float  # of a device hour, in dollars: an assumption, see --price
 
 
 class Training(NamedTuple):

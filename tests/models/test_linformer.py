@@ -73,6 +73,9 @@ def test_rows_of_several_examples_and_wrong_ranks_are_refused():
     packed = jnp.where(jnp.arange(LENGTH) < 9, 1, 2) * jnp.ones((2, 1), jnp.int32)
     with pytest.raises(UserError, match="one example a row"):
         hidden(model, params, segment_ids=packed)
+    with pytest.raises(UserError, match="hides no token from another: key_ranks"):
+        ranks = jnp.broadcast_to(jnp.arange(LENGTH), TOKENS.shape)
+        hidden(model, params, ranks=ranks)
     for rank in (0, LENGTH + 1):
         config = experiment(
             model=dict(name="linformer", **SIZES, rank=rank),

@@ -111,8 +111,8 @@ def cudnn(
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
         return mask.by_window(functools.partial(_cudnn_window, q, k, v, scale=scale))
     is_causal = mask.causal and mask.prefix is None
-    others = mask.replace(causal=False) if is_causal else mask
-    visible = others.dense(q.shape[1], k.shape[1])
+    conditions = mask.replace(causal=False) if is_causal else mask
+    visible = conditions.dense(q.shape[1], k.shape[1])
     if visible is not None:
         # cuDNN does not broadcast a mask over the queries. Under a vmap, it does not broadcast one
         # over the heads either.

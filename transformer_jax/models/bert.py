@@ -160,11 +160,12 @@ class BERT(Cloze):
         ranks: Int[ArrayLike, "B L"] | None = None,
         private: Bool[ArrayLike, "B L"] | None = None,
         train: bool = False,
+        **options,
     ) -> Float[Array, "B L M"]:
         """Returns the states of the last layer (B, L, M).
 
         A token sees those of its own rank and of lower ranks; without `ranks`, all. No other token
-        sees a private one.
+        sees a private one. Further options are those of the family's attention.
         """
         x = self._embed(tokens, token_types, positions, train=train)
         mask = Mask(
@@ -174,7 +175,7 @@ class BERT(Cloze):
             key_ranks=ranks,
             private_keys=private,
         )
-        return self.encoder(x, mask=mask, train=train)
+        return self._encoded(x, mask, train=train, **options)
 
     def layers(
         self,
@@ -183,12 +184,19 @@ class BERT(Cloze):
         positions: Int[ArrayLike, "B L"] | None = None,
         segment_ids: Int[ArrayLike, "B L"] | None = None,
         token_types: Int[ArrayLike, "B L"] | None = None,
+        **options,
     ) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
         x = self._embed(tokens, token_types, positions, train=False)
         mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        outputs = self.encoder(x, mask=mask, every_layer=True)  # (layers, B, L, M)
+        outputs = self._encoded(x, mask, every_layer=True, **options)  # (layers, B, L, M)
         return jnp.concatenate([x[None], outputs])
+
+    def _encoded(
+        self, x: Float[Array, "B L M"], mask: Mask, **options
+    ) -> Float[Array, "*layers B L M"]:
+        """Returns the states of the last layer, or of all with the option `every_layer`."""
+        return self.encoder(x, mask=mask, **options)
 
     def _embed(
         self,

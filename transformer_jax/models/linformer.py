@@ -4,9 +4,8 @@ from functools import partial
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
@@ -50,44 +49,23 @@ class Linformer(RoBERTa):
         if self.sharing == "layers":
             self.length_projection = _LengthProjection((self.max_length, self.rank))
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M).
-
-        Raises UserError for a row of several examples. Under jax.jit the segments are not known.
-        """
-        x = self._embed(tokens, token_types, positions, train=train)
-        return self._encoded(x, segment_ids, train=train)
-
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
-        x = self._embed(tokens, token_types, positions, train=False)
-        outputs = self._encoded(x, segment_ids, every_layer=True)  # (layers, B, L, M)
-        return jnp.concatenate([x[None], outputs])
-
     def _encoded(
-        self, x: Float[Array, "B L M"], segment_ids: Int[ArrayLike, "B L"] | None, **options
+        self, x: Float[Array, "B L M"], mask: Mask, **options
     ) -> Float[Array, "*layers B L M"]:
-        if segment_ids is not None and not isinstance(segment_ids, jax.core.Tracer):
-            if np.max(segment_ids) > 1:
-                raise UserError("Linformer reads one example a row: segment_ids must be 0 or 1")
+        """As in BERT. Raises UserError for several examples in a row, and for ranks.
+
+        Under jax.jit the segments are not known.
+        """
+        segments = mask.key_segments
+        is_known = segments is not None and not isinstance(segments, jax.core.Tracer)
+        if is_known and np.max(segments) > 1:
+            raise UserError("Linformer reads one example a row: segment_ids must be 0 or 1")
+        if unsupported := mask.conditions() - {"query_segments", "key_segments"}:
+            raise UserError(
+                f"Linformer hides no token from another: {', '.join(sorted(unsupported))}"
+            )
         if self.sharing == "layers":
             options["projection"] = self.length_projection()
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
         return self.encoder(x, mask=mask, **options)
 
     def flops(self, length: int, predictions: int) -> float:

@@ -18,6 +18,8 @@ class Longformer(RoBERTa):
     A token sees the tokens within a window around it, and global tokens. These see the whole row.
     A run may begin with one of RoBERTa: its positions are repeated, and the projections of global
     tokens begin as those of the others (section 5).
+
+    `hidden` and `layers` have one more argument: `global_positions` (B, N), -1 for none.
     """
 
     can = RoBERTa.can - {"attend", "write"} | {"global"}
@@ -56,45 +58,15 @@ class Longformer(RoBERTa):
         self._set_up_encoder(self.d_model, attention=LongformerAttention, windows=reaches)
         self._set_up_heads()
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        global_positions: Int[ArrayLike, "B N"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M).
-
-        `global_positions` are those of the global tokens of each row; -1 stands for none.
-        """
-        x = self._embed(tokens, token_types, positions, train=train)
-        return self._encoded(x, segment_ids, global_positions, train=train)
-
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        global_positions: Int[ArrayLike, "B N"] | None = None,
-    ) -> Float[Array, "N B L M"]:
-        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
-        x = self._embed(tokens, token_types, positions, train=False)
-        outputs = self._encoded(x, segment_ids, global_positions, every_layer=True)
-        return jnp.concatenate([x[None], outputs])
-
     def _encoded(
         self,
         x: Float[Array, "B L M"],
-        segment_ids: Int[ArrayLike, "B L"] | None,
-        global_positions: Int[ArrayLike, "B N"] | None,
+        mask: Mask,
+        *,
+        global_positions: Int[ArrayLike, "B N"] | None = None,
         **options,
     ) -> Float[Array, "*layers B L M"]:
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        """As in BERT. `global_positions` are those of global tokens; -1 stands for none."""
         if global_positions is not None:
             global_positions = jnp.asarray(global_positions)
         return self.encoder(x, mask=mask, global_positions=global_positions, **options)
@@ -106,6 +78,6 @@ class Longformer(RoBERTa):
         layers = 0.0
         for number in range(self.num_layers):
             window = self.attention_window[number % len(self.attention_window)]
-            seen = min(window + 1, length)
-            layers += sizes.layer(length, length * seen)
+            num_keys = min(window + 1, length)
+            layers += sizes.layer(length, length * num_keys)
         return layers + masked_lm

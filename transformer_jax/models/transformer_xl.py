@@ -122,9 +122,9 @@ class TransformerXL(Recurrent):
         is_last = texts == texts.max(axis=1, keepdims=True)
         ends = jnp.concatenate([remembered * is_last[:, :1], is_last & (texts > 0)], axis=1)
         # Padding stands at the end of a row, and does not enter the memory.
-        kept = (texts > 0).sum(axis=1)[:, None] + jnp.arange(self.memory_length)  # (B, K)
-        memory = jnp.take_along_axis(longer, kept[:, None, :, None], axis=2)
-        carry = jax.lax.stop_gradient(memory), jnp.take_along_axis(ends, kept, axis=1)
+        places = (texts > 0).sum(axis=1)[:, None] + jnp.arange(self.memory_length)  # (B, K)
+        memory = jnp.take_along_axis(longer, places[:, None, :, None], axis=2)
+        carry = jax.lax.stop_gradient(memory), jnp.take_along_axis(ends, places, axis=1)
         return self.output_dropout(outputs[-1], train=train), carry
 
     def _decoded(
