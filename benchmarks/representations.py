@@ -84,7 +84,7 @@ PRETRAININGS = {
     ),
     "bert": Pretraining(
         "configs/encoders/pretrain.py:bert",
-        900,
+        2000,
         tiny={"model.d_model": 16, "model.vocab_size": 400},
     ),
 }

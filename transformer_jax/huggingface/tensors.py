@@ -29,6 +29,14 @@ def _row(x: np.ndarray) -> np.ndarray:
     return x.reshape(1, -1)
 
 
+def _first_side(x: np.ndarray) -> np.ndarray:
+    return x[:, None]
+
+
+def _second_side(x: np.ndarray) -> np.ndarray:
+    return x[None]
+
+
 def _linear(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), -1).T
 
@@ -55,6 +63,8 @@ LAYOUTS = {
     "same": _same,
     "vector": _vector,  # bias (H, D) -> (H D,)
     "row": _row,  # bias (V,) -> (1, V)
+    "first_side": _first_side,  # table (N, M) -> (N, 1, M)
+    "second_side": _second_side,  # table (N, M) -> (1, N, M)
     "linear": _linear,  # kernel (M, ...) -> (outputs, M)
     "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
     "outputs_first": _outputs_first,  # kernel (H, D, M) -> (M, H, D)
@@ -63,8 +73,10 @@ LAYOUTS = {
 }
 # {Hugging Face's name: (layout, path in our parameters, ...)}. Our arrays stand side by side on the
 # last axis. "{}" in a name stands for the number of a layer: our arrays then hold all layers of a
-# stack on the first axis, and each stack has its own number of layers.
+# stack on the first axis, and each stack has its own number of layers. "{1:3}" stands for the
+# layers 1, 4, 7 and so on, those of one block of a pattern of three.
 Table = dict[str, tuple[str, ...]]
+_NUMBER = re.compile(r"\{(?:(\d+):(\d+))?\}")
 _DTYPES = ("F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 8  # tensor names in an error message
@@ -89,7 +101,8 @@ def norm(name: str, path: str) -> Table:
 def layers(name: str, path: str, layer: Table) -> Table:
     """Returns the entries of a stack, whose layers have those of `layer`.
 
-    The arguments `name` and `path` are put before the names and paths; `name` has a "{}".
+    The arguments `name` and `path` are put before the names and paths; `name` has a "{}" or a
+    "{first:step}".
     """
     return {
         f"{name}{end}": (layout, *(f"{path}{end}" for end in ends))
@@ -103,11 +116,14 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
     for name, (layout, *paths) in table.items():
         arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
         convert = LAYOUTS[layout]
-        if "{}" not in name:
+        number = _NUMBER.search(name)
+        if number is None:
             arrays_of[name] = [convert(array) for array in arrays]
             continue
-        for number, parts in enumerate(zip(*arrays, strict=True)):
-            arrays_of[name.format(number)] = [convert(part) for part in parts]
+        first, step = int(number[1] or 0), int(number[2] or 1)
+        for repeat, parts in enumerate(zip(*arrays, strict=True)):
+            layer = str(first + step * repeat)
+            arrays_of[_NUMBER.sub(layer, name)] = [convert(part) for part in parts]
     return arrays_of
 
 

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
@@ -18,8 +18,9 @@ from transformer_jax.layers.positions import Rotary
 from transformer_jax.layers.weight_dropout import WeightDropout
 
 # The axes of keys and values (B, L, H, D) in the order of the cache: keys (B, H, D, L) as q k^T
-# reads them, values (B, H, L, D) as their product with the weights reads them.
-_CACHE_AXES = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3)}
+# reads them, values (B, H, L, D) as their product with the weights reads them. LSH attention stores
+# buckets (B, L, H, rounds), too.
+_CACHE_AXES = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3), "buckets": (0, 2, 3, 1)}
 
 
 class Attention(nn.Module):
@@ -146,11 +147,11 @@ class Attention(nn.Module):
     def _update_cache(
         self,
         name: str,
-        new: Float[Array, "B L H D"],
+        new: Shaped[Array, "B L H D"],
         slots: Int[Array, "B L"] | Int[Array, ""],
         num_slots: int,
-    ) -> Float[Array, "B K H D"]:
-        """Writes keys or values to the cache and returns all of it.
+    ) -> Shaped[Array, "B K H D"]:
+        """Writes keys, values or buckets to the cache and returns all of it.
 
         `slots` are the slots of each row, or the first slot () of all rows.
         """
@@ -177,10 +178,10 @@ class Attention(nn.Module):
 
 def _scattered(
     order: tuple[int, ...],
-    cached: Float[Array, "B H _ _"],
-    new: Float[Array, "B L H D"],
+    cached: Shaped[Array, "B H _ _"],
+    new: Shaped[Array, "B L H D"],
     slots: Int[Array, "B L"],
-) -> Float[Array, "B H _ _"]:
+) -> Shaped[Array, "B H _ _"]:
     """Returns `cached`, with its axes in this order, with `new` written to the slots of each row.
 
     XLA would gather `new` from all devices.

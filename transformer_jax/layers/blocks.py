@@ -183,8 +183,8 @@ class Stack(nn.Module):
         return _Pattern(self.blocks, **options)
 
     def _decode(
-        self, x: Float[Array, "B L M"], args: tuple, masks: list[Mask], **kwargs
-    ) -> Float[Array, "B L M"]:
+        self, x: PyTree[Float[Array, "B L M"]], args: tuple, masks: list[Mask], **kwargs
+    ) -> PyTree[Float[Array, "B L M"]]:
         """Applies the layers in sequence, layer i with masks[i], and updates the collections."""
         collections = {
             name: self.variables[name][self._name]

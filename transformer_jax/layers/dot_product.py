@@ -17,7 +17,7 @@ _MAX_QUERY_BLOCKS = 8
 
 Queries = Float[Array, "B Q H D"]
 Keys = Float[Array, "B K G D"]
-Bias = Float[Array, "#B H #Q K"]
+Bias = Float[Array, "#B #H #Q K"]
 
 
 def dot_product(

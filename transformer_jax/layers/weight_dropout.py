@@ -45,7 +45,7 @@ def drawn(key: jax.Array, rate: float, batch: int, heads: int) -> WeightDropout:
 
 def is_kept(
     seeds: tuple[UInt32[Array, "*#S"], UInt32[Array, "*#S"]],
-    queries: Int[Array, "#Q #K"],
+    queries: Int[Array, "*#Q"],
     keys: Int[Array, "*#K"],
     rate: float,
 ) -> Bool[Array, "*S"]:

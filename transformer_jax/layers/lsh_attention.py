@@ -1,0 +1,205 @@
+"""Attention to the tokens of the same bucket (Kitaev et al. 2020, section 2).
+
+Locality-sensitive hashing puts vectors of similar directions into one bucket. A row is sorted by
+its buckets, and cut into chunks.
+"""
+
+import math
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt16
+
+from transformer_jax.layers import activations
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.chunked_attention import (
+    HIDDEN,
+    Places,
+    attend,
+    padded,
+    pairs,
+    segments_of,
+)
+from transformer_jax.layers.dot_product import dot_product
+from transformer_jax.layers.masks import Mask
+
+# The score of a token's own key, which is the highest one otherwise. A token sees itself only where
+# it sees no other one.
+_SELF = -1e5
+
+Rotations = Float[Array, "H D R N"]
+Buckets = UInt16[Array, "B H R L"]
+
+
+class LSHAttention(Attention):
+    """Causal attention within buckets: (B, L, M) -> (B, L, M), and the buckets.
+
+    Keys are the queries, divided by their length. In each of the rounds, a query has a bucket and
+    sees the last `chunk` keys of it, up to its own. The weights of a key that several rounds show
+    add up. Later tokens change nothing.
+
+    With `across_buckets`, a query sees all keys of its chunk and of the chunk before, also those of
+    other buckets, and a row that is no longer than a chunk is not hashed. The paper's code computes
+    this. The limits of the chunks depend on later tokens.
+
+    The `rotations` are drawn for each call in training, and are always the same otherwise. A
+    backward pass that computes the layer `again` gives it the buckets that it has returned.
+    """
+
+    chunk: int = 64
+    rounds: int = 1
+    # Factors of the number of buckets, all even.
+    num_buckets: tuple[int, ...] = (64,)
+    across_buckets: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B L M"],
+        *,
+        mask: Mask,
+        rotations: Rotations | None = None,
+        again: Buckets | None = None,
+        train: bool = False,
+        decode: int = 0,
+    ) -> tuple[Float[Array, "B L M"], Buckets]:
+        q = self._project("query_key", x, self.num_heads)  # (B, L, H, D)
+        v = self._project("value", x, self.num_heads)
+        key = self.make_rng("dropout") if train else jax.random.key(0)
+        dropout = self._weight_dropout(len(x)) if train and self.dropout else None
+        if rotations is None:
+            rotations = jax.random.normal(key, self._rotations_shape)
+        buckets = self._hashed(q, rotations) if again is None else again
+        is_short = self.across_buckets and max(x.shape[1], decode) <= self.chunk
+        if is_short:
+            buckets = jnp.zeros_like(buckets[:, :, :1])
+        is_first = not self.has_variable("cache", "keys")
+        if decode:
+            keys, values, key_buckets = self._cached(q, v, buckets, mask, decode)
+        if decode and not (is_first and x.shape[1] > 1):
+            bias = self._bias(buckets, key_buckets, mask.slots(x.shape[1]))
+            y = dot_product(q, _unit(keys), values, mask, bias=bias, scale=1.0)
+        else:
+            y = self._by_chunks(q, v, buckets, mask, dropout)
+        return self._merged(activations.named(self, "heads", y), x.shape[-1]), buckets
+
+    @property
+    def _rotations_shape(self) -> tuple[int, ...]:
+        return (self.num_heads, self.head_dim, self.rounds, sum(self.num_buckets) // 2)
+
+    def _hashed(self, q: Float[Array, "B L H D"], rotations: Rotations) -> Buckets:
+        """Returns argmax [q R; -q R], a digit for each factor of the number of buckets."""
+        q = jax.lax.stop_gradient(q).astype(jnp.float32)
+
+        def of_round(rotations):  # (H, D, N)
+            rotated = jnp.einsum("blhd,hdn->bhln", q, rotations)
+            buckets, step, start = 0, 1, 0
+            for factor in self.num_buckets:
+                part = rotated[..., start : start + factor // 2]
+                digit = jnp.argmax(jnp.concatenate([part, -part], axis=-1), axis=-1)
+                buckets += step * digit
+                step, start = step * factor, start + factor // 2
+            return buckets.astype(jnp.uint16)
+
+        by_round = jax.lax.map(of_round, jnp.moveaxis(rotations, 2, 0))  # (R, B, H, L)
+        return jnp.moveaxis(by_round, 0, 2)
+
+    def _by_chunks(
+        self,
+        q: Float[Array, "B L H D"],
+        v: Float[Array, "B L H D"],
+        buckets: Buckets,
+        mask,
+        dropout,
+    ) -> Float[Array, "B L H D"]:
+        length = q.shape[1]
+        size = min(self.chunk, length)
+        segments = padded(segments_of(mask, q).swapaxes(1, 2), size).swapaxes(1, 2)[:, :, None]
+        rounds = buckets.shape[2]
+        buckets = jnp.pad(buckets, [(0, 0)] * 3 + [(0, segments.shape[3] - length)])
+        groups = segments * math.prod(self.num_buckets) + buckets  # (B, H, R, N)
+        order = jnp.argsort(groups, axis=-1, stable=True)
+        inverse = jnp.argsort(order, axis=-1)
+
+        def in_order(x):  # (B, L, H, D) -> (B, H, R N, D)
+            by_head = padded(x, size).swapaxes(1, 2)[:, :, None]
+            by_round = jnp.broadcast_to(by_head, (*order.shape, by_head.shape[-1]))
+            return _permuted(by_round, order, inverse).reshape(*order.shape[:2], -1, x.shape[-1])
+
+        def flat(x):  # (B, H or 1, R or 1, N) -> (B, H, R N), in the order of the groups
+            by_round = jnp.broadcast_to(x, order.shape)
+            return jnp.take_along_axis(by_round, order, axis=-1).reshape(*order.shape[:2], -1)
+
+        # A number of groups that no round of this row has.
+        offsets = (groups.max() + 1) * jnp.arange(rounds)[:, None]
+        ranks = jnp.broadcast_to(jnp.arange(rounds * order.shape[3]), (1, 1, order[0, 0].size))
+        slots = order.reshape(*order.shape[:2], -1)
+        places = Places(slots, flat(segments), flat(groups + offsets), ranks)
+        arrays = (in_order(q), in_order(_unit(q)), in_order(v))
+        y, sums = attend(arrays, places, partial(self._masked, size), size=size, dropout=dropout)
+        y = _permuted(y.reshape(*order.shape, -1), inverse, order)
+        sums = jnp.take_along_axis(sums.reshape(order.shape), inverse, axis=-1)
+        shares = jax.nn.softmax(sums, axis=2)[..., None].astype(y.dtype)
+        return (shares * y).sum(axis=2).swapaxes(1, 2)[:, :length]
+
+    def _masked(self, size: int, scores, queries: Places, keys: Places):
+        visible = queries.sees(keys)
+        if not self.across_buckets:
+            distance = pairs(jnp.subtract, queries.ranks, keys.ranks)
+            visible &= pairs(jnp.equal, queries.groups, keys.groups)
+            visible &= (distance >= 0) & (distance < size)
+        scores = jnp.where(pairs(jnp.equal, queries.slots, keys.slots), _SELF, scores)
+        return jnp.where(visible, scores, HIDDEN)
+
+    def _cached(self, q, v, buckets: Buckets, mask: Mask, decode: int):
+        slots = mask.query_slots
+        keys = self._update_cache("keys", q, slots, decode)
+        values = self._update_cache("values", v, slots, decode)
+        by_slot = self._update_cache("buckets", jnp.moveaxis(buckets, 3, 1), slots, decode)
+        return keys, values, jnp.moveaxis(by_slot, 1, 3)
+
+    def _bias(
+        self,
+        buckets: UInt16[Array, "B H R Q"],
+        key_buckets: UInt16[Array, "B H R K"],
+        slots: Int[Array, "#B Q"],
+    ) -> Float[Array, "B H Q K"]:
+        """Returns the logarithm of the number of rounds that show a key to a query of a cache."""
+        num_slots = key_buckets.shape[3]
+        keys = jnp.arange(num_slots)[None]
+        is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]  # (B, 1, 1, Q, K)
+        is_own = pairs(jnp.equal, buckets, key_buckets) & is_before
+        # Keys of the bucket from each key to the query, without the key.
+        later = jnp.cumsum(is_own[..., ::-1], axis=-1)[..., ::-1] - is_own
+        size = num_slots if self.across_buckets and num_slots <= self.chunk else self.chunk
+        rounds = (is_own & (later < size)).sum(axis=2)  # (B, H, Q, K)
+        bias = jnp.where(rounds > 0, jnp.log(jnp.maximum(rounds, 1)), HIDDEN)
+        is_self = pairs(jnp.equal, slots, keys)[:, None]
+        return jnp.where(is_self, _SELF, bias)
+
+
+def _unit(q: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """Returns vectors of length 1."""
+    x = q.astype(jnp.float32)
+    mean = jnp.square(x).mean(axis=-1, keepdims=True)
+    return (x * jax.lax.rsqrt(mean + 1e-6) / x.shape[-1] ** 0.5).astype(q.dtype)
+
+
+@jax.custom_vjp
+def _permuted(x: Float[Array, "*B N D"], order: Int[Array, "*B N"], inverse: Int[Array, "*B N"]):
+    """Returns x at the places `order`. The gradient gathers, too: a scatter is slow on a CPU."""
+    return jnp.take_along_axis(x, order[..., None], axis=-2)
+
+
+def _permuted_forward(x, order, inverse):
+    return _permuted(x, order, inverse), (order, inverse)
+
+
+def _permuted_backward(orders, gradient):
+    order, inverse = orders
+    return _permuted(gradient, inverse, order), None, None
+
+
+_permuted.defvjp(_permuted_forward, _permuted_backward)
