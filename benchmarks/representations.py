@@ -163,14 +163,18 @@ def fine_tuned(arguments, folder: pathlib.Path, name: str, task: str) -> dict:
 
 def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
     """Returns a run on texts, trained here unless it is complete."""
-    pretraining = PRETRAININGS[name]
+    keys = captions(arguments.data) if name == "cove" else {}
+    return trained(arguments, folder, name, PRETRAININGS[name], keys)
+
+
+def trained(
+    arguments, folder: pathlib.Path, name: str, pretraining: Pretraining, keys: dict
+) -> pathlib.Path:
+    """Returns the run of a training with these keys. By default it reads the reviews."""
     run = arguments.workdir / "pretraining" / name
     steps = 2 if arguments.tiny else pretraining.num_steps
-    keys = {"data.cache": arguments.workdir / "cache"} | pretraining.keys
-    if name == "cove":
-        keys |= captions(arguments.data)
-    else:
-        keys |= comparison.write_reviews(arguments.text, folder, arguments.tiny)
+    reviews = comparison.write_reviews(arguments.text, folder, arguments.tiny)
+    keys = reviews | {"data.cache": arguments.workdir / "cache"} | pretraining.keys | keys
     keys |= pretraining.tiny if arguments.tiny else {}
     keys |= dict.fromkeys(("train.num_steps", "train.eval_every", "checkpoint.every"), steps)
     minutes = run.with_suffix(".minutes")

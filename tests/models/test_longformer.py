@@ -113,6 +113,9 @@ def test_a_run_begins_with_roberta_by_repeating_positions(tmp_path):
     program = Program.of(run.config, task, jax.devices()[:1])
     params = flax.linen.unbox(task.init(jax.random.key(0)))
     params = run.origin.params(run.config, program, params)
+    # An update takes the memory of each.
+    leaves = jax.tree.leaves(params)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
     table, stored = (np.asarray(each["position_embed"]["embedding"]) for each in (params, roberta))
     count = len(stored) - 2
     for position in (0, 45, 46, 99):

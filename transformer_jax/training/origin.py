@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -186,11 +187,14 @@ class Match:
         stored = self.checkpoints.abstract_params(self.step)
         placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=_is_leaf)
         tensors = by_name(self.checkpoints.restore_params(placed, self.step))
-        return {
-            _joined(self.beginning.prefix, name): self._of_layers(name, tensors[stored_name])
-            for stored_name, names in places.items()
-            for name in names
-        }
+        restored = {}
+        for stored_name, (first, *further) in places.items():
+            tensor = self._of_layers(first, tensors[stored_name])
+            restored[_joined(self.beginning.prefix, first)] = tensor
+            for name in further:
+                # An update takes the memory of each parameter, so that two can't share it.
+                restored[_joined(self.beginning.prefix, name)] = jnp.copy(tensor)
+        return restored
 
     def _of_layers(self, name: str, tensor: jax.Array) -> jax.Array:
         """The chosen layers of a stack; other tensors as they are."""
