@@ -13,8 +13,9 @@ from transformer_jax.layers.dot_product import Keys, Queries, causal_blocks, dot
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.weight_dropout import WeightDropout
 
-# The smallest number of queries in a block.
-_MIN_BLOCK = 128
+# Queries in a block. A long block reads keys that few of its queries see: with a window of 257 on
+# both sides, 128 queries take 0.8 of the time of 257 on a CPU.
+_BLOCK = 128
 
 
 def pays(mask: Mask, length: int) -> bool:
@@ -36,8 +37,8 @@ def windowed(
 ) -> Queries:
     """Self-attention within a window, by blocks of queries.
 
-    A block as long as the window reads its own keys and those within the window beside them. The
-    backward pass computes the scores of a block again: those of one block alone are in memory.
+    A block reads its own keys and those within the window beside them. The backward pass computes
+    the scores of a block again: those of one block alone are in memory.
 
     All queries also see the keys at `global_positions`; -1 stands for none. The mask must not be
     causal then.
@@ -86,7 +87,7 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     batch, length = arrays.queries.shape[:2]
     before = mask.window - 1
     after = 0 if mask.causal else before
-    size = max(mask.window, _MIN_BLOCK)
+    size = min(_BLOCK, length)
     span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
@@ -115,7 +116,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
         options = dict(scale=scale, first_query=start, key_numbers=numbers)
         return dot_product(queries, *keys_and_values, block, dropout, **options)
 
-    blocks = jax.lax.map(of_block, size * jnp.arange(num_blocks))  # (N, B, size, H, D)
+    starts = size * jnp.arange(num_blocks)
+    blocks = jax.lax.map(of_block, starts)  # (N, B, size, H, D)
     y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]
 
