@@ -40,7 +40,6 @@ from flax import linen as nn
 from harness import machine
 
 from transformer_jax import config as configs
-from transformer_jax.losses import cross_entropy
 
 COMMAND = "python benchmarks/long_quality.py --book=input.txt --json"
 LAYERS, WIDTH, BATCH = 2, 128, 16
@@ -144,9 +143,9 @@ def scores(model, params, batch, key: jax.Array | None):
         hidden = jnp.concatenate(states, axis=1)
     else:
         hidden = model.apply({"params": params}, tokens, method="hidden", **options)
-    table, bias = model.apply({"params": params}, method="output")
+    output = model.apply({"params": params}, method="output")
     weights = weights.astype(jnp.float32)
-    loss, _, correct = cross_entropy(hidden, table, bias, labels, weights)
+    loss, _, correct = output.cross_entropy(hidden, labels, weights)
     return loss / weights.sum(), correct / weights.sum()
 
 

@@ -33,6 +33,7 @@ ARGUMENTS = {
     "electra/electra.py": ["small"],
     "t5/t5.py": ["11b"],
     "t5/v1_1.py": ["xxl"],
+    "transformer_xl/wikitext103.py": ["base", "large"],
     "unilm/functions.py": ["pretrain", "summarise"],
     "recurrent/multi30k.py": ["luong", "bahdanau", "hybrid"],
     "finetune/glue.py": ["cola", "mrpc", "mrpc,gpt", "stsb", "mnli"],

@@ -9,6 +9,7 @@ import pytest
 from transformer_jax import config as configs
 from transformer_jax import losses
 from transformer_jax.distributed import sharding
+from transformer_jax.layers.outputs import Projection, token_log_probs
 
 B, L, M, V = 3, 8, 6, 11
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))
@@ -140,7 +141,7 @@ def test_the_gradient_of_the_loss_alone_takes_three_products(smoothing):
 def test_token_log_probs():
     logits = HIDDEN @ TABLE.T + BIAS
     expected = jnp.take_along_axis(jax.nn.log_softmax(logits), LABELS[..., None], -1)[..., 0]
-    log_probs, likeliest = losses.token_log_probs(HIDDEN, TABLE, BIAS, LABELS)
+    log_probs, likeliest = token_log_probs(HIDDEN, Projection(TABLE, BIAS), LABELS)
     np.testing.assert_allclose(log_probs, expected, rtol=1e-5, atol=1e-6)
     assert (likeliest == (logits.argmax(-1) == LABELS)).all()
 

@@ -118,6 +118,31 @@ def test_parameters_of_relatives_of_bert(name):
     assert parameters(configs.load(CONFIGS / name)) == PARAMETERS[name]
 
 
+@pytest.mark.parametrize(
+    "size, num_layers, d_model, head_dim, d_ff, length, count",
+    [
+        ("base", 16, 410, 41, 2100, 150, 151_119_838),
+        ("large", 18, 1024, 64, 4096, 384, 285_205_322),
+    ],
+)
+def test_transformer_xl(size, num_layers, d_model, head_dim, d_ff, length, count):
+    """The published scripts for WikiText-103 (Dai et al. 2019)."""
+    config = configs.load(CONFIGS / f"transformer_xl/wikitext103.py:{size}")
+    assert_values(config.model, vocab_size=267_735, num_layers=num_layers, d_model=d_model)
+    assert_values(config.model, d_ff=d_ff, memory_length=length)
+    assert config.model.d_model // config.model.num_heads == head_dim
+    assert config.model.adaptive_cutoffs == (20_000, 40_000, 200_000)
+    assert config.task.length == length
+    assert_values(config.optimizer, name="adam", learning_rate=2.5e-4, schedule="cosine")
+    assert parameters(config) == count
+
+
+def test_transformer_xl_large_has_the_parameters_of_the_paper_with_16_layers():
+    changes = {"model.num_layers": 16}
+    config = configs.load(CONFIGS / "transformer_xl/wikitext103.py:large", changes)
+    assert parameters(config) == 257_919_818
+
+
 @pytest.mark.parametrize("size", GPT_3)
 def test_gpt_3(size):
     """Tables 2.1 and 2.2 and appendix B of Brown et al. 2020."""

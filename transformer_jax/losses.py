@@ -2,13 +2,12 @@
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.distributed import sharding
 
@@ -32,6 +31,7 @@ class _Inputs(NamedTuple):
     bias: Float[ArrayLike, " V"] | None
     labels: Int[Array, "B L"]
     weights: Float[Array, "B L"]
+    selected: Bool[Array, "B L"] | None = None
 
 
 class _Result(NamedTuple):
@@ -41,8 +41,7 @@ class _Result(NamedTuple):
     # None without gradients.
     d_hidden: Float[Array, "B L M"] | None
     d_output: tuple[Float[Array, "V M"], Float[Array, " V"] | None] | None  # table and bias
-    # Loss, nll and correct of each position; None if not requested.
-    by_position: tuple[Float[Array, "B L"], ...] | None
+    by_position: tuple[Float[Array, "B L"], ...]  # loss, nll and correct
 
 
 def cross_entropy(
@@ -74,28 +73,53 @@ def cross_entropy(
     beside them. This takes the same three matrix products as the plain loss, without its arrays
     (B, L, V). With label smoothing, the gradient of `nll` takes a second pass.
     """
-    return _cross_entropy(_Inputs(hidden, table, bias, labels, weights), label_smoothing)
+    inputs = _Inputs(hidden, table, bias, labels, weights)
+    return _cross_entropy(inputs, label_smoothing)[0]
+
+
+def selected_cross_entropy(
+    hidden: Float[Array, "B L M"],
+    table: Float[ArrayLike, "V M"],
+    bias: Float[ArrayLike, " V"] | None,
+    labels: Int[ArrayLike, "B L"],
+    weights: Float[ArrayLike, "B L"],
+    *,
+    selected: Bool[ArrayLike, "B L"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, "B L"]]:
+    """Returns (the cross-entropy, 1 where the label of a position has the largest logit).
+
+    The first is the sum over the `selected` positions, by default all. Logits are computed for
+    these alone, in as many chunks as they fill; the time depends on their number. The others add
+    nothing, and the second array is 0 there.
+    """
+    inputs = _Inputs(hidden, table, bias, labels, weights, selected)
+    sums, is_correct = _cross_entropy(inputs, 0.0)
+    return sums[0], is_correct
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _cross_entropy(inputs, label_smoothing):
-    return _scan_chunks(inputs, label_smoothing).sums
+    result = _scan_chunks(inputs, label_smoothing)
+    return result.sums, result.by_position[2]
 
 
 def _forward(inputs, label_smoothing):
     def is_primal(x):
         return hasattr(x, "perturbed")
 
-    # The weights' gradient needs the terms of each position.
-    by_position = inputs.weights.perturbed
+    weights_are_perturbed = inputs.weights.perturbed
     inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=is_primal)
-    result = _scan_chunks(inputs, label_smoothing, gradients=True, by_position=by_position)
-    return result.sums, (result, inputs if label_smoothing else None)
+    result = _scan_chunks(inputs, label_smoothing, gradients=True)
+    # The weights' gradient needs the terms of each position.
+    terms = result.by_position if weights_are_perturbed else None
+    residuals = (result._replace(by_position=terms), inputs if label_smoothing else None)
+    return (result.sums, result.by_position[2]), residuals
 
 
 def _backward(label_smoothing, residuals, cotangents):
     result, inputs = residuals
-    cotangents = [None if isinstance(x, SymbolicZero) else x for x in cotangents]
+    # Whether a position is correct is constant.
+    cotangents = [None if isinstance(x, SymbolicZero) else x for x in cotangents[0]]
     d_loss, d_nll, _ = cotangents
     loss_gradients = (result.d_hidden, result.d_output)
     nll_gradients = loss_gradients
@@ -107,7 +131,7 @@ def _backward(label_smoothing, residuals, cotangents):
     d_weights = None
     if result.by_position is not None:
         d_weights = _weighted_sum(cotangents, result.by_position)
-    return (_Inputs(d_hidden, d_table, d_bias, None, d_weights),)
+    return (_Inputs(d_hidden, d_table, d_bias, None, d_weights, None),)
 
 
 def _weighted_sum(cotangents, gradients):
@@ -138,19 +162,16 @@ def num_chunks(batch: int, length: int, vocab_size: int) -> int:
     return min(math.ceil(logits / limit), length)
 
 
-def _scan_chunks(inputs: _Inputs, smoothing, gradients=False, by_position=False) -> _Result:
+def _scan_chunks(inputs: _Inputs, smoothing, gradients=False) -> _Result:
+    if inputs.selected is not None:
+        return _selected_chunks(inputs, smoothing, gradients)
     batch, length, _ = inputs.hidden.shape
     output = (inputs.table, inputs.bias)
     chunks = num_chunks(batch, length, inputs.table.shape[0])
 
     def compute(chunk):
         hidden, labels, weights = chunk
-        return _chunk(
-            _Inputs(hidden, *output, labels, weights),
-            smoothing,
-            gradients=gradients,
-            by_position=by_position,
-        )
+        return _chunk(_Inputs(hidden, *output, labels, weights), smoothing, gradients=gradients)
 
     by_length = (inputs.hidden, inputs.labels, inputs.weights)
     if chunks == 1:
@@ -182,8 +203,51 @@ def _scan_chunks(inputs: _Inputs, smoothing, gradients=False, by_position=False)
     return _Result(sums, d_hidden, d_output, terms)
 
 
-def _chunk(inputs: _Inputs, smoothing, *, gradients, by_position) -> _Result:
-    hidden, table, bias, labels, weights = inputs
+def _selected_chunks(inputs: _Inputs, smoothing, gradients) -> _Result:
+    """Computes chunks of the selected positions, as many as the device with most of them fills."""
+    shape = inputs.labels.shape
+    parts = math.gcd(sharding.parts("batch"), shape[0])
+    output = (inputs.table, inputs.bias)
+
+    # (B, L, ...) -> (parts, N, ...). Each device has one part.
+    def split(x):
+        x = x.reshape(parts, -1, *x.shape[2:])
+        return sharding.constrain(x, "batch", *[None] * (x.ndim - 1))
+
+    selected = split(inputs.selected)
+    arrays = tuple(map(split, (inputs.hidden, inputs.labels, inputs.weights)))
+    count = selected.sum(axis=1, keepdims=True)
+    length = selected.shape[1]
+    size = min(CHUNK_TOKENS, length)
+    # The selected positions come first. The number `length` stands for none.
+    order = jnp.argsort(~selected, axis=1)
+    order = jnp.pad(order, ((0, 0), (0, -length % size)), constant_values=length)
+    take = jax.vmap(functools.partial(jnp.take, axis=0, mode="clip"))
+
+    def body(number, state):
+        totals, by_position = state
+        places = jax.lax.dynamic_slice_in_dim(order, number * size, size, axis=1)
+        is_selected = number * size + jnp.arange(size) < count
+        hidden, labels, weights = (take(x, places) for x in arrays)
+        chunk = _Inputs(hidden, *output, labels, weights * is_selected)
+        result = _chunk(chunk, smoothing, gradients=gradients)
+        totals = jax.tree.map(jnp.add, totals, (result.sums, result.d_output))
+        places = jnp.where(is_selected, places, length)
+        new = (result.d_hidden, result.by_position)
+        put = jax.vmap(lambda x, at, rows: x.at[at].set(rows, mode="drop"))
+        return totals, jax.tree.map(lambda x, rows: put(x, places, rows), by_position, new)
+
+    terms = (jnp.zeros(selected.shape),) * 3
+    totals = ((jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, output) if gradients else None)
+    state = (totals, (jnp.zeros_like(arrays[0]) if gradients else None, terms))
+    num_filled = -(-count.max() // size)
+    (sums, d_output), by_position = jax.lax.fori_loop(0, num_filled, body, state)
+    d_hidden, terms = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), by_position)
+    return _Result(sums, d_hidden, d_output, terms)
+
+
+def _chunk(inputs: _Inputs, smoothing, *, gradients) -> _Result:
+    hidden, table, bias, labels, weights, _ = inputs
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
     logits = sharding.constrain(logits if bias is None else logits + bias, "batch", None, "vocab")
@@ -194,8 +258,8 @@ def _chunk(inputs: _Inputs, smoothing, *, gradients, by_position) -> _Result:
     spread, mean = _spread_mass(logits, bias, smoothing)
     loss = (1 - smoothing) * nll + (smoothing * (log_z - mean) if smoothing else 0)
     correct = label_logits >= logits.max(axis=-1)  # an argmax is far slower
-    sums = tuple(jnp.sum(x * weights) for x in (loss, nll, correct))
-    terms = (loss, nll, correct.astype(jnp.float32)) if by_position else None
+    terms = (loss, nll, correct.astype(jnp.float32))
+    sums = tuple(jnp.sum(x * weights) for x in terms)
     if not gradients:
         return _Result(sums, None, None, terms)
     target = (1 - smoothing) * is_label + spread  # (B, L, V)
@@ -229,59 +293,3 @@ def label_nll(
     """
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - label_logits
-
-
-def token_log_probs(
-    hidden: Float[Array, "B L M"],
-    table: Float[ArrayLike, "V M"],
-    bias: Float[ArrayLike, " V"] | None,
-    labels: Int[ArrayLike, "B L"],
-) -> tuple[Float[Array, "B L"], Bool[Array, "B L"]]:
-    """Returns log softmax(hidden table^T + bias)[label] (B, L) float32.
-
-    Also returns whether the label has the largest logit (B, L) bool. Each device computes one row
-    at a time.
-    """
-
-    def rows(logits, labels):
-        label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-        log_probs = label_logits - jax.nn.logsumexp(logits, axis=-1)
-        return log_probs, label_logits >= logits.max(axis=-1)
-
-    return of_logits(rows, (hidden, table, bias), labels)
-
-
-def of_logits(
-    function: Callable[..., Any],
-    projection: tuple[
-        Float[Array, "B L M"], Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None
-    ],
-    *arrays: Shaped[ArrayLike, "B L"],
-) -> Any:
-    """Returns a tree of arrays (B, L): `function` of the logits and of `arrays`, for each row.
-
-    `projection` is (hidden, table, bias) of the logits, as in `cross_entropy`. Each device computes
-    one row at a time, so that the logits of a large vocabulary take little memory. `function` gets
-    logits (rows, L, V) float32, and returns arrays (rows, L).
-    """
-    parts = sharding.parts("batch")
-    hidden, table, bias = projection
-    matrix = table.astype(hidden.dtype)
-
-    # (B, ...) -> (B / parts, parts, ...). Each device has one row of `parts`.
-    def split(x):
-        x = x.reshape(parts, -1, *x.shape[1:]).swapaxes(0, 1)
-        return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
-
-    # (B / parts, parts, L) -> (B, L)
-    def join(x):
-        return x.swapaxes(0, 1).reshape(hidden.shape[:2])
-
-    def rows(inputs):
-        hidden, *arrays = inputs  # (parts, L, M), (parts, L)
-        logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)
-        logits = logits if bias is None else logits + bias
-        return function(sharding.constrain(logits, "batch", None, "vocab"), *arrays)
-
-    inputs = tuple(split(jnp.asarray(x)) for x in (hidden, *arrays))
-    return jax.tree.map(join, jax.lax.map(rows, inputs))

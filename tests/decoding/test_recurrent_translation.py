@@ -17,6 +17,7 @@ from transformer_jax.data import tokenizers
 from transformer_jax.distributed.sharding import AXES
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
 from transformer_jax.layers.decoding import Rows
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.model import SequenceToSequence
 from transformer_jax.models.recurrent_seq2seq import RecurrentSeq2Seq
 
@@ -66,7 +67,7 @@ class Summed(SequenceToSequence):
         return jnp.tanh(self.recurrent(jnp.concatenate([state, self.embed(tokens)], axis=-1)))
 
     def output(self):
-        return 4 * self.embed.embedding, None
+        return Projection(4 * self.embed.embedding)
 
     def flops(self, source_length, target_length):
         return 0.0

@@ -97,7 +97,7 @@ class Plain(kinds.Encoder):
         return self.hidden(tokens)[None]
 
     def output(self):
-        return self.token_embed.table(), None
+        return self.token_embed.output()
 
     def flops(self, length, predictions):
         return 0.0

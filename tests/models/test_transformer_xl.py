@@ -133,6 +133,34 @@ def test_decoding_equals_the_whole_prefix(xl):
         lengths = lengths + 1
 
 
+def test_an_adaptive_softmax_decodes_as_it_reads(xl):
+    """The logits are log-probabilities. The tables are those of the embeddings."""
+    model, _ = xl
+    model = model.clone(vocab_multiple=4, adaptive_cutoffs=(7, 12, 30), adaptive_divisor=2)
+    params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+    expected = model.apply({"params": params}, TOKENS)
+    assert expected.shape == (2, 24, 37)
+    np.testing.assert_allclose(jnp.exp(expected).sum(axis=-1), 1, rtol=1e-5)
+    lengths = jnp.array([20, 20])
+    prepared = model.for_decoding(params)
+    logits, state = model.begin(prepared, TOKENS[:, :20], lengths, slots=24)
+    np.testing.assert_allclose(logits, expected[:, 19], **CLOSE)
+    logits, state = model.step(prepared, state, TOKENS[:, 20:21])
+    np.testing.assert_allclose(logits[:, 0], expected[:, 20], **CLOSE)
+    sizes = jax.tree.map(jnp.size, params["token_embed"])
+    assert sizes["table_3"] == {"embedding": 8 * 2} and sizes["projection_3"] == 2 * 16
+    assert model.num_padding() == (1 * 17 + 3 * 9 + 2 * 5 + 1 * 3)
+    assert model.word_table is None and model.clone(adaptive_cutoffs=()).word_table
+
+
+def test_a_divisor_needs_cutoffs():
+    config = experiment(
+        model=dict(name="transformer_xl", adaptive_divisor=2), task=dict(name="causal_lm")
+    )
+    with pytest.raises(UserError, match="adaptive_divisor=2: needs config.model.adaptive_cutoffs"):
+        build_model(config)
+
+
 def test_a_memory_has_tokens():
     config = experiment(
         model=dict(name="transformer_xl", memory_length=0), task=dict(name="causal_lm", length=16)

@@ -12,6 +12,7 @@ from tests.examples import classification
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data.replaced_rows import NUM_DRAWS
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.runs import record
 from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.runs.train import train
@@ -70,8 +71,9 @@ def test_rows_hide_85_percent_of_the_replaced_tokens(tiny):
 def test_samples_have_the_probabilities_of_the_softmax():
     table = np.log(np.array([[0.5], [0.3], [0.2], [1e-9]], np.float32))
     draws = np.arange(NUM_DRAWS // 1000, NUM_DRAWS, NUM_DRAWS // 500).reshape(1, -1)
-    projection = (jnp.ones((1, draws.size, 1)), jnp.asarray(table), None)
-    counts = np.bincount(np.asarray(_sampled(projection, draws))[0], minlength=4)
+    states = jnp.ones((1, draws.size, 1))
+    sampled = _sampled(states, Projection(jnp.asarray(table)), draws)
+    counts = np.bincount(np.asarray(sampled)[0], minlength=4)
     np.testing.assert_allclose(counts / draws.size, [0.5, 0.3, 0.2, 0], atol=0.005)
 
 

@@ -42,6 +42,9 @@ MODELS = {
     "reformer": dict(name="reformer", vocab_size=300, d_model=16, d_ff=24, num_layers=2)
     | dict(num_heads=4, head_dim=4, local_chunk=4, lsh_chunk=4, buckets=(4,), rounds=2)
     | dict(max_length=32, axial_shape=(4, 8), axial_widths=(8, 8), dropout=0.0),
+    "adaptive": dict(name="transformer_xl", vocab_size=300, d_model=16, d_ff=24)
+    | dict(num_layers=2, num_heads=4, memory_length=12, dropout=0.0)
+    | dict(vocab_multiple=4, adaptive_cutoffs=(50, 120, 260), adaptive_divisor=2),
     "unilm": dict(name="bert", vocab_size=80, num_token_types=6, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "masked targets": dict(name="bert", vocab_size=80, dropout=0.0, attention_dropout=0.0)
@@ -82,6 +85,7 @@ TASKS = {
     "awd_lstm": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
     "transformer_xl": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
     "reformer": (build_gpt, dict(name="causal_lm", length=16)),
+    "adaptive": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
     "unilm": (build_bert, dict(name="mixed_masks", phases=((1.0, 16, 3),))),
     "masked targets": (
         build_targets,

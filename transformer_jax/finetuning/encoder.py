@@ -18,7 +18,6 @@ from transformer_jax.inference import framing
 from transformer_jax.inference.attention import check_attends, check_length
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.heads import Head
-from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.attended import Attended, Side, between
 
 # The marks of a row in a picture.
@@ -238,11 +237,9 @@ class Encoder:
 
     def next_tokens(self, params, hidden, batch) -> jax.Array:
         """Returns the language model's loss: the summed cross-entropy of the rows' tokens."""
-        table, bias = self.model.apply({"params": params}, method="output")
-        return cross_entropy(
+        output = self.model.apply({"params": params}, method="output")
+        return output.cross_entropy(
             hidden[:, :-1],
-            table,
-            bias,
             batch["tokens"][:, 1:],
             (batch["segment_ids"][:, 1:] > 0).astype(jnp.float32),
         )[0]

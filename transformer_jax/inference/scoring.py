@@ -16,7 +16,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks, in_order, longest_first, padded, rounded_up
 from transformer_jax.layers.embeddings import check_ids
-from transformer_jax.losses import token_log_probs
+from transformer_jax.layers.outputs import token_log_probs
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
 _LENGTH_MULTIPLE = 64
@@ -121,6 +121,6 @@ def _score(
         tokens, weights = split_rows((tokens, weights))
         hidden = model.apply({"params": params}, tokens[:, :-1], method="hidden")
         output = model.apply({"params": params}, method="output")
-        log_probs, likeliest = token_log_probs(hidden, *output, tokens[:, 1:])
+        log_probs, likeliest = token_log_probs(hidden, output, tokens[:, 1:])
         log_prob = jnp.sum(log_probs * weights, axis=1)
         return gathered((log_prob, jnp.all(likeliest | (weights == 0), axis=1)))

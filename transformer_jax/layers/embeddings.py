@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.parameters import declared
 from transformer_jax.losses import NO_TOKEN
 
@@ -60,16 +61,13 @@ class Embed(nn.Module):
         """Returns the table, for an output projection tied to it."""
         return self.embedding
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
-        """Returns the table and the bias of an output projection tied to it.
-
-        The bias (V,) excludes the additional rows; None where there are none.
-        """
+    def output(self) -> Projection:
+        """Returns an output projection tied to the table; its bias excludes the additional rows."""
         rows = self.embedding.shape[0]
         if rows == self.num_embeddings:
-            return self.embedding, None
+            return Projection(self.embedding)
         is_token = jnp.arange(rows) < self.num_embeddings
-        return self.embedding, jnp.where(is_token, 0.0, NO_TOKEN)
+        return Projection(self.embedding, jnp.where(is_token, 0.0, NO_TOKEN))
 
 
 def check_ids(ids: Int[np.ndarray, "*axes"], count: int, key: str = "vocab_size") -> None:

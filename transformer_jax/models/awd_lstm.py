@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from transformer_jax.layers import cells, flops
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.recurrent import Unidirectional
 from transformer_jax.models.causal import Recurrent
 
@@ -82,8 +83,8 @@ class AwdLSTM(Recurrent):
             states.append(state)
         return x, tuple(states)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
-        return self.token_embed.table(), self.output_bias()
+    def output(self) -> Projection:
+        return Projection(self.token_embed.table(), self.output_bias())
 
     @nn.nowrap
     def group(self, path: tuple[str, ...]) -> str:

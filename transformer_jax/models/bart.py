@@ -16,6 +16,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.attending import Attending
 
 # Rows of the tables of positions that belong to no position, as in the published checkpoints.
@@ -136,7 +137,7 @@ class BART(Attending):
             positions = row_positions(tokens, self.max_length)
         return embed(positions)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+    def output(self) -> Projection:
         """Returns the output projection: the token embeddings (V, M), and bias (V,) or None.
 
         The bias excludes the rows that pad the vocabulary.

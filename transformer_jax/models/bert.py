@@ -18,6 +18,7 @@ from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.cloze import Cloze
 
 
@@ -234,9 +235,9 @@ class BERT(Cloze):
         x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
         return self.mlm_norm(x)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+    def output(self) -> Projection:
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
-        return self.token_embed.table(), self.mlm_bias()
+        return Projection(self.token_embed.table(), self.mlm_bias())
 
     def flops(self, length: int, predictions: int) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add.

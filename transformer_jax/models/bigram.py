@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
 from transformer_jax.layers.embeddings import Embed
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.causal import Recurrent
 
 
@@ -53,8 +54,8 @@ class Bigram(Recurrent):
     ) -> tuple[Float[Array, "B L M"], tuple]:
         return jax.nn.one_hot(tokens, self.d_model), carry
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
-        return self.output_embed.table(), None
+    def output(self) -> Projection:
+        return Projection(self.output_embed.table())
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         positions = length if predictions is None else predictions

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from transformer_jax.layers import cells, flops
 from transformer_jax.layers.embeddings import Embed
 from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.recurrent import Unidirectional
 from transformer_jax.models.model import Encoder
 
@@ -92,9 +93,9 @@ class Context2Vec(Encoder):
         contexts = self.hidden(tokens, segment_ids=segment_ids)
         return jnp.stack([self.output_embed(tokens), contexts])
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
+    def output(self) -> Projection:
         """Returns the vectors of the targets (V, M)."""
-        return self.output_embed.table(), None
+        return Projection(self.output_embed.table())
 
     def flops(self, length: int, predictions: int) -> float:
         lstms = 2 * flops.recurrent(length, self.d_embed, self._cell)

@@ -20,6 +20,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import RMSNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.positions import Rotary
 from transformer_jax.models.causal import Cached
 
@@ -136,9 +137,9 @@ class Decoder(Cached):
         x = self.decoder(x, positions=positions, mask=mask, train=train, decode=decode)
         return self.norm(x)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
+    def output(self) -> Projection:
         """Returns the output projection: the table, and no bias."""
-        return (self.token_embed if self.tie_output else self.output_embed).table(), None
+        return Projection((self.token_embed if self.tie_output else self.output_embed).table())
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         kv_heads = self.num_kv_heads or self.num_heads

@@ -10,6 +10,7 @@ from transformer_jax.layers import flops
 from transformer_jax.layers.attention import check_heads
 from transformer_jax.layers.linear import Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.bert import BERT
 
 # The parameters that the generator and the discriminator share.
@@ -148,9 +149,9 @@ class ELECTRA(BERT):
         """Applies the layer in front of the generator's output projection, (..., N) -> (..., E)."""
         return self.generator.transformed(hidden)
 
-    def generator_output(self) -> tuple[Float[ArrayLike, "V E"], Float[ArrayLike, " V"]]:
+    def generator_output(self) -> Projection:
         """Returns the generator's output projection: the shared table (V, E), and a bias (V,)."""
-        return self.token_embed.table(), self.generator.mlm_bias()
+        return Projection(self.token_embed.table(), self.generator.mlm_bias())
 
     def flops(self, length: int, predictions: int) -> float:
         layer = flops.LayerSizes.of(self).layer(length, length**2)

@@ -15,6 +15,7 @@ from transformer_jax.layers.cells import LSTM, State, zero_state
 from transformer_jax.layers.characters import CharacterWords
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.recurrent import Unidirectional
 from transformer_jax.models.model import Encoder
 
@@ -191,9 +192,9 @@ class ELMo(Encoder):
         states = [jnp.stack([words, words], axis=2), *states]
         return [x.reshape(*words.shape[:2], self.d_model) for x in states]
 
-    def output(self) -> tuple[Float[ArrayLike, "V P"], Float[ArrayLike, " V"]]:
+    def output(self) -> Projection:
         """Returns the projection of the states of one direction: table (V, P) and bias (V,)."""
-        return self.output_embed.table(), self.output_bias()
+        return Projection(self.output_embed.table(), self.output_bias())
 
     @nn.nowrap
     def flops(self, length: int, predictions: int) -> float:

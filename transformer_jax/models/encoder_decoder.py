@@ -23,6 +23,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.attending import Attending
 
 _ACTIVATIONS = {
@@ -169,9 +170,9 @@ class EncoderDecoder(Attending):
         x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+    def output(self) -> Projection:
         embed = self.target_embed if self.tie_output else self.output_embed
-        return embed.table(), self.logit_bias() if self.output_bias else None
+        return Projection(embed.table(), self.logit_bias() if self.output_bias else None)
 
     def _embed(
         self,

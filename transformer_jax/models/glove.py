@@ -1,9 +1,9 @@
 """GloVe: two tables of word vectors and of biases, for the logarithms of counts."""
 
-import jax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers.embeddings import Bias, Embed
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.word_vectors import WordVectors
 
 
@@ -39,5 +39,5 @@ class GloVe(WordVectors):
     def _embed(self, tokens: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         return self.token_embed(tokens) + self.output_embed(tokens)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], jax.Array]:
-        return self.output_embed.table(), self.output_bias()
+    def output(self) -> Projection:
+        return Projection(self.output_embed.table(), self.output_bias())

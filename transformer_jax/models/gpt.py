@@ -18,6 +18,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.causal import Cached
 
 
@@ -120,7 +121,7 @@ class GPT(Cached):
         x = self.decoder(x, mask=mask, train=train, decode=decode)
         return self.norm(x) if self.norm_position == "pre" else x
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+    def output(self) -> Projection:
         """Returns the output projection: table (V, M) float32, and bias (V,) or None.
 
         The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias

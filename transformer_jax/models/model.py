@@ -8,13 +8,13 @@ import abc
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import activations
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
+from transformer_jax.layers.outputs import Output
 from transformer_jax.models.capabilities import METHODS
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
 from transformer_jax.models.growing import Growing
@@ -65,8 +65,8 @@ class Model(Reading, Growing, nn.Module, abc.ABC):
         """Returns the states before the output layers, from token ids."""
 
     @abc.abstractmethod
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
-        """Returns the output projection: table (V, M) float32, and bias (V,) float32 or None.
+    def output(self) -> Output:
+        """Returns the output layer: a `Projection`, or another output of layers/outputs.py.
 
         Rows beyond `vocab_size` pad the vocabulary.
         """
@@ -76,16 +76,12 @@ class Model(Reading, Growing, nn.Module, abc.ABC):
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add."""
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
-        """Applies the layers in front of the output projection to states (..., M) -> (..., E)."""
+        """Applies the layers in front of the output layer to states (..., M) -> (..., E)."""
         return hidden
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
         """Projects states (..., M) to logits (..., V) float32."""
-        x = self.transformed(hidden)
-        table, bias = self.output()
-        table = table[: self.vocab_size].astype(x.dtype)  # (V, M)
-        logits = jnp.dot(x, table.T, preferred_element_type=jnp.float32)
-        logits = logits if bias is None else logits + bias[: self.vocab_size]
+        logits = self.output().first(self.vocab_size).logits(self.transformed(hidden))
         return activations.named(self, "logits", logits)
 
     @nn.nowrap

@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from transformer_jax.layers import cells, flops
 from transformer_jax.layers.embeddings import Bias, Embed
 from transformer_jax.layers.linear import Dropout, compute_dtype
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.recurrent import Stack
 from transformer_jax.models.causal import Recurrent
 
@@ -80,9 +81,9 @@ class RecurrentLM(Recurrent):
         carry = tuple(jnp.stack(parts, axis=1) for parts in zip(*states))
         return self.output_dropout(x, train=train), carry
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
+    def output(self) -> Projection:
         embed = self.token_embed if self.tie_output else self.output_embed
-        return embed.table(), self.output_bias()
+        return Projection(embed.table(), self.output_bias())
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         layers = self.num_layers * flops.recurrent(length, self.d_model, self._cell)

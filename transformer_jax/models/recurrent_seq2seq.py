@@ -17,6 +17,7 @@ from transformer_jax.layers.attention import check_heads
 from transformer_jax.layers.decoding import SourceRows
 from transformer_jax.layers.embeddings import Embed
 from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.recurrent_attention import Attend, Score, Window
 from transformer_jax.layers.recurrent_decoder import Place, RecurrentLayers, Step
 from transformer_jax.layers.segments import at, bounds
@@ -263,9 +264,9 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         pairs = self.readout(jnp.concatenate([states, x], axis=-1))  # Bahdanau et al. 2014, A.2.2
         return pairs.reshape(*pairs.shape[:-1], self.d_model, 2).max(axis=-1)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
+    def output(self) -> Projection:
         embed = self.target_embed if self.tie_output else self.output_embed
-        return embed.table(), None
+        return Projection(embed.table())
 
     def advanced(
         self, state: SourceRows, tokens: Int[ArrayLike, "N K"]

@@ -18,6 +18,7 @@ from transformer_jax.layers.lsh_attention import LSHAttention, Rotations
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.reversible import ReversibleBlock, ReversibleStack
 from transformer_jax.models.causal import Cached
 
@@ -177,14 +178,9 @@ class Reformer(Cached):
         parts = [embed(place) for embed, place in zip(self.position_embed, places)]
         return jnp.concatenate(parts, axis=-1)
 
-    def output(self) -> tuple[Float[ArrayLike, "V E"], Float[ArrayLike, " V"]]:
-        """Returns the output projection of both halves: table (V, 2 M) and bias (V,), float32.
-
-        V is a multiple of vocab_multiple here.
-        """
-        table, excluded = self.output_embed.output()
-        bias = self.output_bias()
-        return table, bias if excluded is None else bias + excluded
+    def output(self) -> Projection:
+        """Returns the output projection of both halves."""
+        return self.output_embed.output().biased(self.output_bias())
 
     @property
     def _padding(self) -> int:

@@ -5,6 +5,7 @@ from typing import ClassVar
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers import flops
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.bert import BERT
 
 
@@ -42,14 +43,12 @@ class RoBERTa(BERT):
         """Returns the sum of the embeddings (B, L, M). All tokens are of type 0."""
         return super()._embed(tokens, None, positions, train=train)
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+    def output(self) -> Projection:
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32.
 
         V is a multiple of vocab_multiple here.
         """
-        table, excluded = self.token_embed.output()
-        bias = self.mlm_bias()
-        return table, bias if excluded is None else bias + excluded
+        return self.token_embed.output().biased(self.mlm_bias())
 
     def num_padding(self) -> int:
         return (-self.vocab_size % self.vocab_multiple) * (self.d_model + 1)

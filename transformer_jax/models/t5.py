@@ -16,6 +16,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import RMSNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.positions import RelativeBias
 from transformer_jax.models.attending import Attending
 
@@ -162,9 +163,9 @@ class T5(Attending):
         """Scales states for the tied output projection; other states stay as they are."""
         return hidden * self.d_model**-0.5 if self.tie_output else hidden
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
+    def output(self) -> Projection:
         """Returns the output projection: the table (V, M), and no bias."""
-        return (self.token_embed if self.tie_output else self.output_embed).table(), None
+        return Projection((self.token_embed if self.tie_output else self.output_embed).table())
 
     def layer_sizes(self) -> flops.LayerSizes:
         width = self.num_heads * self.head_dim

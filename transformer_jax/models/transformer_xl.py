@@ -10,6 +10,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
+from transformer_jax.layers.adaptive import AdaptiveEmbed, AdaptiveOutput, Clusters
 from transformer_jax.layers.attention import check_heads
 from transformer_jax.layers.blocks import Block, Remat, Stack
 from transformer_jax.layers.embeddings import Bias, Embed
@@ -17,6 +18,7 @@ from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Output
 from transformer_jax.layers.relative_attention import (
     Relations,
     RelativeAttention,
@@ -33,14 +35,22 @@ class TransformerXL(Recurrent):
 
     The state of a row is a memory: the inputs of all layers at the tokens before it (section 3.2).
     Attention depends on distances alone, so a row has any length (section 3.3).
+
+    With `adaptive_cutoffs`, embeddings and softmax are adaptive, as in the paper's models of words.
+    The ids of the vocabulary must then be in the order of frequency.
     """
 
     vocabulary = ("token_embed/embedding", "output_bias/bias")
 
     vocab_size: int = 267_735  # number of tokens in the vocabulary
-    # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
+    # pads embedding tables with zeros to a multiple of this number of rows, for speed; results
     # and the number of parameters stay the same
     vocab_multiple: int = 1
+    # the numbers of the most frequent tokens at which the vocabulary is divided, for an adaptive
+    # softmax; the published ones for WikiText-103 are (20_000, 40_000, 200_000); (): none
+    adaptive_cutoffs: tuple[int, ...] = ()
+    # the embeddings behind each cutoff are narrower than those before it by this factor
+    adaptive_divisor: int = 1
     d_model: int = 410  # width of the residual stream
     d_ff: int = 2100  # width of the MLP's hidden layer
     num_layers: int = 16  # number of blocks
@@ -66,15 +76,25 @@ class TransformerXL(Recurrent):
         check_heads(self.d_model, self.num_heads, self.head_dim)
         if self.memory_length < 1:
             raise UserError(f"config.model.memory_length={self.memory_length}: must be at least 1")
+        if self.adaptive_cutoffs:
+            self._clusters.check()
+        elif self.adaptive_divisor != 1:
+            raise UserError(
+                f"config.model.adaptive_divisor={self.adaptive_divisor}: needs "
+                "config.model.adaptive_cutoffs"
+            )
 
     def setup(self):
         init = nn.initializers.normal(self.init_std)
         dtype = compute_dtype(self.dtype)
         linear = dict(kernel_init=init, dtype=dtype)
-        self.token_embed = Embed(
-            self.vocab_size, self.d_model, init, dtype=dtype, multiple=self.vocab_multiple
-        )
-        self.output_bias = Bias(self.vocab_size + self._padding, "vocab")
+        embed = dict(dtype=dtype, multiple=self.vocab_multiple)
+        if self.adaptive_cutoffs:
+            self.token_embed = AdaptiveEmbed(self._clusters, self.init_std, **embed)
+            self.adaptive_output = AdaptiveOutput(self.init_std)
+        else:
+            self.token_embed = Embed(self.vocab_size, self.d_model, init, **embed)
+            self.output_bias = Bias(self.vocab_size + self._padding, "vocab")
         self.embed_dropout = Dropout(self.dropout)
         self.distance_dropout = Dropout(self.dropout, shared=True)
         self.output_dropout = Dropout(self.dropout)
@@ -155,14 +175,22 @@ class TransformerXL(Recurrent):
         decode |= dict(mask=mask, relations=relations, rngs=rngs, mutable=["state"])
         return decoder.apply(variables, x, **decode)[0]
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"]]:
-        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32.
+    def output(self) -> Output:
+        """Returns the output layer, whose tables are those of the token embeddings."""
+        if self.adaptive_cutoffs:
+            return self.adaptive_output(self.token_embed.output())
+        return self.token_embed.output().biased(self.output_bias())
 
-        V is a multiple of vocab_multiple here.
-        """
-        table, excluded = self.token_embed.output()
-        bias = self.output_bias()
-        return table, bias if excluded is None else bias + excluded
+    @property
+    def word_table(self) -> str | None:
+        return None if self.adaptive_cutoffs else super().word_table
+
+    @property
+    def _clusters(self) -> Clusters:
+        """The division of the vocabulary by `adaptive_cutoffs`."""
+        return Clusters(
+            self.vocab_size, self.d_model, tuple(self.adaptive_cutoffs), self.adaptive_divisor
+        )
 
     @property
     def _padding(self) -> int:
@@ -170,17 +198,22 @@ class TransformerXL(Recurrent):
         return -self.vocab_size % self.vocab_multiple
 
     def num_padding(self) -> int:
+        if self.adaptive_cutoffs:
+            return self._clusters.num_padding(self.vocab_multiple)
         return self._padding * (self.d_model + 1)
 
     def flops(self, length: int, predictions: int | None = None) -> float:
         """Returns the FLOPs of a forward pass over one row with a full memory.
 
-        The projection of the distances, which all rows of a batch share, is not counted.
+        The projection of the distances, which all rows of a batch share, is not counted. An
+        adaptive softmax is counted for a text by Zipf's law.
         """
         sizes = flops.LayerSizes.of(self)
         keys = self.memory_length + length
         attention = sizes.attention(length, keys, length * keys)
         distances = flops.dense(length, sizes.width, keys)
         positions = length if predictions is None else predictions
-        output = flops.dense(positions, self.d_model, self.vocab_size)
-        return self.num_layers * (attention + distances + sizes.mlp(length)) + output
+        layers = self.num_layers * (attention + distances + sizes.mlp(length))
+        if self.adaptive_cutoffs:
+            return layers + self._clusters.flops(length, positions)
+        return layers + flops.dense(positions, self.d_model, self.vocab_size)

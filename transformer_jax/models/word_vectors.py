@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.layers import flops
 from transformer_jax.layers.embeddings import Embed
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.models.model import Encoder
 
 
@@ -44,8 +45,8 @@ class WordVectors(Encoder):
         """Returns the vectors of the words."""
         return self.token_embed.table()
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], None]:
-        return self.output_embed.table(), None
+    def output(self) -> Projection:
+        return Projection(self.output_embed.table())
 
     def hidden(
         self,

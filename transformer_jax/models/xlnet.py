@@ -17,6 +17,7 @@ from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.layers.outputs import Projection
 from transformer_jax.layers.parameters import declared
 from transformer_jax.layers.relative_attention import (
     Relations,
@@ -222,9 +223,9 @@ class XLNet(Encoder):
         """Returns one vector for each example (B, M), from the state of its last token."""
         return jnp.tanh(self.pooler(hidden[:, -1]))
 
-    def output(self) -> tuple[Float[ArrayLike, "V M"], Float[ArrayLike, " V"] | None]:
+    def output(self) -> Projection:
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
-        return self.token_embed.table(), self.output_bias()
+        return Projection(self.token_embed.table(), self.output_bias())
 
     def flops(self, length: int, predictions: int) -> float:
         """Returns the FLOPs of a forward pass over one row: two for each multiply-add.

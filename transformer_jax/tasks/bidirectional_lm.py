@@ -9,7 +9,6 @@ from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments
 from transformer_jax.data.both_ways import BothWaysTexts
 from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.losses import cross_entropy
 from transformer_jax.tasks.base import TextTask, check_row_length, perplexities, perplexity
 from transformer_jax.tasks.task import Context, Loss
 
@@ -71,12 +70,12 @@ class BidirectionalLM(EncoderUse, TextTask):
             method="advance",
             rngs={"dropout": context.rng} if context.train else None,
         )
-        table, bias = self.model.apply(variables, method="output")
+        output = self.model.apply(variables, method="output")
         metrics, sums, count = {}, jnp.zeros(2), batch["weights"].sum(dtype=jnp.int32)
         for way, name in enumerate(_WAYS):
             labels, weights = batch["labels"][..., way], batch["weights"][..., way]
-            loss, _, correct = cross_entropy(
-                states[:, :, way], table, bias, labels, weights.astype(jnp.float32)
+            loss, _, correct = output.cross_entropy(
+                states[:, :, way], labels, weights.astype(jnp.float32)
             )
             metrics[f"{name}_loss"] = (loss, weights.sum(dtype=jnp.int32))
             sums += jnp.stack([loss, correct])

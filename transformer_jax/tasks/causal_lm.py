@@ -12,7 +12,6 @@ from transformer_jax.data.text_windows import TextWindows
 from transformer_jax.inference import lowering
 from transformer_jax.inference.causal import CausalUse
 from transformer_jax.inference.sampling import Sampling
-from transformer_jax.losses import cross_entropy
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
 from transformer_jax.tasks.base import TextTask, check_row_length, perplexities, perplexity
@@ -82,9 +81,9 @@ class CausalLM(CausalUse, TextTask):
 
     def loss(self, params, batch, context: Context) -> Loss:
         hidden, carry = self._states(params, batch, context)
-        table, bias = self.model.apply({"params": params}, method="output")
+        output = self.model.apply({"params": params}, method="output")
         weights = batch["weights"].astype(jnp.float32)
-        loss, _, correct = cross_entropy(hidden, table, bias, batch["labels"], weights)
+        loss, _, correct = output.cross_entropy(hidden, batch["labels"], weights)
         count = batch["weights"].sum(dtype=jnp.int32)
         metrics = {
             "loss": (loss, count),

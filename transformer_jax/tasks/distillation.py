@@ -150,10 +150,8 @@ class Output(NamedTuple):
         """Returns the output of a model for its last states."""
         apply = partial(model.apply, {"params": params})
         states = apply(hidden, method="transformed")
-        table, bias = apply(method="output")
         # One of two models may pad its table.
-        size = model.vocab_size
-        return cls(states, table[:size], None if bias is None else bias[:size])
+        return cls(states, *apply(method="output").first(model.vocab_size))
 
     def log_softmax(self, states: Float[Array, "B C E"], temperature: float):
         """Returns the log-probabilities (B, C, V) float32 of a chunk of the states."""

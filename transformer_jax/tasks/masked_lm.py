@@ -11,7 +11,7 @@ import numpy as np
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments
 from transformer_jax.data.masked_rows import MaskedRows
-from transformer_jax.losses import cross_entropy, label_nll
+from transformer_jax.losses import label_nll
 from transformer_jax.tasks.masked_texts import MaskedTextTask
 from transformer_jax.tasks.task import Context, Loss
 
@@ -116,9 +116,8 @@ class MaskedLM(MaskedTextTask):
         # Logits are computed at the masked positions only.
         masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
         filled = batch["segment_ids"] > 0
-        mlm, _, correct = cross_entropy(
+        mlm, _, correct = apply(method="output").cross_entropy(
             apply(masked, method="transformed"),
-            *apply(method="output"),
             batch["masked_labels"],
             batch["masked_weights"].astype(jnp.float32),
         )

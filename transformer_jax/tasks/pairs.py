@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from transformer_jax.config import UserError, build_model
 from transformer_jax.inference import lowering
 from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
-from transformer_jax.losses import cross_entropy
 from transformer_jax.tasks.base import TextTask, check_row_length
 from transformer_jax.tasks.task import Context, EvaluationProgram, Loss
 
@@ -71,9 +70,8 @@ class PairTask(SequenceToSequenceUse, TextTask):
         variables = {"params": params}
         filled = batch["target_segment_ids"] > 0
         weights = batch["weights"]
-        loss, nll, correct = cross_entropy(
+        loss, nll, correct = self.model.apply(variables, method="output").cross_entropy(
             self.model.apply(variables, hidden, method="transformed"),
-            *self.model.apply(variables, method="output"),
             batch["labels"],
             weights,
             label_smoothing=self.label_smoothing if context.train else 0.0,

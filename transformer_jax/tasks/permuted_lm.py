@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments, permuted_rows, tokenizers
 from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.losses import cross_entropy
 from transformer_jax.tasks.base import TextTask
 from transformer_jax.tasks.task import Context, Loss
 
@@ -91,9 +90,8 @@ class PermutedLM(EncoderUse, TextTask):
     def loss(self, params, batch, context: Context) -> Loss:
         states, carry = self._states(params, batch, context)
         apply = partial(self.model.apply, {"params": params})
-        loss, _, correct = cross_entropy(
+        loss, _, correct = apply(method="output").cross_entropy(
             states,
-            *apply(method="output"),
             jnp.take_along_axis(batch["tokens"], batch["target_positions"], axis=1),
             batch["target_weights"].astype(jnp.float32),
         )

@@ -13,7 +13,7 @@ from transformer_jax.data import arguments
 from transformer_jax.data.replaced_rows import NUM_DRAWS, ReplacedRows
 from transformer_jax.inference.filling import Filling
 from transformer_jax.inference.sampling import drawn
-from transformer_jax.losses import cross_entropy, of_logits
+from transformer_jax.layers.outputs import Output, of_logits
 from transformer_jax.tasks.masked_texts import MaskedTextTask
 from transformer_jax.tasks.task import Context, Loss
 
@@ -104,11 +104,11 @@ class ReplacedTokens(MaskedTextTask):
         apply = partial(self.model.apply, {"params": params})
         states = apply(states, method="generator_transformed")  # (B, P, E)
         output = apply(method="generator_output")
-        mlm, _, correct = cross_entropy(
-            states, *output, batch["masked_labels"], batch["masked_weights"].astype(jnp.float32)
+        mlm, _, correct = output.cross_entropy(
+            states, batch["masked_labels"], batch["masked_weights"].astype(jnp.float32)
         )
 
-        sampled = _sampled((states, *output), batch["masked_draws"])
+        sampled = _sampled(states, output, batch["masked_draws"])
         tokens = _placed(batch, sampled)
         is_replaced = tokens != _placed(batch, batch["masked_labels"])
         logits = apply(read("hidden", tokens, key), method="detected")  # (B, L)
@@ -172,10 +172,10 @@ class ReplacedTokens(MaskedTextTask):
         return reader.fill(params, arguments.as_texts(texts), top_k, long)
 
 
-def _sampled(projection, draws: jax.Array) -> jax.Array:
-    """Returns tokens (B, P) int32 of the softmax of a projection, from draws (B, P) int32.
+def _sampled(states: jax.Array, output: Output, draws: jax.Array) -> jax.Array:
+    """Returns tokens (B, P) int32 of the softmax of an output, from draws (B, P) int32.
 
-    `projection` is (states (B, P, E), table, bias). No gradient passes.
+    The states are (B, P, E). No gradient passes.
     """
 
     def sample(logits, draws):
@@ -184,7 +184,7 @@ def _sampled(projection, draws: jax.Array) -> jax.Array:
         uniform = draws.reshape(-1).astype(jnp.float32) / NUM_DRAWS
         return drawn(weights, uniform).reshape(draws.shape)
 
-    return of_logits(sample, jax.lax.stop_gradient(projection), draws)
+    return of_logits(sample, *jax.lax.stop_gradient((states, output)), draws)
 
 
 def _placed(batch, values: jax.Array) -> jax.Array:

@@ -155,7 +155,7 @@ class WordVectorsTask(WordTask):
 
 def _tables(model) -> tuple[jax.Array, jax.Array]:
     """Returns the tables of the words that are read, and of those that are predicted (V, M)."""
-    return model.vectors(), model.output()[0]
+    return model.vectors(), model.output().table
 
 
 def _check_model(config, model) -> None:

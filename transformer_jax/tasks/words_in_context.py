@@ -100,5 +100,5 @@ def _logits(model, tokens) -> jax.Array:
 def _contexts(model, tokens, segment_ids, noise, train: bool):
     """Returns the contexts (B, L, M), and the vectors of the words and of the noise words."""
     contexts = model.transformed(model.hidden(tokens, segment_ids=segment_ids, train=train))
-    table = model.output()[0]
+    table = model.output().table
     return contexts, table[tokens], table[noise]
