@@ -66,7 +66,9 @@ METHODS = {
     "window": ("window of 64", DECODER | dict(local_window=64)),
     "strided": (
         "strided, 16",
-        SHAPE | dict(name="sparse_transformer", pattern="strided", stride=16, max_length=LENGTH),
+        dict(name="sparse_transformer", pattern="strided", stride=16, max_length=LENGTH)
+        | dict(d_model=WIDTH, num_layers=LAYERS, num_heads=4, output_std=0.02)
+        | dict(dropout=0.0, attention_dropout=0.0),
     ),
     "xl": (
         "Transformer-XL, half a row and a memory of half a row",

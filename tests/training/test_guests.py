@@ -45,6 +45,9 @@ MODELS = {
     "adaptive": dict(name="transformer_xl", vocab_size=300, d_model=16, d_ff=24)
     | dict(num_layers=2, num_heads=4, memory_length=12, dropout=0.0)
     | dict(vocab_multiple=4, adaptive_cutoffs=(50, 120, 260), adaptive_divisor=2),
+    "sparse_transformer": dict(name="sparse_transformer", vocab_size=300, dropout=0.0)
+    | SHARED
+    | dict(stride=4, num_summaries=2, combination="alternated"),
     "unilm": dict(name="bert", vocab_size=80, num_token_types=6, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "masked targets": dict(name="bert", vocab_size=80, dropout=0.0, attention_dropout=0.0)
@@ -86,6 +89,7 @@ TASKS = {
     "transformer_xl": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
     "reformer": (build_gpt, dict(name="causal_lm", length=16)),
     "adaptive": (build_gpt, dict(name="causal_lm", length=16, carry=True)),
+    "sparse_transformer": (build_gpt, dict(name="causal_lm", length=16)),
     "unilm": (build_bert, dict(name="mixed_masks", phases=((1.0, 16, 3),))),
     "masked targets": (
         build_targets,

@@ -22,6 +22,12 @@ def bounds(
     return first, last
 
 
+def places_of(segment_ids: Int[ArrayLike, "B L"] | None, length: int) -> Int[Array, "#B L"]:
+    """Returns the places of positions in their texts. Without ids, a row is one text."""
+    positions = jnp.arange(length)[None]
+    return positions if segment_ids is None else positions - bounds(segment_ids)[0]
+
+
 def at(x: Array, places: Int[Array, "B N"]) -> Array:
     """Returns the vectors (B, N, ...) of x (B, L, ...) at places of its rows."""
     return jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)

@@ -1,0 +1,297 @@
+"""Causal attention to two sparse sets of keys (Child et al. 2019, sections 4.2 and 4.3).
+
+With a stride of about the root of the length L, each set has about as many keys. Time grows with
+L (stride + L / stride), not with the square of L.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int, Shaped
+
+from transformer_jax.layers import activations, kernels, weight_dropout
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.dot_product import Keys, Queries, dot_product
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.segments import at, places_of
+from transformer_jax.layers.sparse_patterns import Attends, Pattern
+from transformer_jax.layers.weight_dropout import WeightDropout
+
+_HIDDEN = jnp.finfo(jnp.float32).min
+# Draws the dropout of the weights for so many rows and heads; None: there is none.
+Drawn = Callable[[int, int], WeightDropout | None]
+
+
+class SparseAttention(Attention):
+    """Causal self-attention along a pattern: (B, L, M) -> (B, L, M).
+
+    In a packed row the pattern begins anew with each text. The output of a query without any key is
+    zero: in the first block of the fixed pattern, there may be no far key. Decoding computes the
+    scores of all keys, and so does reading the weights.
+    """
+
+    pattern: Pattern = Pattern("strided", 128)
+    attends: Attends = "both"
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B L M"], *, mask: Mask, train: bool = False, decode: int = 0
+    ) -> Float[Array, "B L M"]:
+        q, k, v = (
+            activations.named(self, plural, self._project(name, x, self.num_heads))
+            for name, plural in (("query", "queries"), ("key", "keys"), ("value", "values"))
+        )
+        if decode:
+            k = self._update_cache("keys", k, mask.query_slots, decode)
+            v = self._update_cache("values", v, mask.query_slots, decode)
+
+        def drawn(rows: int, heads: int) -> WeightDropout | None:
+            if not train or not self.dropout:
+                return None
+            return weight_dropout.drawn(self.make_rng("dropout"), self.dropout, rows, heads)
+
+        options = dict(attends=self.attends, drawn=drawn)
+        if decode or activations.requested(self, "weights"):
+            observe = partial(activations.named, self, "weights")
+            y = dense(q, k, v, mask, self.pattern, observe=observe, **options)
+        else:
+            y = sparse(q, k, v, mask, self.pattern, **options)
+        return self._merged(activations.named(self, "heads", y), x.shape[-1])
+
+
+def dense(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    pattern: Pattern,
+    *,
+    attends: Attends,
+    drawn: Drawn,
+    observe: Callable,
+) -> Queries:
+    """Attention along a pattern by the scores of all keys.
+
+    `observe` takes and returns the weights before dropout.
+    """
+    num_queries, heads, num_keys = *q.shape[1:3], k.shape[1]
+    keys = places_of(mask.key_segments, num_keys)
+    queries = keys if mask.query_slots is None else mask.slots(num_queries)
+    places = queries[:, None, :, None], keys[:, None, None]  # (B, 1, Q, 1), (B, 1, 1, K)
+    near, far = pattern.near(*places), pattern.far(*places)
+    match attends:
+        case "near":
+            visible = near
+        case "far":
+            visible = far
+        case "both":
+            visible = near | far
+        case "split":
+            is_first = jnp.arange(heads)[:, None, None] < heads // 2
+            visible = jnp.where(is_first, near, far)
+    visible = visible & mask.dense(num_queries, num_keys)
+    visible = jnp.broadcast_to(visible, (len(visible), heads, num_queries, num_keys))
+
+    def shown(weights):
+        return observe(jnp.where(visible, weights, 0.0))
+
+    bias = jnp.where(visible, 0.0, _HIDDEN)
+    return dot_product(q, k, v, Mask(), drawn(len(q), heads), bias=bias, observe=shown)
+
+
+def sparse(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    pattern: Pattern,
+    *,
+    attends: Attends,
+    drawn: Drawn,
+) -> Queries:
+    """Attention along a pattern by the scores of its keys.
+
+    The mask is causal, with the same segments of queries and keys.
+    """
+    length = q.shape[1]
+    padding = -length % pattern.stride
+    arrays = [_padded(x, padding) for x in (q, k, v)]
+    segments = _padded(mask.key_segments, padding)
+    mask = Mask(causal=True, query_segments=segments, key_segments=segments)
+    if attends == "split":
+        halves = zip(*(jnp.split(x, 2, axis=2) for x in arrays))
+        outputs = [
+            _to_set(*half, mask, pattern, attends=each, drawn=drawn)
+            for half, each in zip(halves, ("near", "far"))
+        ]
+        return jnp.concatenate(outputs, axis=2)[:, :length]
+    return _to_set(*arrays, mask, pattern, attends=attends, drawn=drawn)[:, :length]
+
+
+def _to_set(q, k, v, mask: Mask, pattern: Pattern, *, attends: Attends, drawn: Drawn) -> Queries:
+    """Attention of all heads to the same keys. The stride divides the length."""
+    match attends, pattern.name:
+        case "near", "strided":
+            return _attention(q, k, v, mask.replace(window=pattern.stride), drawn)
+        case "near", "fixed":
+            return _to_own_block(q, k, v, mask, pattern, drawn=drawn)
+        case "far", "strided":
+            return _to_column(q, k, v, mask, pattern, drawn=drawn)
+    return _by_blocks(q, k, v, mask, pattern, with_near=attends == "both", drawn=drawn)
+
+
+def _attention(q: Queries, k: Keys, v: Keys, mask: Mask, drawn: Drawn) -> Queries:
+    """Attention by the kernel for these arrays."""
+    dropout = drawn(len(q), q.shape[2])
+    kernel = kernels.pick(q, k, mask, dropout is not None)
+    return kernel(q, k, v, mask, dropout)
+
+
+def _to_own_block(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Queries:
+    """Attention to the keys of the query's own block."""
+    stride, length = pattern.stride, q.shape[1]
+    if mask.key_segments is None:
+        blocks = [x.reshape(-1, stride, *x.shape[2:]) for x in (q, k, v)]  # (B L / l, l, H, D)
+        return _attention(*blocks, Mask(causal=True), drawn).reshape(q.shape)
+    # The blocks of a text begin at any slot. Each becomes a segment.
+    first = jnp.arange(length) - places_of(mask.key_segments, length) % stride
+    segments = jnp.where(mask.key_segments > 0, first + 1, 0)
+    mask = mask.replace(window=stride, query_segments=segments, key_segments=segments)
+    return _attention(q, k, v, mask, drawn)
+
+
+def _to_column(q, k, v, mask: Mask, pattern: Pattern, *, drawn: Drawn) -> Queries:
+    """Attention to each key at a multiple of the stride.
+
+    In a matrix with a row for each `stride` slots, these are the keys of the query's column.
+    """
+    stride, batch = pattern.stride, len(q)
+
+    def columns(x: Shaped[Array, "B L *axes"] | None) -> Shaped[Array, "C R *axes"] | None:
+        if x is None:
+            return None
+        x = x.reshape(batch, -1, stride, *x.shape[2:]).swapaxes(1, 2)
+        return x.reshape(batch * stride, -1, *x.shape[3:])
+
+    segments = columns(mask.key_segments)
+    mask = mask.replace(query_segments=segments, key_segments=segments)
+    y = _attention(*(columns(x) for x in (q, k, v)), mask, drawn)
+    return y.reshape(batch, stride, -1, *y.shape[2:]).swapaxes(1, 2).reshape(q.shape)
+
+
+@struct.dataclass
+class _Far:
+    """The far keys of a row: those of all queries, or in a strided pattern those of each column.
+
+    A key has a slot of the row, and a segment.
+    """
+
+    keys: Float[Array, "B K H D"] | Float[Array, "B K l H D"]
+    values: Float[Array, "B K H D"] | Float[Array, "B K l H D"]
+    slots: Int[Array, "#B #l K"]
+    segments: Int[Array, "#B #l K"]
+
+    @classmethod
+    def of(cls, k: Keys, v: Keys, segments: Int[Array, "#B L"], pattern: Pattern) -> "_Far":
+        length, stride = k.shape[1], pattern.stride
+        slots = jnp.arange(length)[None]
+        if pattern.name == "strided":
+            keys, values, slots, segments = (
+                x.reshape(len(x), -1, stride, *x.shape[2:]) for x in (k, v, slots, segments)
+            )
+            return cls(keys, values, slots.swapaxes(1, 2), segments.swapaxes(1, 2))
+        # Texts that begin at any slot have at most as many in all.
+        count = length // stride * pattern.num_summaries
+        is_far = pattern.is_summary(places_of(segments, length))
+        slots = jnp.argsort(~is_far, axis=1, stable=True)[:, :count]  # those of far keys first
+        segments = jnp.where(at(is_far, slots), at(segments, slots), 0)
+        keys, values = (at(x, jnp.broadcast_to(slots, (len(x), count))) for x in (k, v))
+        return cls(keys, values, slots[:, None], segments[:, None])
+
+    @property
+    def axes(self) -> str:
+        """The axes of keys and values in an einsum. Its queries q are those of a block."""
+        return "bkhd" if self.keys.ndim == 4 else "bkqhd"
+
+
+def _by_blocks(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    pattern: Pattern,
+    *,
+    with_near: bool,
+    drawn: Drawn,
+) -> Queries:
+    """Attention to far keys, or to near and far keys with one softmax, by blocks of queries.
+
+    A block of `stride` queries reads all far keys, and the near keys in its own block and in the
+    block before. The backward pass computes the scores of a block again: those of one block alone
+    are in memory.
+    """
+    length, heads, head_dim = q.shape[1:]
+    stride = pattern.stride
+    segments = mask.key_segments
+    segments = jnp.ones((1, length), jnp.int32) if segments is None else segments
+    slots, places = jnp.arange(length)[None], places_of(segments, length)
+    # Far keys are before these slots; near keys are from them on.
+    limits = slots - places + pattern.first_near(places) if with_near else slots + 1
+    far = _Far.of(k, v, segments, pattern)
+    num_far = far.slots.shape[-1]
+    dropout = drawn(len(q), heads)
+
+    @jax.checkpoint
+    def of_block(block: dict[str, Array]) -> Queries:
+        queries, own_slots = block["queries"] / head_dim**0.5, block["slots"][:, -stride:, None]
+        limits, own_segments = block["limits"][..., None], block["segments"][:, -stride:, None]
+        visible = [(far.slots < limits) & (far.segments == own_segments)]
+        scores = [_float32(f"bqhd,{far.axes}->bhqk", queries, far.keys)]
+        if with_near:
+            near_slots, near_segments = block["slots"][:, None], block["segments"][:, None]
+            is_near = (near_slots >= limits) & (near_slots <= own_slots)
+            visible.append(is_near & (near_segments == own_segments))
+            scores.append(_float32("bqhd,bkhd->bhqk", queries, block["keys"]))
+        is_visible = jnp.concatenate(visible, axis=-1)[:, None]
+        shown = jnp.where(is_visible, jnp.concatenate(scores, axis=-1), _HIDDEN)
+        weights = jnp.where(is_visible, jax.nn.softmax(shown, axis=-1), 0.0)
+        if dropout is not None:
+            numbers = jnp.arange(num_far)[None]
+            if with_near:
+                numbers = jnp.concatenate([numbers, num_far + block["slots"]], axis=1)
+            weights = dropout(weights, own_slots[0, 0, 0], numbers)
+        weights = weights.astype(v.dtype)
+        y = jnp.einsum(f"bhqk,{far.axes}->bqhd", weights[..., :num_far], far.values)
+        if with_near:
+            y += jnp.einsum("bhqk,bkhd->bqhd", weights[..., num_far:], block["values"])
+        return y
+
+    blocks = dict(queries=_blocks(q, stride), limits=_blocks(limits, stride))
+    read = dict(slots=slots, segments=segments) | (dict(keys=k, values=v) if with_near else {})
+    blocks |= {name: _with_previous(_blocks(x, stride)) for name, x in read.items()}
+    return jnp.moveaxis(jax.lax.map(of_block, blocks), 0, 1).reshape(q.shape)
+
+
+def _float32(equation: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
+
+
+def _blocks(x: Shaped[Array, "B L *axes"], size: int) -> Shaped[Array, "N B l *axes"]:
+    return jnp.moveaxis(x.reshape(len(x), -1, size, *x.shape[2:]), 1, 0)
+
+
+def _with_previous(blocks: Shaped[Array, "N B l *axes"]) -> Shaped[Array, "N B k *axes"]:
+    """Returns each block behind the block before it, and the first one behind zeros."""
+    previous = jnp.concatenate([jnp.zeros_like(blocks[:1]), blocks[:-1]])
+    return jnp.concatenate([previous, blocks], axis=2)
+
+
+def _padded(x: Shaped[Array, "B L *axes"] | None, count: int) -> Shaped[Array, "B K *axes"] | None:
+    """Returns x with zeros behind its positions."""
+    if x is None or not count:
+        return x
+    return jnp.pad(x, ((0, 0), (0, count), *[(0, 0)] * (x.ndim - 2)))
