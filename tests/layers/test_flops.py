@@ -13,6 +13,7 @@ from transformer_jax.models.decoder import Decoder
 from transformer_jax.models.distilbert import DistilBERT
 from transformer_jax.models.electra import ELECTRA
 from transformer_jax.models.encoder_decoder import EncoderDecoder
+from transformer_jax.models.longformer import Longformer
 from transformer_jax.models.roberta import RoBERTa
 from transformer_jax.planning import traced
 
@@ -48,6 +49,15 @@ def test_encoder_decoder():
 def test_relatives_of_bert(family, sizes):
     model = family(num_layers=3, **sizes, **SIZES)
     assert traced_flops(model, tokens(LENGTH)) == model.flops(LENGTH, LENGTH)
+
+
+def test_a_dilated_window_has_the_keys_within_the_row():
+    """A head has 5 keys a token, or 2 of the 8 in the row where each fourth is one."""
+    sizes = dict(num_layers=2, attention_window=(4,), **SIZES)
+    model = Longformer(attention_dilation=(1, 4), dilated_heads=1, **sizes)
+    without = Longformer(**sizes)
+    per_key = 4 * 8 * LENGTH  # scores and weighted sum of a head of 8
+    assert without.flops(LENGTH, 0) - model.flops(LENGTH, 0) == per_key * (5 - 2)
 
 
 def test_electra():

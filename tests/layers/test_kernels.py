@@ -62,6 +62,14 @@ def make_mask(name, length=256):
         "packed": Mask(causal=True, query_segments=ids, key_segments=ids),
         "local": Mask(causal=True, **window),
         "two_sided": Mask(query_segments=ids, key_segments=ids, **window),
+        "dilated": Mask(
+            causal=True,
+            key_segments=ids,
+            window=jnp.int32(20),
+            windows=(20, 20),
+            dilation=jnp.int32(3),
+            dilations=(1, 3),
+        ),
         "global": Mask(causal=True, global_keys=is_global, global_queries=is_global, **window),
         "global_two_sided": Mask(global_keys=is_global, global_queries=is_global, **window),
         "prefix": Mask(causal=True, prefix=jnp.array([length // 3, 0])),
@@ -72,7 +80,7 @@ def make_mask(name, length=256):
 
 
 MASKS = tuple(
-    "all causal padded packed local two_sided global global_two_sided prefix ranks "
+    "all causal padded packed local two_sided dilated global global_two_sided prefix ranks "
     "ranks_causal".split()
 )
 # Needs a program of its own in the interpreted kernel of TPUs.
@@ -119,11 +127,30 @@ def test_windowed_equals_the_plain_kernel(name):
             assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
 
 
-def test_windowed_shows_global_positions_to_all_queries():
+@pytest.mark.parametrize("window, dilation", [(20, 3), (5, 7), (150, 4), (None, 2), (20, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_dilated_window_equals_the_plain_kernel(causal, window, dilation):
+    """A window may reach beyond the row, and the length is no multiple of the dilation."""
+    ids = segments(301)
+    reach = 2**30 if window is None else window
+    mask = Mask(causal=causal, query_segments=ids, key_segments=ids, window=jnp.int32(reach))
+    cases = sorted([(reach, dilation), (9, 2)])
+    windows, dilations = zip(*cases)
+    mask = mask.replace(windows=windows, dilation=jnp.int32(dilation), dilations=dilations)
+    options = dict(dropout=weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2), scale=0.5)
+    kernel = functools.partial(kernels.windowed, **options)
+    plain = functools.partial(kernels.dot_product, **options)
+    assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
+
+
+@pytest.mark.parametrize("dilation", [None, 3])
+def test_windowed_shows_global_positions_to_all_queries(dilation):
     ids = segments(301)
     positions = jnp.array([[0, 40, 170, -1], [300, -1, -1, 20]])
     is_global = (positions[..., None] == jnp.arange(301)).any(axis=1)
     window = dict(window=jnp.int32(20), windows=(20,))
+    if dilation is not None:
+        window |= dict(dilation=jnp.int32(dilation), dilations=(dilation,))
     mask = Mask(query_segments=ids, key_segments=ids, **window)
     options = dict(dropout=weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2))
 

@@ -27,6 +27,14 @@ RULES = {
         Mask(window=WINDOW, global_keys=GLOBAL),
         lambda b, i, j: abs(i - j) < 3 or bool(GLOBAL[b, j]),
     ),
+    "dilated": (
+        Mask(window=WINDOW, dilation=jnp.int32(2), global_keys=GLOBAL),
+        lambda b, i, j: bool(GLOBAL[b, j]) or (abs(i - j) < 3 * 2 and (i - j) % 2 == 0),
+    ),
+    "dilated_local": (
+        Mask(causal=True, window=3, dilation=3),
+        lambda b, i, j: 0 <= i - j < 3 * 3 and (i - j) % 3 == 0,
+    ),
     "prefix": (Mask(causal=True, prefix=PREFIX), lambda b, i, j: j <= i or j < PREFIX[b]),
     "ranks": (
         Mask(query_ranks=RANKS, key_ranks=RANKS),

@@ -23,7 +23,7 @@ MODELS = {
     "roberta": dict(name="roberta", vocab_size=80, dropout=0.0, attention_dropout=0.0) | SHARED,
     "longformer": dict(name="longformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
     | SHARED
-    | dict(attention_window=(4,)),
+    | dict(attention_window=(4,), attention_dilation=(1, 2), dilated_heads=2),
     "linformer": dict(name="linformer", vocab_size=80, dropout=0.0, attention_dropout=0.0)
     | SHARED
     | dict(rank=4, sharing="layers"),

@@ -5,6 +5,7 @@
 import dataclasses
 import itertools
 
+from transformer_jax.config import UserError
 from transformer_jax.huggingface import bert, heads, roberta
 from transformer_jax.huggingface.tensors import layers, linear
 
@@ -32,6 +33,11 @@ class PreTraining(roberta.PreTraining):
         return keys | {"attention_window": windows[:1] if len(set(windows)) == 1 else windows}
 
     def other_keys(self, config, tokenizer):
+        if set(config.model.attention_dilation) != {1}:
+            raise UserError(
+                f"config.model.attention_dilation={config.model.attention_dilation}: the "
+                "architecture of Hugging Face has no dilated windows"
+            )
         windows = itertools.cycle(config.model.attention_window)
         return super().other_keys(config, tokenizer) | {
             "attention_window": list(itertools.islice(windows, config.model.num_layers)),

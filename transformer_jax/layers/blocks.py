@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
@@ -89,7 +89,8 @@ class Stack(nn.Module):
     3.1).
 
     `unroll` layers are unrolled in each iteration of the scan; the parameter tree stays the same.
-    `windows` limit the attention distance, in turn over the layers; None is no limit.
+    `windows` limit the attention distance, in turn over the layers; None is no limit. `dilations`
+    are those of the windows, also in turn.
 
     A block may keep a state for each layer in the collection "state", and may sow auxiliary losses
     in the collection "losses". Both have a leading axis of repeats.
@@ -104,6 +105,7 @@ class Stack(nn.Module):
     unroll: int = 1
     remat: Remat = "none"
     windows: tuple[int | None, ...] = (None,)
+    dilations: tuple[int, ...] = (1,)
 
     @nn.compact
     def __call__(
@@ -120,34 +122,55 @@ class Stack(nn.Module):
 
         With `every_layer`, returns the outputs of all layers (layers, B, L, M).
         """
-        windows = list(itertools.islice(itertools.cycle(self.windows), self.num_layers))
         if decode:
-            masks = [mask.replace(window=window) for window in windows]
+            masks = [mask.replace(**fields) for fields in self._windows_of_layers()]
             return self._decode(x, args, masks, decode=decode, **kwargs)
 
         by_layer = (self._repeats, len(self.blocks))
-        scanned_windows = None
-        if any(windows):
-            windows = [_NO_WINDOW if window is None else window for window in windows]
-            mask = mask.replace(windows=tuple(sorted(set(windows))))
-            scanned_windows = jnp.array(windows, jnp.int32).reshape(by_layer)
+        mask, windows = self._with_windows(mask)
         numbers = jnp.arange(self.num_layers).reshape(by_layer) if activations.replaced() else None
 
         def layers(pattern, x, scanned):
             outputs = []
             for place, block in enumerate(_blocks_of(pattern)):
-                window, number = (None if array is None else array[place] for array in scanned)
+                fields, number = jax.tree.map(lambda array, place=place: array[place], scanned)
                 with activations.at_layer(number, self._repeats, len(self.blocks)):
-                    x = block(x, *args, mask=mask.replace(window=window), train=train, **kwargs)
+                    x = block(x, *args, mask=mask.replace(**fields), train=train, **kwargs)
                 outputs.append(x)
             return x, _stacked(outputs) if every_layer else None
 
         last_output, outputs = self._scan(layers)(
-            self._pattern(name=self._name), x, (scanned_windows, numbers)
+            self._pattern(name=self._name), x, (windows, numbers)
         )
         if not every_layer:
             return last_output
         return jax.tree.map(lambda every, one: every.reshape(-1, *one.shape), outputs, x)
+
+    def _windows_of_layers(self) -> list[dict[str, int | None]]:
+        """Returns the fields of each layer's mask: its window, and its dilation if one has any."""
+        windows = itertools.cycle(self.windows)
+        dilations = itertools.cycle(self.dilations)
+        layers = itertools.islice(zip(windows, dilations), self.num_layers)
+        if set(self.dilations) == {1}:
+            return [{"window": window} for window, _ in layers]
+        return [{"window": window, "dilation": dilation} for window, dilation in layers]
+
+    def _with_windows(self, mask: Mask) -> tuple[Mask, dict[str, Int[Array, "N P"]]]:
+        """Returns the mask with all windows, and the fields of each layer's mask, to be scanned.
+
+        The fields are (repeats, blocks of the pattern).
+        """
+        layers = self._windows_of_layers()
+        if not any(any(fields.values()) for fields in layers):
+            return mask.replace(window=None), {}
+        cases = [
+            tuple(_NO_WINDOW if value is None else value for value in fields.values())
+            for fields in layers
+        ]
+        windows, *dilations = zip(*sorted(set(cases)))
+        mask = mask.replace(windows=windows, dilations=dilations[0] if dilations else ())
+        columns = jnp.array(cases, jnp.int32).reshape(self._repeats, len(self.blocks), -1)
+        return mask, {name: columns[..., i] for i, name in enumerate(layers[0])}
 
     def _scan(self, layers: Callable) -> Callable:
         """Returns the lifted scan of `layers` over the repeats of the pattern."""

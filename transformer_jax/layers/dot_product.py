@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.weight_dropout import WeightDropout
@@ -29,20 +29,20 @@ def dot_product(
     *,
     bias: Bias | None = None,
     scale: float | None = None,
-    first_query: Int[ArrayLike, ""] = 0,
+    query_numbers: Int[Array, "#B Q"] | None = None,
     key_numbers: Int[Array, "#B K"] | None = None,
     observe: Callable | None = None,
 ) -> Queries:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), softmax in float32.
 
-    For the dropout, the queries have the numbers from `first_query` on, and the keys by default
-    those of their places. `observe` takes and returns the weights before dropout.
+    The dropout depends on the numbers of queries and keys, by default their places. `observe` takes
+    and returns the weights before dropout.
     """
     weights = attention_weights(q, k, mask, bias=bias, scale=scale)
     if observe is not None:
         weights = observe(weights)
     if dropout is not None:
-        weights = dropout(weights, first_query, key_numbers)
+        weights = dropout(weights, query_numbers, key_numbers)
     weights = weights.astype(v.dtype)
     batch, heads, queries, keys = weights.shape
     # The heads that share a head of the values are further queries of that head.
@@ -105,7 +105,7 @@ def causal_blocks(
             dropout,
             bias=None if bias is None else bias[:, :, start:stop, :stop],
             scale=scale,
-            first_query=start,
+            query_numbers=jnp.arange(start, stop)[None],
         )
         for start, stop in zip(bounds, bounds[1:])
     ]

@@ -209,7 +209,7 @@ _CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
 TAKES = {
     splash: _WITHIN_SEGMENTS,
     ring: _WITHIN_SEGMENTS,
-    windowed: _WITHIN_SEGMENTS,
+    windowed: _WITHIN_SEGMENTS | {"dilation"},
     cudnn: _BY_PAIRS | {"prefix"},
     blockwise: _WITHIN_SEGMENTS - {"window"},
     causal_blocks: _BY_PAIRS | {"bias"},

@@ -8,8 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.dot_product import dot_product
+from transformer_jax.layers.dot_product import Keys, Queries, dot_product
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.weight_dropout import WeightDropout
 from transformer_jax.layers.window_attention import windowed
 
 
@@ -17,8 +18,11 @@ class LongformerAttention(Attention):
     """Self-attention of a window, and of global tokens: (B, L, M) -> (B, L, M).
 
     A token sees the tokens within `mask.window`, and those at `global_positions` (B, N); -1 stands
-    for none. A global token sees the whole row, through projections of its own.
+    for none. A global token sees the whole row, through projections of its own. The dilation of the
+    mask is that of the first `dilated_heads`, by default all.
     """
+
+    dilated_heads: int | None = None
 
     @nn.compact
     def __call__(
@@ -33,7 +37,7 @@ class LongformerAttention(Attention):
         project = partial(self._project, num_heads=self.num_heads)
         q, k, v = (project(name, x) for name in ("query", "key", "value"))  # (B, L, H, D)
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-        y = windowed(q, k, v, mask, dropout, global_positions=global_positions)
+        y = self._windowed((q, k, v), mask, dropout, global_positions)
         if self.is_initializing() and global_positions is None:
             global_positions = jnp.zeros((len(x), 1), jnp.int32)
         if global_positions is not None:
@@ -50,3 +54,28 @@ class LongformerAttention(Attention):
             beyond = jnp.where(global_positions < 0, x.shape[1], global_positions)
             y = y.at[rows, beyond].set(of_global, mode="drop")
         return self._merged(activations.named(self, "heads", y), x.shape[-1])
+
+    def _windowed(
+        self,
+        arrays: tuple[Queries, Keys, Keys],
+        mask: Mask,
+        dropout: WeightDropout | None,
+        global_positions: Int[Array, "B N"] | None,
+    ) -> Queries:
+        """Returns the outputs of the heads, some of them with a dilated window."""
+        count = self.num_heads if self.dilated_heads is None else self.dilated_heads
+        if mask.dilation is None or count == self.num_heads:
+            return windowed(*arrays, mask, dropout, global_positions=global_positions)
+        outputs = [
+            windowed(
+                *(x[:, :, heads] for x in arrays),
+                of_heads,
+                dropout and dropout.of_heads(heads),
+                global_positions=global_positions,
+            )
+            for heads, of_heads in (
+                (slice(count), mask),
+                (slice(count, None), mask.undilated()),
+            )
+        ]
+        return jnp.concatenate(outputs, axis=2)

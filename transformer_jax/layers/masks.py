@@ -25,6 +25,11 @@ class Mask:
     window: Int[Array, ""] | int | None = None
     # All values that `window` can have, in ascending order.
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    # () int32. The window has gaps: a query attends to keys at a distance that is a multiple of
+    # `dilation`, and below `window` times `dilation` (Beltagy et al. 2020, section 3.1).
+    dilation: Int[Array, ""] | int | None = None
+    # The dilation that goes with each of `windows`, which may then repeat a value.
+    dilations: tuple[int, ...] = struct.field(pytree_node=False, default=())
     # Keys that the window hides from no query, and queries from which it hides no key (Beltagy et
     # al. 2020, section 3.1).
     global_keys: Bool[Array, "B K"] | None = None
@@ -50,21 +55,33 @@ class Mask:
 
     def conditions(self) -> frozenset[str]:
         """Returns the names of the fields that are set, for a kernel to say which it takes."""
-        fields = {field.name for field in dataclasses.fields(self)} - {"causal", "windows"}
+        fields = {field.name for field in dataclasses.fields(self)}
+        fields -= {"causal", "windows", "dilations"}
         is_set = {name for name in fields if getattr(self, name) is not None}
         return frozenset(is_set | ({"causal"} if self.causal else set()))
 
-    def by_window(self, function: Callable[[int | None], Array]) -> Array:
+    def by_window(self, function: Callable[..., Array]) -> Array:
         """Returns function(window) of the window as a number, for kernels that compile it in.
 
-        A layer of a stack has one of `windows`: all are compiled, and one runs.
+        With a dilation, it is function(window, dilation). A layer of a stack has one of `windows`
+        and its dilation: all are compiled, and one runs.
         """
-        if len(self.windows) == 1:
-            return function(self.windows[0])
+        if self.dilation is None:
+            values, cases = [self.window], [(window,) for window in self.windows]
+        else:
+            values, cases = [self.window, self.dilation], [*zip(self.windows, self.dilations)]
+        if len(cases) == 1:
+            return function(*cases[0])
         if self.window is None or isinstance(self.window, int):
-            return function(self.window)
-        branches = [functools.partial(function, window) for window in self.windows]
-        return jax.lax.switch(jnp.searchsorted(jnp.array(self.windows), self.window), branches)
+            return function(*values)
+        is_case = (jnp.array(cases) == jnp.array(values)).all(axis=1)
+        branches = [functools.partial(function, *case) for case in cases]
+        return jax.lax.switch(jnp.argmax(is_case), branches)
+
+    def undilated(self) -> "Mask":
+        """Returns the mask whose windows have no gaps."""
+        windows = tuple(sorted(set(self.windows)))
+        return self.replace(windows=windows, dilation=None, dilations=())
 
     def segments(
         self, num_queries: int
@@ -142,9 +159,14 @@ class Mask:
                 causal = causal | (jnp.arange(num_keys) < self.prefix[:, None])[:, None]
             yield causal
         if self.window is not None:
+            is_multiple = None
+            if self.dilation is not None:
+                is_multiple = distance % self.dilation == 0
+                distance = distance // self.dilation
             near = distance < self.window
             if not self.causal or self.prefix is not None:
                 near = near & (distance > -self.window)
+            near = near if is_multiple is None else near & is_multiple
             if self.global_keys is not None:
                 near = near | self.global_keys[:, None, :]
             if self.global_queries is not None:

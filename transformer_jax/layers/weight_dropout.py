@@ -8,7 +8,7 @@ mask block by block, in the forward and in the backward pass, on any mesh.
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from transformer_jax.distributed import sharding
 
@@ -23,19 +23,27 @@ class WeightDropout:
     def __call__(
         self,
         weights: Float[Array, "B H Q K"],
-        first_query: Int[ArrayLike, ""] = 0,
+        queries: Int[Array, "#B Q"] | None = None,
         keys: Int[Array, "#B K"] | None = None,
     ) -> Float[Array, "B H Q K"]:
         """Returns the weights after dropout.
 
-        The queries have the numbers from `first_query` on. `keys` are those of the keys, by default
-        their places.
+        `queries` and `keys` are their numbers, by default their places.
         """
-        queries = first_query + jnp.arange(weights.shape[2])[:, None]
-        keys = jnp.arange(weights.shape[3]) if keys is None else keys[:, None, None, :]
+        queries = jnp.arange(weights.shape[2])[None] if queries is None else queries
+        keys = jnp.arange(weights.shape[3])[None] if keys is None else keys
+        queries, keys = queries[:, None, :, None], keys[:, None, None, :]
         seeds = self.seeds[:, :, None, None]
         keep = is_kept((seeds[..., 0], seeds[..., 1]), queries, keys, self.rate)
         return jnp.where(keep, weights / (1 - self.rate), 0.0)
+
+    def repeated(self, count: int) -> "WeightDropout":
+        """Returns the dropout of rows each of which has become so many."""
+        return self if count == 1 else self.replace(seeds=jnp.repeat(self.seeds, count, axis=0))
+
+    def of_heads(self, heads: slice) -> "WeightDropout":
+        """Returns the dropout of some of the heads."""
+        return self.replace(seeds=self.seeds[:, heads])
 
 
 def drawn(key: jax.Array, rate: float, batch: int, heads: int) -> WeightDropout:

@@ -1,13 +1,14 @@
 """Attention within a window, in time and memory that grow linearly with the length.
 
 Beltagy et al. 2020, section 3.1: a query attends to the keys at a distance below the window. Global
-keys are seen from everywhere.
+keys are seen from everywhere. With a dilation d, a window has each d-th key: the positions of equal
+remainder by d are a row of their own, in which the window has no gaps.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from transformer_jax.layers.dot_product import Keys, Queries, causal_blocks, dot_product
 from transformer_jax.layers.masks import Mask
@@ -43,13 +44,18 @@ def windowed(
     All queries also see the keys at `global_positions`; -1 stands for none. The mask must not be
     causal then.
     """
+    length = q.shape[1]
 
-    def within(window: int | None) -> Queries:
-        if window is None or window >= q.shape[1]:
+    def within(window: int | None, dilation: int = 1) -> Queries:
+        reach = length if window is None else window
+        if dilation == 1 and reach >= length:
             full = causal_blocks if mask.causal else dot_product
-            return full(q, k, v, mask.replace(window=None), dropout, scale=scale)
-        arrays = _Arrays.of(q, k, v, mask, global_positions)
-        return _by_blocks(arrays, mask.replace(window=window), dropout, scale)
+            return full(q, k, v, mask.undilated().replace(window=None), dropout, scale=scale)
+        arrays = _Arrays.of(q, k, v, mask, global_positions).dilated(dilation)
+        reach = min(reach, arrays.queries.shape[1])
+        of_rows = dropout if dropout is None else dropout.repeated(dilation)
+        y = _by_blocks(arrays, mask.undilated().replace(window=reach), of_rows, scale)
+        return _interleaved(y, dilation)[:, :length]
 
     return mask.by_window(within)
 
@@ -63,6 +69,8 @@ class _Arrays:
     keys: tuple[Keys, Keys, Int[Array, "B K"]]  # with values and segments
     global_keys: tuple[Keys, Keys, Int[Array, "B N"]] | None
     global_positions: Int[Array, "B N"] | None
+    # Each row has the positions of a whole row that have one remainder by this number.
+    dilation: int = struct.field(pytree_node=False, default=1)
 
     @classmethod
     def of(cls, q, k, v, mask: Mask, positions) -> "_Arrays":
@@ -82,6 +90,33 @@ class _Arrays:
         segments = segments.at[rows, beyond].set(0, mode="drop")
         return cls(q, query_segments, (k, v, segments), global_keys, positions)
 
+    def dilated(self, dilation: int) -> "_Arrays":
+        """Returns the arrays with each row divided by the remainders of its positions.
+
+        Rows (B, L) become (B d, L / d): those of one whole row follow each other.
+        """
+        if dilation == 1:
+            return self
+
+        def split(x):
+            x = _padded(x, 0, -x.shape[1] % dilation)
+            x = x.reshape(len(x), -1, dilation, *x.shape[2:]).swapaxes(1, 2)
+            return x.reshape(-1, *x.shape[2:])
+
+        def repeat(x):
+            return jnp.repeat(x, dilation, axis=0)
+
+        of_queries = jax.tree.map(split, (self.queries, self.query_segments))
+        of_global = jax.tree.map(repeat, (self.global_keys, self.global_positions))
+        return _Arrays(*of_queries, jax.tree.map(split, self.keys), *of_global, dilation)
+
+    def numbers(self, places: Int[Array, " P"]) -> Int[Array, "#B P"]:
+        """Returns the positions in the whole rows of these places."""
+        if self.dilation == 1:
+            return places[None]
+        remainders = jnp.arange(len(self.queries)) % self.dilation
+        return remainders[:, None] + self.dilation * places
+
 
 def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     batch, length = arrays.queries.shape[:2]
@@ -91,14 +126,14 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
-    of_queries = [_padded(x, 0, padding) for x in (arrays.queries, arrays.query_segments)]
+    by_query = [_padded(x, 0, padding) for x in (arrays.queries, arrays.query_segments)]
     of_keys = [_padded(x, before, padding + after) for x in arrays.keys]
 
     @jax.checkpoint
     def of_block(start):
-        queries, query_segments = (_part(x, start, size) for x in of_queries)
+        queries, query_segments = (_part(x, start, size) for x in by_query)
         keys = [_part(x, start, span) for x in of_keys]
-        numbers = start - before + jnp.arange(span)[None]
+        numbers = arrays.numbers(start - before + jnp.arange(span))
         is_global = None
         if arrays.global_keys is not None:
             positions = arrays.global_positions
@@ -113,13 +148,22 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
             key_segments=key_segments,
             global_keys=is_global,
         )
-        options = dict(scale=scale, first_query=start, key_numbers=numbers)
+        of_queries = arrays.numbers(start + jnp.arange(size))
+        options = dict(scale=scale, query_numbers=of_queries, key_numbers=numbers)
         return dot_product(queries, *keys_and_values, block, dropout, **options)
 
     starts = size * jnp.arange(num_blocks)
     blocks = jax.lax.map(of_block, starts)  # (N, B, size, H, D)
     y = jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, *arrays.queries.shape[2:])
     return y[:, :length]
+
+
+def _interleaved(y: Queries, dilation: int) -> Float[Array, "_ _ H D"]:
+    """Returns the whole rows of those that `_Arrays.dilated` makes."""
+    if dilation == 1:
+        return y
+    y = y.reshape(-1, dilation, *y.shape[1:]).swapaxes(1, 2)
+    return y.reshape(len(y), -1, *y.shape[3:])
 
 
 def _span(mask: Mask, window: int) -> int:

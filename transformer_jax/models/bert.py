@@ -87,13 +87,14 @@ class BERT(Cloze):
         attention: Callable[..., nn.Module] = Attention,
         block: Callable[..., nn.Module] = Block,
         windows: tuple[int | None, ...] = (None,),
+        dilations: tuple[int, ...] = (1,),
         shared: bool = False,
         approximate: bool = False,
     ):
         """Sets up embeddings of a width, the layers, and the norm and bias of the masked tokens.
 
-        `windows` limit the distance of self-attention, in turn over the layers. With `shared`, all
-        layers have the same parameters. `approximate` is that of GELU.
+        `windows` limit the distance of self-attention, and `dilations` are theirs, in turn over the
+        layers. With `shared`, all layers have the same parameters. `approximate` is that of GELU.
         """
         dtype = compute_dtype(self.dtype)
         init = nn.initializers.truncated_normal(self.init_std)
@@ -124,6 +125,7 @@ class BERT(Cloze):
             unroll=self.unroll,
             remat=self.remat,
             windows=windows,
+            dilations=dilations,
         )
         self.mlm_norm = norm()
         self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")

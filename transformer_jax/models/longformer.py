@@ -1,6 +1,7 @@
 """Longformer (Beltagy et al. 2020): RoBERTa with attention that grows linearly with the length."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
@@ -28,6 +29,10 @@ class Longformer(RoBERTa):
     max_length: int = 4096  # number of learned positions
     # tokens that a token sees around it, half of them on each side, in turn over the layers
     attention_window: tuple[int, ...] = (512,)
+    # the distance between the neighbours of a window, in turn over the layers; 1: no gaps
+    attention_dilation: tuple[int, ...] = (1,)
+    # the number of the first heads of each layer that have the dilation; None: all
+    dilated_heads: int | None = None
 
     @classmethod
     def origin(cls, name: str) -> str:
@@ -51,11 +56,24 @@ class Longformer(RoBERTa):
                     f"config.model.attention_window={self.attention_window}: must be even, and at "
                     "least 2"
                 )
+        if not self.attention_dilation or min(self.attention_dilation) < 1:
+            raise UserError(
+                f"config.model.attention_dilation={self.attention_dilation}: must be one number or "
+                "several, each at least 1"
+            )
+        if self.dilated_heads is not None and not 0 <= self.dilated_heads <= self.num_heads:
+            raise UserError(
+                f"config.model.dilated_heads={self.dilated_heads}: must be from 0 to "
+                f"config.model.num_heads={self.num_heads}"
+            )
 
     def setup(self):
         # The distance to the last token on each side is half of the window.
         reaches = tuple(window // 2 + 1 for window in self.attention_window)
-        self._set_up_encoder(self.d_model, attention=LongformerAttention, windows=reaches)
+        attention = partial(LongformerAttention, dilated_heads=self.dilated_heads)
+        dilations = self.attention_dilation if self.dilated_heads != 0 else (1,)
+        options = dict(windows=reaches, dilations=dilations)
+        self._set_up_encoder(self.d_model, attention=attention, **options)
         self._set_up_heads()
 
     def _encoded(
@@ -76,8 +94,11 @@ class Longformer(RoBERTa):
         masked_lm = flops.dense(predictions, self.d_model, self.d_model + self.vocab_size)
         sizes = flops.LayerSizes.of(self)
         layers = 0.0
+        dilated = 1.0 if self.dilated_heads is None else self.dilated_heads / self.num_heads
         for number in range(self.num_layers):
             window = self.attention_window[number % len(self.attention_window)]
-            num_keys = min(window + 1, length)
+            dilation = self.attention_dilation[number % len(self.attention_dilation)]
+            num_keys = (1 - dilated) * min(window + 1, length)
+            num_keys += dilated * min(window + 1, -(-length // dilation))
             layers += sizes.layer(length, length * num_keys)
         return layers + masked_lm
