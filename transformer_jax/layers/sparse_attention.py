@@ -263,7 +263,7 @@ def _by_blocks(
             numbers = jnp.arange(num_far)[None]
             if with_near:
                 numbers = jnp.concatenate([numbers, num_far + block["slots"]], axis=1)
-            weights = dropout(weights, own_slots[0, 0, 0], numbers)
+            weights = dropout(weights, own_slots[..., 0], numbers)
         weights = weights.astype(v.dtype)
         y = jnp.einsum(f"bhqk,{far.axes}->bqhd", weights[..., :num_far], far.values)
         if with_near:
