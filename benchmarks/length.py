@@ -224,15 +224,20 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     from transformer_jax.pictures.figure import new_figure, save
 
     figure = new_figure((12, 9), "A training step with one text, two layers of 256")
-    panels = figure.subplots(2, 2, sharex=True).flat
+    panels = [*figure.subplots(2, 2).flat]
+    drawn = [part for part in PARTS if any(row["part"] == part for row in rows)]
+    for panel in panels[len(drawn) :]:
+        panel.set_axis_off()
     lines = {}
-    for panel, part in zip(panels, PARTS):
+    for panel, part in zip(panels, drawn):
         field, unit = ("seconds", 1) if part == "seconds" else ("temporaries", 1e6)
         for number, (name, method) in enumerate(METHODS.items()):
             values = points(rows, name, part, field)
             heights = [value / unit for value in values.values()]
+            if not heights:
+                continue
             style = dict(color=f"C{number % 10}", linestyle="-" if number < 10 else "--")
-            (line,) = panel.plot([*values], heights, "o-", markersize=3, **style)
+            (line,) = panel.plot([*values], heights, marker="o", markersize=3, **style)
             lines[method.label] = line
         panel.set(xscale="log", yscale="log", title=TITLES[part])
         panel.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS], rotation=45)

@@ -58,6 +58,8 @@ METHODS = {
     ),
     "lsh": Method("LSH, 4 rounds", "reformer", dict(remat="none")),
     "lsh-reversible": Method("LSH, 4 rounds, reversible", "reformer"),
+    "strided": Method("Sparse, strided", "sparse_transformer", dict(pattern="strided")),
+    "fixed": Method("Sparse, fixed", "sparse_transformer", dict(pattern="fixed")),
     "linformer": Method("Linformer, rank 256", "linformer", dict(rank=256), "masked_lm"),
     "transformer-xl": Method("Transformer-XL, memory of 512", "transformer_xl"),
 }
@@ -70,6 +72,12 @@ def decoder_keys(length: int) -> dict:
 
 def encoder_keys(length: int) -> dict:
     return dict(d_ff=1024, max_length=length, attention_dropout=0.0)
+
+
+def sparse_transformer_keys(length: int) -> dict:
+    # The root of the length, or the power of two above it.
+    stride = 2 ** -(-(length.bit_length() - 1) // 2)
+    return dict(d_ff=1024, max_length=length, stride=stride, num_summaries=8)
 
 
 def transformer_xl_keys(length: int) -> dict:
@@ -98,6 +106,7 @@ KEYS: dict[str, Callable[[int], dict]] = {
     "decoder": decoder_keys,
     "longformer": encoder_keys,
     "linformer": encoder_keys,
+    "sparse_transformer": sparse_transformer_keys,
     "transformer_xl": transformer_xl_keys,
     "reformer": reformer_keys,
 }
