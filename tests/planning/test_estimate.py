@@ -8,6 +8,7 @@ import math
 
 import jax
 import pytest
+from ml_collections import FrozenConfigDict
 
 from tests.programs import call
 from transformer_jax import config as configs
@@ -91,7 +92,9 @@ def on_chip(measured, chip):
 
 
 def test_advice_where_a_program_does_not_fit(gpt):
-    *inputs, measured = gpt
+    """The config of a run is frozen."""
+    config, *inputs, measured = gpt
+    inputs = [FrozenConfigDict(config), *inputs]
     text = "\n".join(verdict.lines(*inputs, on_chip(measured, SMALL)))
     assert "it does not fit" in text and "temporaries" in text and "small chip has 0.0 GB" in text
     assert "--config.mesh.data=1 --config.mesh.fsdp=4: parameters and optimizer state" in text

@@ -3,9 +3,10 @@
 A run fits if its update and the programs of its evaluations do.
 """
 
-import copy
 import math
 from collections.abc import Sequence
+
+from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, set_key
 from transformer_jax.planning.estimate import Estimate, arguments
@@ -171,7 +172,7 @@ def _smaller_activations(config, rows: int) -> list[str]:
 
 def _with(config, task, program, changes):
     """Returns the program with changes to its config, or None if the mesh does not divide it."""
-    changed = copy.deepcopy(config)
+    changed = ConfigDict(config).copy_and_resolve_references()  # a run's config is frozen
     for key, value in changes.items():
         set_key(changed, key, value)
     try:
