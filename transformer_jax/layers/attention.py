@@ -122,8 +122,19 @@ class Attention(nn.Module):
         kernel_init: nn.initializers.Initializer | None = None,
     ) -> Float[Array, "B L H D"]:
         """Projects states to heads."""
-        projection = Linear(
-            (x.shape[-1],),
+        y = self._projection(name, x.shape[-1], num_heads, kernel_init)(x)
+        return sharding.constrain(y, "batch", "length", "heads", "head_dim")
+
+    def _projection(
+        self,
+        name: str,
+        features: int,
+        num_heads: int,
+        kernel_init: nn.initializers.Initializer | None = None,
+    ) -> Linear:
+        """Returns the projection of states (B, L, features) to heads (B, L, H, D)."""
+        return Linear(
+            (features,),
             (num_heads, self.head_dim),
             axes=("embed", "heads", "head_dim"),
             use_bias=self.use_bias,
@@ -131,7 +142,6 @@ class Attention(nn.Module):
             dtype=self.dtype,
             name=name,
         )
-        return sharding.constrain(projection(x), "batch", "length", "heads", "head_dim")
 
     def _stored_memory(self, name: str) -> Float[Array, "B K H D"]:
         """Returns the keys or values of the collection "memory"."""

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.dot_product import Keys, Queries, dot_product
+from transformer_jax.layers.dot_product import Keys, Queries, attention_weights
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.weight_dropout import WeightDropout
 from transformer_jax.layers.window_attention import windowed
@@ -42,18 +42,42 @@ class LongformerAttention(Attention):
             global_positions = jnp.zeros((len(x), 1), jnp.int32)
         if global_positions is not None:
             rows, places = jnp.arange(len(x))[:, None], jnp.maximum(global_positions, 0)
-            q = project("global_query", x[rows, places])  # (B, N, H, D)
-            k, v = project("global_key", x), project("global_value", x)
             segments = mask.query_segments
             whole_row = Mask(
                 query_segments=None if segments is None else jnp.asarray(segments)[rows, places],
                 key_segments=mask.key_segments,
             )
             dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-            of_global = dot_product(q, k, v, whole_row, dropout)
+            q = project("global_query", x[rows, places])  # (B, N, H, D)
+            of_global = self._of_whole_row(q, x, whole_row, dropout)
             beyond = jnp.where(global_positions < 0, x.shape[1], global_positions)
             y = y.at[rows, beyond].set(of_global, mode="drop")
         return self._merged(activations.named(self, "heads", y), x.shape[-1])
+
+    def _of_whole_row(
+        self, q: Queries, x: Float[Array, "B L M"], mask: Mask, dropout: WeightDropout | None
+    ) -> Queries:
+        """Returns the outputs (B, N, H, D) of a few queries that see the whole row.
+
+        The row is not projected: q . (W^T x) = (W q) . x for the keys, and the mean of projected
+        values is the projection of the mean of x. The bias of the keys adds the same number to all
+        scores of a query, and changes no weight.
+        """
+        key, value = (
+            self._projection(name, x.shape[-1], self.num_heads)
+            for name in ("global_key", "global_value")
+        )
+        x = x.astype(self.dtype)
+        q = jnp.einsum("bnhd,mhd->bnhm", q, key.gathered())
+        scale = self.head_dim**-0.5
+        weights = attention_weights(q, x[:, :, None], mask, scale=scale)  # (B, H, N, L)
+        if dropout is not None:
+            weights = dropout(weights)
+        means = jnp.einsum("bhnk,bkm->bnhm", weights.astype(x.dtype), x)
+        y = jnp.einsum("bnhm,mhd->bnhd", means, value.gathered())
+        if not self.use_bias:
+            return y
+        return y + weights.sum(axis=-1).swapaxes(1, 2)[..., None].astype(y.dtype) * value.bias
 
     def _windowed(
         self,
