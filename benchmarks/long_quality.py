@@ -14,9 +14,9 @@ method and a task; it is written as soon as it ends, and complete rows are not r
   score is the share of the values that are predicted after the keys. {retrieval} updates of {batch}
   rows.
 - book: rows of {length} characters of --book; the last tenth is held out. The score is bits a
-  character after {minutes} minutes. An evaluation reads rows of this length.
+  character after {minutes} minutes of one core. An evaluation reads rows of this length.
 
-Each part takes less than {minutes} minutes of a core, and all take less than 2 hours.
+The budget is {minutes} minutes of a core for a part of the book, and 2 hours for all.
 """
 
 import argparse
@@ -152,7 +152,11 @@ def scores(model, params, batch, key: jax.Array | None):
 
 
 def train(model, params, draw: Callable, optimizer, until: Callable[[int], bool]) -> tuple:
-    """Trains until `until(updates)`. Returns the parameters, the updates and the seconds."""
+    """Trains until `until(updates)`.
+
+    Returns the parameters, the updates and the seconds of processor time, which other processes on
+    the machine hardly change.
+    """
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, number):
@@ -165,11 +169,11 @@ def train(model, params, draw: Callable, optimizer, until: Callable[[int], bool]
 
     state = optimizer.init(params)
     params, state = jax.block_until_ready(update(params, state, 0))  # compiles
-    number, started = 1, time.monotonic()
+    number, started = 1, time.process_time()
     while not until(number):
         params, state = jax.block_until_ready(update(params, state, number))
         number += 1
-    return params, number, time.monotonic() - started
+    return params, number, time.process_time() - started
 
 
 def optimizer_of(updates: int) -> optax.GradientTransformation:

@@ -16,7 +16,7 @@ soon as it ends. Complete runs are not repeated, and a part that was stopped goe
   reads 2,048 tokens at a time, with the question as global tokens; RoBERTa reads windows.
   Every fourth article is held out.
 
-Each has 3 seeds. All parts take less than 2 hours of 2 cores.
+Each has 3 seeds. The budget of all parts is 2 hours of 2 cores.
 """
 
 import dataclasses

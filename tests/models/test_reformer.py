@@ -230,6 +230,21 @@ def test_configs_without_an_equivalent_are_refused(changes, message, tmp_path):
     refused(copied(make.FOLDER.name, tmp_path / "hf", **changes), tmp_path, message)
 
 
+def test_two_rates_of_dropout_are_named(tmp_path, capsys):
+    folder = copied(make.FOLDER.name, tmp_path / "hf", local_attention_probs_dropout_prob=0.25)
+    convert.from_hf(folder, tmp_path / "run")
+    assert "local_attention_probs_dropout_prob=0.25 becomes 0" in capsys.readouterr().err
+
+
+def test_positions_beyond_the_grid_have_no_vector(reformer):
+    model, params = reformer
+    places = np.full(TOKENS.shape, LENGTH)
+    with pytest.raises(UserError, match="the id 64 is not from 0 to 63 .*max_length=64"):
+        logits(model, params, positions=places)
+    compiled = jax.jit(lambda positions: model.apply({"params": params}, TOKENS, positions))
+    assert np.isnan(compiled(places)).all()
+
+
 @pytest.mark.parametrize(
     "keys, message",
     [

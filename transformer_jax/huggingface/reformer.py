@@ -5,8 +5,7 @@ same rotations.
 """
 
 import dataclasses
-
-import numpy as np
+import math
 
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import family
@@ -105,24 +104,32 @@ class LanguageModel(family.Family):
         buckets = hf_config.get("num_buckets")
         if buckets is None:
             raise UserError("num_buckets=None: must be a number, or its factors")
-        is_axial = hf_config.get("axial_pos_embds", True)
-        size, width = keys["max_length"], keys["d_model"]
-        if is_axial:
+        shape, widths = [keys["max_length"]], [keys["d_model"]]
+        if hf_config.get("axial_pos_embds", True):
             shape = hf_config.get("axial_pos_shape", [64, 64])
-            size = int(np.prod(shape))
+            widths = hf_config.get("axial_pos_embds_dim", [64, 192])
         return keys | {
             "num_layers": len(pattern),
             "attention": _shortest_pattern(pattern),
             "buckets": [buckets] if isinstance(buckets, int) else buckets,
             "across_buckets": True,
-            "max_length": size,
-            "axial_shape": shape if is_axial else [size],
-            "axial_widths": hf_config.get("axial_pos_embds_dim", [64, 192])
-            if is_axial
-            else [width],
+            "max_length": math.prod(shape),
+            "axial_shape": shape,
+            "axial_widths": widths,
             "attention_dropout": hf_config.get("lsh_attention_probs_dropout_prob", 0.0),
             "mlp_chunk": hf_config.get("chunk_size_feed_forward", 0) or None,
         }
+
+    def remarks(self, hf_config):
+        local, lsh = (
+            hf_config.get(f"{kind}_attention_probs_dropout_prob", default)
+            for kind, default in (("local", 0.05), ("lsh", 0.0))
+        )
+        if local != lsh:
+            yield (
+                f"local_attention_probs_dropout_prob={local} becomes {lsh}: our models have one "
+                "rate for both kinds of attention"
+            )
 
     def task_keys(self, config, hf_config):
         return {"length": config.model.max_length}

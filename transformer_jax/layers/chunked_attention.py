@@ -13,7 +13,8 @@ from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.dot_product import dot_product
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.weight_dropout import WeightDropout, is_kept
+from transformer_jax.layers.segments import padded
+from transformer_jax.layers.weight_dropout import WeightDropout
 
 # The score of a hidden key.
 HIDDEN = -1e9
@@ -25,8 +26,8 @@ class Places:
 
     slots: Int[Array, "*B N"]  # in the row
     segments: Int[Array, "*B N"]  # ids of examples; 0 is padding
-    groups: Int[Array, "*B N"]  # buckets of all rounds
-    ranks: Int[Array, "*B N"]  # in the order of the chunks
+    groups: Int[Array, "*B N"] | None = None  # numbers of buckets, different in each round
+    ranks: Int[Array, "*B N"] | None = None  # in the order of the chunks
 
     def sees(self, keys: "Places") -> Bool[Array, "*B Q K"]:
         """Returns whether queries at these places see keys, by slots and by segments."""
@@ -71,7 +72,8 @@ def attend(
     weights = jax.nn.softmax(scores, axis=-1)
     sums = jax.nn.logsumexp(scores, axis=-1)
     if dropout is not None:
-        weights = _dropped(weights, dropout, query_places.slots, key_places.slots)
+        slots = query_places.slots[..., :, None], key_places.slots[..., None, :]
+        weights = dropout.by_numbers(weights, *slots)
     y = jnp.einsum("bhcqk,bhckd->bhcqd", weights.astype(values.dtype), values)
     return y.reshape(*y.shape[:2], length, -1), sums.reshape(*y.shape[:2], length)
 
@@ -88,34 +90,23 @@ def _with_last(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:
     return jnp.concatenate([jnp.roll(x, 1, axis=axis - 1), x], axis=axis)
 
 
-def _dropped(weights, dropout: WeightDropout, query_slots, key_slots):
-    """Returns weights (B, H, C, Q, K) after dropout, which depends on the places in the row."""
-    seeds = dropout.seeds[:, :, None, None, None]
-    keep = is_kept(
-        (seeds[..., 0], seeds[..., 1]),
-        query_slots[..., :, None],
-        key_slots[..., None, :],
-        dropout.rate,
-    )
-    return jnp.where(keep, weights / (1 - dropout.rate), 0.0)
+def segments_of(mask: Mask, length: int, size: int) -> Int[Array, "B 1 N"]:
+    """Returns the segments of a row of `length`, padded to a multiple of `size`.
 
-
-def padded(x: Shaped[Array, "B L ..."], size: int) -> Shaped[Array, "B N ..."]:
-    """Returns x with zeros after its positions, to a multiple of `size`."""
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), *[(0, 0)] * (x.ndim - 2)))
-
-
-def segments_of(mask: Mask, x: Shaped[Array, "B L ..."]) -> Int[Array, "B 1 L"]:
-    """Returns the segments of positions. Raises ValueError for a mask with other conditions."""
+    Raises ValueError for a mask with other conditions.
+    """
     if not mask.conditions() <= {"causal", "query_segments", "key_segments", "query_slots"}:
         raise ValueError(f"chunks of a causal row do not take {sorted(mask.conditions())}")
     segments = mask.key_segments
-    segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
-    return jnp.asarray(segments)[:, None]
+    segments = jnp.ones((1, length), jnp.int32) if segments is None else jnp.asarray(segments)
+    return padded(segments, -length % size)[:, None]
 
 
 class LocalAttention(Attention):
-    """Attention to a chunk of the row and the chunk before: (B, L, M) -> (B, L, M), and None."""
+    """Attention to a chunk of the row and the chunk before: (B, L, M) -> (B, L, M), and None.
+
+    The rotations are those of LSH attention, and change nothing here. There are no buckets.
+    """
 
     chunk: int = 64
 
@@ -125,9 +116,10 @@ class LocalAttention(Attention):
         x: Float[Array, "B L M"],
         *,
         mask: Mask,
+        rotations: Array | None = None,
+        buckets: None = None,
         train: bool = False,
         decode: int = 0,
-        **options,
     ) -> tuple[Float[Array, "B L M"], None]:
         project = partial(self._project, num_heads=self.num_heads)
         q, k, v = (project(name, x) for name in ("query", "key", "value"))
@@ -143,10 +135,9 @@ class LocalAttention(Attention):
     def _by_chunks(self, q, k, v, mask: Mask, dropout) -> Float[Array, "B L H D"]:
         length = q.shape[1]
         size = min(self.chunk, length)
-        arrays = (padded(x, size).swapaxes(1, 2) for x in (q * self.head_dim**-0.5, k, v))
-        segments = padded(segments_of(mask, q).swapaxes(1, 2), size).swapaxes(1, 2)
-        slots = jnp.broadcast_to(jnp.arange(segments.shape[2]), (1, 1, segments.shape[2]))
-        places = Places(slots, segments, groups=slots, ranks=slots)
+        arrays = (padded(x, -length % size).swapaxes(1, 2) for x in (q * self.head_dim**-0.5, k, v))
+        segments = segments_of(mask, length, size)
+        places = Places(jnp.arange(segments.shape[2])[None, None], segments)
 
         def masked(scores, queries, keys):
             return jnp.where(queries.sees(keys), scores, HIDDEN)

@@ -14,16 +14,10 @@ from jaxtyping import Array, Float, Int, UInt16
 
 from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.chunked_attention import (
-    HIDDEN,
-    Places,
-    attend,
-    padded,
-    pairs,
-    segments_of,
-)
+from transformer_jax.layers.chunked_attention import HIDDEN, Places, attend, pairs, segments_of
 from transformer_jax.layers.dot_product import dot_product
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.segments import padded
 
 # The score of a token's own key, which is the highest one otherwise. A token sees itself only where
 # it sees no other one.
@@ -44,8 +38,8 @@ class LSHAttention(Attention):
     other buckets, and a row that is no longer than a chunk is not hashed. The paper's code computes
     this. The limits of the chunks depend on later tokens.
 
-    The `rotations` are drawn for each call in training, and are always the same otherwise. A
-    backward pass that computes the layer `again` gives it the buckets that it has returned.
+    The `rotations` are drawn for each call in training, and are always the same otherwise. With
+    `buckets`, those that a call has returned, the queries are not hashed.
     """
 
     chunk: int = 64
@@ -61,7 +55,7 @@ class LSHAttention(Attention):
         *,
         mask: Mask,
         rotations: Rotations | None = None,
-        again: Buckets | None = None,
+        buckets: Buckets | None = None,
         train: bool = False,
         decode: int = 0,
     ) -> tuple[Float[Array, "B L M"], Buckets]:
@@ -71,7 +65,7 @@ class LSHAttention(Attention):
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
         if rotations is None:
             rotations = jax.random.normal(key, self._rotations_shape)
-        buckets = self._hashed(q, rotations) if again is None else again
+        buckets = self._hashed(q, rotations) if buckets is None else buckets
         is_short = self.across_buckets and max(x.shape[1], decode) <= self.chunk
         if is_short:
             buckets = jnp.zeros_like(buckets[:, :, :1])
@@ -116,15 +110,14 @@ class LSHAttention(Attention):
     ) -> Float[Array, "B L H D"]:
         length = q.shape[1]
         size = min(self.chunk, length)
-        segments = padded(segments_of(mask, q).swapaxes(1, 2), size).swapaxes(1, 2)[:, :, None]
-        rounds = buckets.shape[2]
+        segments = segments_of(mask, length, size)[:, :, None]  # (B, 1, 1, N)
         buckets = jnp.pad(buckets, [(0, 0)] * 3 + [(0, segments.shape[3] - length)])
         groups = segments * math.prod(self.num_buckets) + buckets  # (B, H, R, N)
         order = jnp.argsort(groups, axis=-1, stable=True)
         inverse = jnp.argsort(order, axis=-1)
 
         def in_order(x):  # (B, L, H, D) -> (B, H, R N, D)
-            by_head = padded(x, size).swapaxes(1, 2)[:, :, None]
+            by_head = padded(x, -length % size).swapaxes(1, 2)[:, :, None]
             by_round = jnp.broadcast_to(by_head, (*order.shape, by_head.shape[-1]))
             return _permuted(by_round, order, inverse).reshape(*order.shape[:2], -1, x.shape[-1])
 
@@ -132,10 +125,10 @@ class LSHAttention(Attention):
             by_round = jnp.broadcast_to(x, order.shape)
             return jnp.take_along_axis(by_round, order, axis=-1).reshape(*order.shape[:2], -1)
 
-        # A number of groups that no round of this row has.
-        offsets = (groups.max() + 1) * jnp.arange(rounds)[:, None]
-        ranks = jnp.broadcast_to(jnp.arange(rounds * order.shape[3]), (1, 1, order[0, 0].size))
+        # Groups of different rounds have different numbers.
+        offsets = (groups.max() + 1) * jnp.arange(order.shape[2])[:, None]
         slots = order.reshape(*order.shape[:2], -1)
+        ranks = jnp.arange(slots.shape[2])[None, None]
         places = Places(slots, flat(segments), flat(groups + offsets), ranks)
         arrays = (in_order(q), in_order(_unit(q)), in_order(v))
         y, sums = attend(arrays, places, partial(self._masked, size), size=size, dropout=dropout)
@@ -167,14 +160,12 @@ class LSHAttention(Attention):
         slots: Int[Array, "#B Q"],
     ) -> Float[Array, "B H Q K"]:
         """Returns the logarithm of the number of rounds that show a key to a query of a cache."""
-        num_slots = key_buckets.shape[3]
-        keys = jnp.arange(num_slots)[None]
+        keys = jnp.arange(key_buckets.shape[3])[None]
         is_before = pairs(jnp.greater_equal, slots, keys)[:, None, None]  # (B, 1, 1, Q, K)
         is_own = pairs(jnp.equal, buckets, key_buckets) & is_before
-        # Keys of the bucket from each key to the query, without the key.
+        # The number of keys of the bucket behind each key, up to the query.
         later = jnp.cumsum(is_own[..., ::-1], axis=-1)[..., ::-1] - is_own
-        size = num_slots if self.across_buckets and num_slots <= self.chunk else self.chunk
-        rounds = (is_own & (later < size)).sum(axis=2)  # (B, H, Q, K)
+        rounds = (is_own & (later < self.chunk)).sum(axis=2)  # (B, H, Q, K)
         bias = jnp.where(rounds > 0, jnp.log(jnp.maximum(rounds, 1)), HIDDEN)
         is_self = pairs(jnp.equal, slots, keys)[:, None]
         return jnp.where(is_self, _SELF, bias)

@@ -26,8 +26,8 @@ class ReversibleBlock(nn.Module):
     """Attention f and MLP g on two halves: y1 = x1 + f(x2), y2 = x2 + g(y1).
 
     The halves are float32, so that the inverse x2 = y2 - g(y1), x1 = y1 - f(x2) loses little. Each
-    sublayer begins with a norm. Attention returns its output, and what it must get again to compute
-    the same output: the buckets of LSH attention.
+    sublayer begins with a norm. Attention returns its output and its buckets, or None. With the
+    buckets of a call, it computes the output of that call.
     """
 
     # Constructors. The model binds their options.
@@ -53,9 +53,9 @@ class ReversibleBlock(nn.Module):
     def attended(
         self, x: Float[Array, "B L M"], *, train: bool = False, **options
     ) -> tuple[Float[Array, "B L M"], Any]:
-        """Returns f(x), float32, and what attention must get again."""
-        y, again = self.attention(self.attention_norm(x), train=train, **options)
-        return self.attention_dropout(y.astype(x.dtype), train=train), again
+        """Returns f(x), float32, and the buckets of attention."""
+        y, buckets = self.attention(self.attention_norm(x), train=train, **options)
+        return self.attention_dropout(y.astype(x.dtype), train=train), buckets
 
     def fed(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns g(x), float32."""
@@ -132,43 +132,47 @@ class _Layers:
             return self.forward(params, x, keys, context)[0]
 
         def forward(params, x, keys, context):
-            y, again = self.forward(params, x, keys, context)
-            return y, (params, y, keys, context, again)
+            y, buckets = self.forward(params, x, keys, context)
+            return y, (params, y, keys, context, buckets)
 
         outputs.defvjp(forward, self.backward)
         return outputs(params, x, keys, context)
 
     def forward(self, params, x: Pair, keys, context):
-        """Returns the outputs, and what the attention of each layer must get again."""
+        """Returns the outputs, and the buckets of each layer."""
 
         def pattern(x, scanned):
             params, keys = scanned
-            again = []
+            buckets = []
             for place, block in enumerate(self.blocks):
                 attended, fed = _sublayers(block, keys[place], context)
                 y, one = attended(params[place], x[1], None)
                 y1 = constrained(x[0] + y)
                 x = (y1, constrained(x[1] + fed(params[place], y1)))
-                again.append(one)
-            return x, again
+                buckets.append(one)
+            return x, buckets
 
         return jax.lax.scan(pattern, x, (params, keys), unroll=self._scanned)
 
     def backward(self, residuals, gradients: Pair):
         """Returns the gradients of `outputs`. Residuals are those of its forward pass."""
-        params, outputs, keys, context, again = residuals
+        params, outputs, keys, context, buckets = residuals
 
         def pattern(carried, scanned):
-            params, keys, again = scanned
+            params, keys, buckets = scanned
             of_params = []
             for place, block in reversed(list(enumerate(self.blocks))):
                 sublayers = _sublayers(block, keys[place], context)
-                carried, of_one = _inverted(sublayers, params[place], carried, again[place])
+                carried, of_one = _inverted(sublayers, params[place], carried, buckets[place])
                 of_params.insert(0, of_one)
             return carried, of_params
 
         (_, of_inputs), of_params = jax.lax.scan(
-            pattern, (outputs, gradients), (params, keys, again), reverse=True, unroll=self._scanned
+            pattern,
+            (outputs, gradients),
+            (params, keys, buckets),
+            reverse=True,
+            unroll=self._scanned,
         )
         return of_params, of_inputs, None, None
 
@@ -178,13 +182,13 @@ class _Layers:
 
 
 def _sublayers(block: ReversibleBlock, key, context) -> tuple[Callable, Callable]:
-    """Returns f(params, x, again) -> (y, again), and g(params, x) -> y."""
+    """Returns f(params, x, buckets) -> (y, buckets), and g(params, x) -> y."""
     mask, options = context
     apply = partial(block.apply, rngs={"dropout": key}, train=True)
 
-    def attended(params, x, again):
-        options_of_call = options if again is None else options | {"again": again}
-        return apply({"params": params}, x, mask=mask, method="attended", **options_of_call)
+    def attended(params, x, buckets):
+        call = partial(apply, method="attended", mask=mask, buckets=buckets)
+        return call({"params": params}, x, **options)
 
     def fed(params, x):
         return apply({"params": params}, x, method="fed")
@@ -192,7 +196,7 @@ def _sublayers(block: ReversibleBlock, key, context) -> tuple[Callable, Callable
     return attended, fed
 
 
-def _inverted(sublayers: tuple[Callable, Callable], params, carried: tuple[Pair, Pair], again):
+def _inverted(sublayers: tuple[Callable, Callable], params, carried: tuple[Pair, Pair], buckets):
     """Returns the inputs of a block with their gradients, and the gradients of its parameters.
 
     `carried` are its outputs with their gradients.
@@ -203,7 +207,7 @@ def _inverted(sublayers: tuple[Callable, Callable], params, carried: tuple[Pair,
     x2 = y2 - y
     of_mlp, of_input = of_fed(of_y2)
     of_y1 = of_y1 + of_input
-    y, of_attended = jax.vjp(lambda params, x: attended(params, x, again)[0], params, x2)
+    y, of_attended = jax.vjp(lambda params, x: attended(params, x, buckets)[0], params, x2)
     x1 = y1 - y
     of_attention, of_input = of_attended(of_y1)
     of_params = jax.tree.map(jnp.add, of_mlp, of_attention)

@@ -1,8 +1,8 @@
-"""The places of texts in packed rows."""
+"""The places of texts in packed rows, and rows with padding."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Int
+from jaxtyping import Array, ArrayLike, Int, Shaped
 
 
 def bounds(
@@ -31,3 +31,12 @@ def places_of(segment_ids: Int[ArrayLike, "B L"] | None, length: int) -> Int[Arr
 def at(x: Array, places: Int[Array, "B N"]) -> Array:
     """Returns the vectors (B, N, ...) of x (B, L, ...) at places of its rows."""
     return jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+def padded(
+    x: Shaped[Array, "B L *axes"] | None, after: int, before: int = 0
+) -> Shaped[Array, "B K *axes"] | None:
+    """Returns x with zeros behind its positions, and before them; None for None."""
+    if x is None or not (before or after):
+        return x
+    return jnp.pad(x, ((0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)))

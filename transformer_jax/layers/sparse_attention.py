@@ -17,7 +17,7 @@ from transformer_jax.layers import activations, kernels, weight_dropout
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.dot_product import Keys, Queries, dot_product
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.segments import at, places_of
+from transformer_jax.layers.segments import at, padded, places_of
 from transformer_jax.layers.sparse_patterns import Attends, Pattern
 from transformer_jax.layers.weight_dropout import WeightDropout
 
@@ -119,8 +119,8 @@ def sparse(
     """
     length = q.shape[1]
     padding = -length % pattern.stride
-    arrays = [_padded(x, padding) for x in (q, k, v)]
-    segments = _padded(mask.key_segments, padding)
+    arrays = [padded(x, padding) for x in (q, k, v)]
+    segments = padded(mask.key_segments, padding)
     mask = Mask(causal=True, query_segments=segments, key_segments=segments)
     if attends == "split":
         halves = zip(*(jnp.split(x, 2, axis=2) for x in arrays))
@@ -288,10 +288,3 @@ def _with_previous(blocks: Shaped[Array, "N B l *axes"]) -> Shaped[Array, "N B k
     """Returns each block behind the block before it, and the first one behind zeros."""
     previous = jnp.concatenate([jnp.zeros_like(blocks[:1]), blocks[:-1]])
     return jnp.concatenate([previous, blocks], axis=2)
-
-
-def _padded(x: Shaped[Array, "B L *axes"] | None, count: int) -> Shaped[Array, "B K *axes"] | None:
-    """Returns x with zeros behind its positions."""
-    if x is None or not count:
-        return x
-    return jnp.pad(x, ((0, 0), (0, count), *[(0, 0)] * (x.ndim - 2)))

@@ -32,8 +32,16 @@ class WeightDropout:
         """
         queries = jnp.arange(weights.shape[2])[None] if queries is None else queries
         keys = jnp.arange(weights.shape[3])[None] if keys is None else keys
-        queries, keys = queries[:, None, :, None], keys[:, None, None, :]
-        seeds = self.seeds[:, :, None, None]
+        return self.by_numbers(weights, queries[:, None, :, None], keys[:, None, None, :])
+
+    def by_numbers(
+        self,
+        weights: Float[Array, "B H *S"],
+        queries: Int[Array, "#B #H *#S"],
+        keys: Int[Array, "#B #H *#S"],
+    ) -> Float[Array, "B H *S"]:
+        """Returns weights of any further axes after dropout, by the numbers of query and key."""
+        seeds = self.seeds.reshape(*self.seeds.shape[:2], *[1] * (weights.ndim - 2), 2)
         keep = is_kept((seeds[..., 0], seeds[..., 1]), queries, keys, self.rate)
         return jnp.where(keep, weights / (1 - self.rate), 0.0)
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from transformer_jax.layers.dot_product import Keys, Queries, causal_blocks, dot_product
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.segments import padded
 from transformer_jax.layers.weight_dropout import WeightDropout
 
 # Queries in a block. A long block reads keys that few of its queries see: with a window of 257 on
@@ -99,7 +100,7 @@ class _Arrays:
             return self
 
         def split(x):
-            x = _padded(x, 0, -x.shape[1] % dilation)
+            x = padded(x, -x.shape[1] % dilation)
             x = x.reshape(len(x), -1, dilation, *x.shape[2:]).swapaxes(1, 2)
             return x.reshape(-1, *x.shape[2:])
 
@@ -126,8 +127,8 @@ def _by_blocks(arrays: _Arrays, mask: Mask, dropout, scale) -> Queries:
     span = before + size + after
     num_blocks = -(-length // size)
     padding = num_blocks * size - length
-    by_query = [_padded(x, 0, padding) for x in (arrays.queries, arrays.query_segments)]
-    of_keys = [_padded(x, before, padding + after) for x in arrays.keys]
+    by_query = [padded(x, padding) for x in (arrays.queries, arrays.query_segments)]
+    of_keys = [padded(x, padding + after, before) for x in arrays.keys]
 
     @jax.checkpoint
     def of_block(start):
@@ -169,13 +170,6 @@ def _interleaved(y: Queries, dilation: int) -> Float[Array, "_ _ H D"]:
 def _span(mask: Mask, window: int) -> int:
     """Returns the number of keys that a query attends to, at most."""
     return window if mask.causal else 2 * window - 1
-
-
-def _padded(x: Shaped[Array, "B L *axes"] | None, before: int, after: int):
-    """Returns x with zeros before and after its positions."""
-    if x is None:
-        return None
-    return jnp.pad(x, ((0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)))
 
 
 def _part(x: Shaped[Array, "B L *axes"] | None, start, size: int):

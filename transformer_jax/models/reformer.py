@@ -5,14 +5,16 @@ from functools import partial
 from typing import Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import flops
 from transformer_jax.layers.attention import check_heads
 from transformer_jax.layers.chunked_attention import LocalAttention
-from transformer_jax.layers.embeddings import Bias, Embed
+from transformer_jax.layers.embeddings import Bias, Embed, check_ids
 from transformer_jax.layers.linear import Dropout, compute_dtype
 from transformer_jax.layers.lsh_attention import LSHAttention, Rotations
 from transformer_jax.layers.masks import Mask
@@ -174,7 +176,13 @@ class Reformer(Cached):
 
     def _positions(self, positions: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         """Returns the vectors of places in the grid: those of each side, joined (appendix)."""
-        places = jnp.unravel_index(positions, self.axial_shape)
+        if not isinstance(positions, jax.core.Tracer):
+            check_ids(np.asarray(positions), self.max_length, "max_length")
+        places = []
+        for side in reversed(self.axial_shape[1:]):
+            positions, place = jnp.divmod(positions, side)
+            places.insert(0, place)
+        places.insert(0, positions)
         parts = [embed(place) for embed, place in zip(self.position_embed, places)]
         return jnp.concatenate(parts, axis=-1)
 

@@ -188,10 +188,10 @@ class Match:
         placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=_is_leaf)
         tensors = by_name(self.checkpoints.restore_params(placed, self.step))
         restored = {}
-        for stored_name, (first, *further) in places.items():
+        for stored_name, (first, *copies) in places.items():
             tensor = self._of_layers(first, tensors[stored_name])
             restored[_joined(self.beginning.prefix, first)] = tensor
-            for name in further:
+            for name in copies:
                 # An update takes the memory of each parameter, so that two can't share it.
                 restored[_joined(self.beginning.prefix, name)] = jnp.copy(tensor)
         return restored
