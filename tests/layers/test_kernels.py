@@ -11,6 +11,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import Mesh
 
 from transformer_jax.distributed import sharding
+from transformer_jax.layers import dot_product as plain_attention
 from transformer_jax.layers import kernels, weight_dropout
 from transformer_jax.layers.masks import Mask
 
@@ -163,9 +164,13 @@ def test_windowed_shows_global_positions_to_all_queries(dilation):
     assert_equals_plain(kernel, arrays(301, 301), mask, 1e-5, plain=plain)
 
 
+@pytest.mark.parametrize("longest_saved", [2048, 100])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("name", ["causal", "global", "ranks_causal"])
-def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads):
+@pytest.mark.parametrize("name", ["causal", "packed", "global", "ranks_causal"])
+def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads, longest_saved, monkeypatch):
+    """So do those of long rows, which are computed by parts."""
+    monkeypatch.setattr(plain_attention, "_LONGEST_SAVED", longest_saved)
+    monkeypatch.setattr(plain_attention, "_QUERIES_AGAIN", 24)
     assert make_mask(name).conditions() <= kernels.TAKES[kernels.causal_blocks]
     bias = jax.random.normal(jax.random.key(9), (1, 2, 150, 150))
     assert_equals_plain(
@@ -176,6 +181,18 @@ def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads):
         bias=bias,
         scale=0.7,
     )
+
+
+def test_causal_blocks_of_a_long_row_take_memory_in_proportion_to_its_length():
+    def temporaries(length):
+        def layer(x, _):
+            return kernels.causal_blocks(x, x, x, Mask(causal=True)), None
+
+        x = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.float32)
+        gradient = jax.grad(lambda x: jax.lax.scan(layer, x, length=2)[0].sum())
+        return jax.jit(gradient).lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(16_384) < 2.1 * temporaries(8192)
 
 
 def test_grouped_heads_equal_repeated_ones():
@@ -313,6 +330,9 @@ def test_dropout_takes_a_kernel_that_applies_it(pick):
     assert pick("gpu", dropout=True, head_dim=64) is kernels.blockwise
     assert pick("gpu", dropout=True, head_dim=64, capability="7.5") is kernels.causal_blocks
     assert pick("tpu", dropout=True, length=200) is kernels.causal_blocks
+    # A chip's memory holds a vector of 64 as one of 128.
+    assert pick("tpu", dropout=True, length=8192, head_dim=64) is kernels.blockwise
+    assert pick("tpu", dropout=True, length=16_384, head_dim=64) is kernels.causal_blocks
     assert pick("tpu", make_mask("local"), dropout=True) is kernels.windowed
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from tests.layers.test_kernels import arrays, assert_equals_plain, make_mask
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import kernels, weight_dropout
+from transformer_jax.layers import dot_product, kernels, weight_dropout
 from transformer_jax.layers.masks import Mask
 
 RATE = 0.1
@@ -78,7 +78,10 @@ def test_heads_of_keys_may_be_shared():
     assert_equals_plain(blockwise, many, Mask(causal=True), 1e-5, dropout=drawn())
 
 
-def test_causal_blocks_equal_the_plain_kernel():
+@pytest.mark.parametrize("longest_saved", [2048, 100])
+def test_causal_blocks_equal_the_plain_kernel(longest_saved, monkeypatch):
+    monkeypatch.setattr(dot_product, "_LONGEST_SAVED", longest_saved)
+    monkeypatch.setattr(dot_product, "_QUERIES_AGAIN", 24)
     mask = make_mask("packed")
     assert_equals_plain(kernels.causal_blocks, arrays(256, 256), mask, 1e-5, dropout=drawn())
 

@@ -21,8 +21,10 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.weight_dropout import WeightDropout, is_kept
 
 _HIDDEN = -1e30  # the score of a key that the mask hides
-# The bytes of keys and values of one head that a TPU holds twice in its vector memory.
+# The bytes of keys and values of one head that a TPU holds twice in its vector memory, where a
+# vector has a multiple of 128 numbers.
 _MOST_BYTES = 4 * 2**20
+_TPU_LANES = 128
 # Sizes of a block, the preferred one first.
 _BLOCKS = {"tpu": (256, 128), "gpu": (64,)}
 
@@ -53,7 +55,8 @@ def supports(q: jax.Array, k: jax.Array) -> bool:
     """
     head_dim = q.shape[3]
     if sharding.platform() == "tpu":
-        fits = 2 * k.shape[1] * head_dim * k.dtype.itemsize <= _MOST_BYTES
+        width = -(-head_dim // _TPU_LANES) * _TPU_LANES
+        fits = 2 * k.shape[1] * width * k.dtype.itemsize <= _MOST_BYTES
     else:
         fits = sharding.is_ampere() and q.dtype == jnp.bfloat16 and head_dim in (16, 32, 64, 128)
     return fits and _block(q, k, sharding.platform()) is not None

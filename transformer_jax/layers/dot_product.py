@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.weight_dropout import WeightDropout
 
@@ -14,6 +15,10 @@ from transformer_jax.layers.weight_dropout import WeightDropout
 # Each block is compiled separately.
 _MIN_QUERY_BLOCK = 64
 _MAX_QUERY_BLOCKS = 8
+# The longest row whose weights `causal_blocks` saves for the backward pass. The weights of longer
+# ones are computed again, so many queries at a time.
+_LONGEST_SAVED = 2048
+_QUERIES_AGAIN = 256
 
 Queries = Float[Array, "B Q H D"]
 Keys = Float[Array, "B K G D"]
@@ -92,12 +97,17 @@ def causal_blocks(
 
     This saves almost half of the work. Forward and backward at lengths 128, 256 and 1024 on two CPU
     cores: 9 -> 4, 40 -> 15, 594 -> 330 ms (8 rows, 6 heads of 64).
+
+    In long rows, the scores of a few queries are in memory at a time, in both passes. On a TPU they
+    all are: its compiler crashes on the loop (jax 0.10.1, rows of 16,384 and 32,768).
     """
     length = q.shape[1]
+    by_parts = length > _LONGEST_SAVED and sharding.platform() != "tpu"
+    attend = _by_parts if by_parts else dot_product
     size = max(_MIN_QUERY_BLOCK, -(-length // _MAX_QUERY_BLOCKS))
     bounds = [*range(0, length, size), length]
     blocks = [
-        dot_product(
+        attend(
             q[:, start:stop],
             k[:, :stop],
             v[:, :stop],
@@ -110,3 +120,32 @@ def causal_blocks(
         for start, stop in zip(bounds, bounds[1:])
     ]
     return jnp.concatenate(blocks, axis=1)
+
+
+def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Queries:
+    """Returns `dot_product` by parts of the queries, which the backward pass computes again."""
+    batch, queries, *head = q.shape
+    size = _QUERIES_AGAIN
+
+    def split(x, axis=1):
+        """Returns the parts of an axis of queries, (B, ..., Q, ...) -> (N, B, ..., size, ...)."""
+        if x is None:
+            return None
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, -queries % size)
+        x = jnp.pad(x, padding)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
+
+    @jax.checkpoint
+    def of_part(part):
+        numbers, q, bias, fields = part
+        # In a scan over layers, JAX would save the masks of all parts, which no layer changes.
+        numbers, q = jax.lax.optimization_barrier((numbers, q))
+        options = dict(bias=bias, scale=scale, query_numbers=numbers)
+        return dot_product(q, k, v, mask.replace(query_slots=numbers, **fields), dropout, **options)
+
+    names = ("query_segments", "query_ranks", "global_queries")
+    fields = {name: split(getattr(mask, name)) for name in names}
+    inputs = (split(query_numbers), split(q), split(bias, axis=2), fields)
+    parts = jax.lax.map(of_part, inputs)
+    return jnp.moveaxis(parts, 0, 1).reshape(batch, -1, *head)[:, :queries]
