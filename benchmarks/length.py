@@ -19,8 +19,8 @@ more than 60 seconds by the seconds of a shorter text and the FLOPs.
   those of all rows, and bytes those of one.
 
 Rows are put into --json as soon as they end, and complete ones are not computed again. A step that
-cannot be compiled is a row with the reason. The budget of the 232 rows without seconds is two hours
-of two cores, half of it for LSH on the GPU. The seconds take half an hour of quiet ones.
+cannot be compiled is a row with the reason. The budget of the 280 rows without seconds is two hours
+of two cores. The seconds take half an hour of quiet ones.
 """
 
 import argparse
@@ -154,8 +154,11 @@ def computed(name: str, length: int, part: str, tiny: bool) -> dict:
 
 def tables(rows: list[dict]) -> list[str]:
     """Returns the bytes, the seconds, the FLOPs and their growth, as Markdown."""
-    results = [f"{TITLES[part]}, MB\n\n{by_length(rows, part, bytes_cell)}" for part in DEVICES]
-    results.append(f"{TITLES['seconds']}\n\n{by_length(rows, 'seconds', seconds_cell)}")
+    results = []
+    for part in parts_of(rows):
+        title = TITLES[part] + ("" if part == "seconds" else ", MB")
+        cell = seconds_cell if part == "seconds" else bytes_cell
+        results.append(f"{title}\n\n{by_length(rows, part, cell)}")
     results.append(f"GFLOP of an update\n\n{by_length(rows, None, flops_cell)}")
     results.append(f"growth from {GROWTH_FROM:,} to {GROWTH_TO:,} tokens\n\n{growth_table(rows)}")
     growths = [growth(rows, "window", part, "temporaries") for part in DEVICES]
@@ -164,6 +167,16 @@ def tables(rows: list[dict]) -> list[str]:
         verdict = "does" if max(known) <= MOST_GROWTH else "does NOT"
         results.append(f"The memory of the window {verdict} grow at most {MOST_GROWTH} times.")
     return results
+
+
+def parts_of(rows: list[dict]) -> list[str]:
+    """Returns the parts that have rows with figures."""
+    fields = ("temporaries", "seconds")
+    return [
+        part
+        for part in PARTS
+        if any(row["part"] == part and any(map(row.get, fields)) for row in rows)
+    ]
 
 
 def by_length(rows: list[dict], part: str | None, cell) -> str:
@@ -190,22 +203,23 @@ def seconds_cell(row: dict) -> str:
 
 
 def flops_cell(row: dict) -> str:
-    return f"{row['flops'] / 1e9:,.0f}" if "flops" in row else ""
+    return f"{row['flops'] / 1e9:,.1f}" if "flops" in row else ""
 
 
 def growth_table(rows: list[dict]) -> str:
-    columns = {"FLOPs": ("cpu", "flops")}
+    columns = {"FLOPs": (None, "flops")}
     columns |= {TITLES[part]: (part, "temporaries") for part in DEVICES}
     columns |= {TITLES["seconds"]: ("seconds", "seconds")}
     lines = []
     for name, method in METHODS.items():
         factors = [growth(rows, name, *column) for column in columns.values()]
         cells = ["" if each is None else f"{each:.1f}" for each in factors]
-        lines.append([method.label, *cells])
+        if any(cells):
+            lines.append([method.label, *cells])
     return comparison.markdown(["attention", *columns], lines)
 
 
-def growth(rows: list[dict], name: str, part: str, field: str) -> float | None:
+def growth(rows: list[dict], name: str, part: str | None, field: str) -> float | None:
     """Returns how many times a field grows between the two lengths; None if one is missing."""
     values = points(rows, name, part, field)
     if values.get(GROWTH_FROM) and values.get(GROWTH_TO):
@@ -213,9 +227,9 @@ def growth(rows: list[dict], name: str, part: str, field: str) -> float | None:
     return None
 
 
-def points(rows: list[dict], name: str, part: str, field: str) -> dict[int, float]:
-    """Returns a field of a method by length."""
-    own = [row for row in rows if (row["method"], row["part"]) == (name, part)]
+def points(rows: list[dict], name: str, part: str | None, field: str) -> dict[int, float]:
+    """Returns a field of a method by length; that of any part for None."""
+    own = [row for row in rows if row["method"] == name and part in (None, row["part"])]
     return {row["length"]: row[field] for row in own if row.get(field) is not None}
 
 
@@ -223,19 +237,15 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     """Draws bytes and seconds by length, a panel for each part. Both axes are logarithmic."""
     from transformer_jax.pictures.figure import new_figure, save
 
-    figure = new_figure((12, 9), "A training step with one text, two layers of 256")
-    panels = [*figure.subplots(2, 2).flat]
-    drawn = [part for part in PARTS if any(row["part"] == part for row in rows)]
-    for panel in panels[len(drawn) :]:
-        panel.set_axis_off()
+    parts = parts_of(rows)
+    figure = new_figure((5 * len(parts), 5.5), "A training step with one text, two layers of 256")
+    panels = figure.subplots(1, len(parts), squeeze=False)[0]
     lines = {}
-    for panel, part in zip(panels, drawn):
+    for panel, part in zip(panels, parts):
         field, unit = ("seconds", 1) if part == "seconds" else ("temporaries", 1e6)
         for number, (name, method) in enumerate(METHODS.items()):
             values = points(rows, name, part, field)
             heights = [value / unit for value in values.values()]
-            if not heights:
-                continue
             style = dict(color=f"C{number % 10}", linestyle="-" if number < 10 else "--")
             (line,) = panel.plot([*values], heights, marker="o", markersize=3, **style)
             lines[method.label] = line
@@ -244,7 +254,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
         panel.minorticks_off()
         panel.set_ylabel("s" if part == "seconds" else "MB")
         panel.grid(alpha=0.3)
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(parts) + 1)
     save(figure, path)
 
 
