@@ -170,7 +170,7 @@ def test_windowed_shows_global_positions_to_all_queries(dilation):
 def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads, longest_saved, monkeypatch):
     """So do those of long rows, which are computed by parts."""
     monkeypatch.setattr(plain_attention, "_LONGEST_SAVED", longest_saved)
-    monkeypatch.setattr(plain_attention, "_QUERIES_AGAIN", 24)
+    monkeypatch.setattr(plain_attention, "_QUERIES_OF_PART", 24)
     assert make_mask(name).conditions() <= kernels.TAKES[kernels.causal_blocks]
     bias = jax.random.normal(jax.random.key(9), (1, 2, 150, 150))
     assert_equals_plain(

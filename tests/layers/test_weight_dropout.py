@@ -81,7 +81,7 @@ def test_heads_of_keys_may_be_shared():
 @pytest.mark.parametrize("longest_saved", [2048, 100])
 def test_causal_blocks_equal_the_plain_kernel(longest_saved, monkeypatch):
     monkeypatch.setattr(dot_product, "_LONGEST_SAVED", longest_saved)
-    monkeypatch.setattr(dot_product, "_QUERIES_AGAIN", 24)
+    monkeypatch.setattr(dot_product, "_QUERIES_OF_PART", 24)
     mask = make_mask("packed")
     assert_equals_plain(kernels.causal_blocks, arrays(256, 256), mask, 1e-5, dropout=drawn())
 

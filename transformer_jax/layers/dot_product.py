@@ -17,8 +17,8 @@ _MIN_QUERY_BLOCK = 64
 _MAX_QUERY_BLOCKS = 8
 # The longest row whose weights `causal_blocks` saves for the backward pass. The weights of longer
 # ones are computed again, so many queries at a time.
-_LONGEST_SAVED = 2048
-_QUERIES_AGAIN = 256
+_LONGEST_SAVED = 4096
+_QUERIES_OF_PART = 256
 
 Queries = Float[Array, "B Q H D"]
 Keys = Float[Array, "B K G D"]
@@ -125,7 +125,7 @@ def causal_blocks(
 def _by_parts(q, k, v, mask: Mask, dropout, *, bias, scale, query_numbers) -> Queries:
     """Returns `dot_product` by parts of the queries, which the backward pass computes again."""
     batch, queries, *head = q.shape
-    size = _QUERIES_AGAIN
+    size = _QUERIES_OF_PART
 
     def split(x, axis=1):
         """Returns the parts of an axis of queries, (B, ..., Q, ...) -> (N, B, ..., size, ...)."""
