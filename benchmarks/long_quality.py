@@ -10,9 +10,9 @@ method and a task; it is written as soon as it ends, and complete rows are not r
 - copying: a row is 0 w 0 w, with w a random word of {word} symbols of {symbols} (Kitaev et al.
   2020, section 5). The score is the share of the second w that is predicted. {copying} updates of
   {batch} rows.
-- retrieval: {keys} keys in random order, each with a value, then {gap} zeros, then {queries} random
-  ones of the keys with their values. The score is the share of these values that are predicted.
-  {retrieval} updates of {batch} rows.
+- retrieval: {keys} pairs in random order, each a token for a key and its value of {values}. Then
+  {gap} zeros, and {queries} random keys. The score is the share of keys at which the value is
+  predicted. {retrieval} updates of {batch} rows.
 - book: rows of {length} characters of --book; the last tenth is held out. The score is bits a
   character after {minutes} minutes of one core. An evaluation reads rows of this length.
 
@@ -44,10 +44,10 @@ from transformer_jax import config as configs
 COMMAND = "python benchmarks/long_quality.py --book=input.txt --json"
 LAYERS, WIDTH, BATCH = 2, 128, 16
 SYMBOLS, WORD = 127, 127  # of copying: rows of 256
-KEYS, GAP, QUERIES = 8, 80, 80  # of retrieval: rows of 256
+KEYS, VALUES, GAP, QUERIES = 16, 8, 112, 128  # of retrieval: rows of 256
 VOCABULARY = 256  # of both
 LENGTH = 1024  # of a book's rows
-UPDATES = {"copying": 500, "retrieval": 1000}
+UPDATES = {"copying": 500, "retrieval": 500}
 MINUTES = 4
 SHAPE = dict(d_model=WIDTH, num_layers=LAYERS, num_heads=4, init_std=0.05, dropout=0.0)
 DECODER = SHAPE | dict(name="decoder", d_ff=256, max_length=LENGTH)
@@ -93,21 +93,23 @@ def copying(key: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]
 
 
 def retrieval(key: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns tokens, labels and weights (rows, 256): pairs, a gap, then keys with their values."""
+    """Returns tokens, labels and weights (rows, 256): pairs, a gap, then keys."""
     of_keys, of_values, of_queries = jax.random.split(key, 3)
 
     def permuted(key):
-        return jax.random.permutation(key, 1 + jnp.arange(KEYS))
+        return jax.random.permutation(key, KEYS)
 
     keys = jax.vmap(permuted)(jax.random.split(of_keys, rows))
-    values = jax.random.randint(of_values, keys.shape, KEYS + 1, 2 * KEYS + 1)
+    values = jax.random.randint(of_values, keys.shape, 0, VALUES)
     asked = jax.random.randint(of_queries, (rows, QUERIES), 0, KEYS)
-    chosen = [jnp.take_along_axis(x, asked, axis=1) for x in (keys, values)]
-    parts = [jnp.stack(pairs, axis=2).reshape(rows, -1) for pairs in ((keys, values), chosen)]
-    tokens = jnp.concatenate([parts[0], jnp.zeros((rows, GAP), jnp.int32), parts[1]], axis=1)
-    places = jnp.arange(tokens.shape[1])
-    is_asked = (places >= 2 * KEYS + GAP) & (places % 2 == 0)
-    return tokens, jnp.roll(tokens, -1, axis=1), jnp.broadcast_to(is_asked, tokens.shape)
+    queries, labels = (jnp.take_along_axis(x, asked, axis=1) for x in (keys, values))
+    # Tokens of pairs, behind them those of keys, and 0.
+    pairs = 1 + keys * VALUES + values
+    queries += 1 + KEYS * VALUES
+    tokens = jnp.concatenate([pairs, jnp.zeros((rows, GAP), jnp.int32), queries], axis=1)
+    is_asked = jnp.arange(tokens.shape[1]) >= KEYS + GAP
+    labels = jnp.pad(labels, ((0, 0), (KEYS + GAP, 0)))
+    return tokens, labels, jnp.broadcast_to(is_asked, tokens.shape)
 
 
 def characters(text: np.ndarray, key: jax.Array, rows: int):
@@ -235,7 +237,15 @@ def measured(arguments, method: str, task: str) -> dict:
 
 def main() -> None:
     sizes = dict(layers=LAYERS, width=WIDTH, batch=BATCH, word=WORD, symbols=SYMBOLS)
-    sizes |= dict(keys=KEYS, gap=GAP, queries=QUERIES, length=LENGTH, minutes=MINUTES, **UPDATES)
+    sizes |= dict(
+        keys=KEYS,
+        values=VALUES,
+        gap=GAP,
+        queries=QUERIES,
+        length=LENGTH,
+        minutes=MINUTES,
+        **UPDATES,
+    )
     flags = argparse.ArgumentParser(
         description=__doc__.format(**sizes), formatter_class=argparse.RawDescriptionHelpFormatter
     )
