@@ -27,25 +27,13 @@ class PackedPairs:
         self.meta = stored.meta
         self.source_length = source_length
         self.target_length = target_length
-        self._numbering = store.Numbering(part["rows"] for part in stored.parts)
-        # The first token of each row of a part, then the number of tokens: 4 bytes a row, of the
-        # parts that were read.
-        self._first_tokens: dict[int, np.ndarray] = {}
+        self._rows = packing.StoredRows(stored)
 
     def __len__(self) -> int:
-        return len(self._numbering)
+        return len(self._rows)
 
     def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
-        return [*map(self._row, self.store.read([self._span(number) for number, _ in numbers]))]
-
-    def _span(self, number: int) -> tuple[int, int]:
-        """Returns the tokens of a row, counted from the first token of the store."""
-        part, index = self._numbering.locate(number)
-        if part not in self._first_tokens:
-            self._first_tokens[part] = self.store.part_array(part, "rows")
-        start, stop = self._first_tokens[part][index : index + 2].tolist()
-        first = self.store.values.starts[part]
-        return first + start, first + stop
+        return [*map(self._row, self._rows.read([number for number, _ in numbers]))]
 
     def _row(self, tokens: np.ndarray) -> Row:
         """Returns a row of sources and targets in turn, each with its end token."""
@@ -94,46 +82,18 @@ def assembled(
     return {**source_row, **target_row, "labels": labels, "target": inputs}
 
 
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Returns the first position of each segment."""
-    return np.cumsum(lengths) - lengths
-
-
 def _side(name: str, tokens: np.ndarray, lengths: np.ndarray, size: int) -> tuple[Row, np.ndarray]:
     """Returns the tokens, positions and segment ids of one side of a row, each (size,).
 
     The second value is the first position of each segment.
     """
-    starts = _starts(lengths)
+    starts = packing.starts(lengths)
     side = {
         name: padded(tokens, size),
         f"{name}_positions": padded(np.arange(len(tokens)) - np.repeat(starts, lengths), size),
         f"{name}_segment_ids": padded(np.repeat(np.arange(1, len(lengths) + 1), lengths), size),
     }
     return side, starts
-
-
-class _EncodedSide:
-    """The tokens of all sources of a part, or of all targets, as one flat array."""
-
-    def __init__(self):
-        self._tokens = []
-        self._lengths = []
-
-    def append(self, sentences: list[list[int]]) -> None:
-        self._tokens.append(np.fromiter(itertools.chain.from_iterable(sentences), np.uint32))
-        self._lengths.append(np.array([len(ids) for ids in sentences], np.int64))
-
-    def join(self) -> None:
-        """Ends the appending."""
-        self.tokens = np.concatenate([np.zeros(0, np.uint32), *self._tokens])
-        self.lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
-        self._starts = _starts(self.lengths)
-        del self._tokens, self._lengths
-
-    def sentence(self, number: int) -> np.ndarray:
-        start = self._starts[number]
-        return self.tokens[start : start + self.lengths[number]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +111,8 @@ class _Packing:
         source, target, skipped = _encoded(pairs, self.tokenizer, self.limits, self.cuts)
         key = (self.seed, number)
         rows = packing.plan(source.lengths, target.lengths, *self.limits, key)
-        first_tokens = [0]
-        for row in rows:
-            writer.append(
-                np.concatenate([side.sentence(pair) for pair in row for side in (source, target)])
-            )
-            first_tokens.append(writer.size)
-        writer.array("rows", np.array(first_tokens, np.uint32))
+        sides = source, target
+        packing.write(writer, ([side.sequence(i) for i in row for side in sides] for row in rows))
         counts = {"pairs": len(target.lengths), "rows": len(rows), **skipped}
         return counts | {"target_tokens": int(target.lengths.sum())}
 
@@ -238,14 +193,14 @@ def _encoded(
     tokenizer: tokenizers.Pair,
     limits: tuple[int, int],
     cuts: bool,
-) -> tuple[_EncodedSide, _EncodedSide, dict[str, int]]:
+) -> tuple[packing.Sequences, packing.Sequences, dict[str, int]]:
     """Returns the encoded sources and targets, and the numbers of empty and of over-long pairs.
 
     Each sentence is framed: it ends with the end token. `limits` are the lengths of a row's two
     sides. A longer text is cut where `cuts` is true; else its pair is left out.
     """
     source_limit, target_limit = limits
-    source, target = _EncodedSide(), _EncodedSide()
+    source, target = packing.Sequences(), packing.Sequences()
     skipped = {"long": 0, "empty": 0}
     remaining = iter(pairs)
     while block := list(itertools.islice(remaining, _PAIRS_PER_BLOCK)):

@@ -1,6 +1,11 @@
-"""Packing of several short pairs into a row, planned once."""
+"""Packing of several short pairs or texts into a row, planned once and kept in a token store."""
+
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from transformer_jax.data import store
 
 # Rows that may still take a pair. Beyond them, the fullest row is closed.
 _NUM_OPEN = 500
@@ -43,3 +48,72 @@ def plan(
         target_room[slot] -= target
         room[slot] -= source + target
     return rows
+
+
+def plan_texts(lengths: np.ndarray, length: int, key: tuple[int, ...]) -> list[list[int]]:
+    """Returns the text numbers of each row, as `plan` does for pairs. Each text must fit alone."""
+    return plan(lengths, np.zeros_like(lengths), length, 0, key)
+
+
+class Sequences:
+    """The tokens of many texts, as one flat array."""
+
+    def __init__(self):
+        self._tokens = []
+        self._lengths = []
+
+    def append(self, sequences: list[Sequence[int]]) -> None:
+        self._tokens.append(np.fromiter(itertools.chain.from_iterable(sequences), np.uint32))
+        self._lengths.append(np.array([len(ids) for ids in sequences], np.int64))
+
+    def join(self) -> None:
+        """Ends the appending."""
+        self.tokens = np.concatenate([np.zeros(0, np.uint32), *self._tokens])
+        self.lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
+        self._starts = starts(self.lengths)
+        del self._tokens, self._lengths
+
+    def sequence(self, number: int) -> np.ndarray:
+        start = self._starts[number]
+        return self.tokens[start : start + self.lengths[number]]
+
+
+def starts(lengths: np.ndarray) -> np.ndarray:
+    """Returns the first position of each segment."""
+    return np.cumsum(lengths) - lengths
+
+
+def write(writer: store.Writer, rows: Iterable[Sequence[np.ndarray]]) -> None:
+    """Writes rows, each given as its sequences. The array "rows" has the first token of each."""
+    first_tokens = [0]
+    for sequences in rows:
+        writer.append(np.concatenate(sequences))
+        first_tokens.append(writer.size)
+    writer.array("rows", np.array(first_tokens, np.uint32))
+
+
+class StoredRows:
+    """The rows of a token store whose parts `write` has written. `part["rows"]` is their number."""
+
+    def __init__(self, stored: store.Store):
+        self._store = stored
+        self._numbering = store.Numbering(part["rows"] for part in stored.parts)
+        # The first token of each row of a part, then the number of tokens: 4 bytes a row, of the
+        # parts that were read.
+        self._first_tokens: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbering)
+
+    def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Returns the tokens of these rows, read in parallel."""
+        return self._store.read([self._span(number) for number in numbers])
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """Returns the tokens of a row, counted from the first token of the store."""
+        part, index = self._numbering.locate(number)
+        if part not in self._first_tokens:
+            self._first_tokens[part] = self._store.part_array(part, "rows")
+        start, stop = self._first_tokens[part][index : index + 2].tolist()
+        first = self._store.values.starts[part]
+        return first + start, first + stop
