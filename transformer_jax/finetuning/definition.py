@@ -5,8 +5,13 @@ import abc
 import jax
 import numpy as np
 
+from transformer_jax.config import named_class
 from transformer_jax.data.rows import Row
 from transformer_jax.finetuning.predictions import Unlabelled
+
+# A language model that is fine-tuned learns three new tokens: start, delimiter and extract
+# (Radford et al. 2018, section 3.3).
+_MARKS_OF_CAUSAL = 3
 
 
 class Definition(abc.ABC):
@@ -26,6 +31,12 @@ class Definition(abc.ABC):
     def num_global(self) -> int:
         """The first tokens of a row that are global, in a model that has such: [CLS], or none."""
         return int(self.summarises)
+
+    @classmethod
+    def new_tokens(cls, config, earlier) -> int:
+        """As that of a task: the marks of a causal model's rows, where it has none yet."""
+        kind = named_class("model", config.model.name).kind
+        return _MARKS_OF_CAUSAL if kind == "causal" and not earlier.has_head else 0
 
     @abc.abstractmethod
     def read(self, split: str):

@@ -45,7 +45,8 @@ class Family:
 
     def matches(self, config: ConfigDict) -> bool:
         """Returns whether a run with this config is of the family."""
-        return config.model.name == self.model and config.task.name == self.task
+        written_as = configs.named_class("task", config.task.name).written_as
+        return config.model.name == self.model and self.task in (config.task.name, written_as)
 
     def table(self, model: ConfigDict) -> Table:
         """Returns the names and layouts of the tensors of a model with these keys."""

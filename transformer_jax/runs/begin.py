@@ -16,10 +16,6 @@ from transformer_jax.storage import buckets
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.origin import Origin, Part
 
-# A language model that is fine-tuned learns three new tokens: start, delimiter and extract
-# (Radford et al. 2018, section 3.3).
-_NEW_TOKENS = 3
-
 
 def source(config) -> Record | None:
     """Returns the record of the run that `config.init_from` names; None where it names none.
@@ -133,9 +129,9 @@ def with_model(config: ConfigDict, earlier: Record | None, overrides) -> ConfigD
         changes = [*_non_defaults(config.model), *overrides]
         with config.ignore_type():
             config.model = earlier.config.model
-    model = configs.named_class("model", config.model.name)
-    if model.kind == "causal" and fine_tunes(config) and not earlier.has_head:
-        configs.set_key(config, "model.vocab_size", config.model.vocab_size + _NEW_TOKENS)
+        if new_tokens := _task(config).new_tokens(config, earlier):
+            size = config.model.vocab_size + new_tokens
+            configs.set_key(config, "model.vocab_size", size)
     for key, value in changes:
         configs.set_key(config, key, value)
     configs.validate(config)

@@ -122,9 +122,20 @@ class Task(abc.ABC):
     # config.model is that of the run in config.init_from, with the keys that the config changes
     takes_model: bool = False
     fine_tunes: bool = False  # puts a head of its own on that model
+    # A task whose checkpoints of Hugging Face hold the runs of this one, too: see huggingface/
+    written_as: str = ""
     # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
     # are those of that run. config.task.teacher_model holds the keys of its config.model.
     other_runs: tuple[str, ...] = ()
+
+    @classmethod
+    def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:
+        """Returns the number of tokens that this task adds to the vocabulary of a run.
+
+        For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
+        or continues (runs/record.py). `config` has the model of that run.
+        """
+        return 0
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:
