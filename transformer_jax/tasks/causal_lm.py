@@ -1,40 +1,36 @@
 """Causal language modelling: predicting each token from the tokens before it."""
 
 import dataclasses
-from functools import cached_property, partial
+from functools import cached_property
 
-import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import UserError
 from transformer_jax.data import arguments
 from transformer_jax.data.text_windows import TextWindows
 from transformer_jax.inference import lowering
-from transformer_jax.inference.causal import CausalUse
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
-from transformer_jax.tasks.base import TextTask, check_row_length, perplexities, perplexity
-from transformer_jax.tasks.task import Context, EvaluationProgram, Loss
+from transformer_jax.tasks.base import perplexities, perplexity
+from transformer_jax.tasks.next_tokens import NextTokens
+from transformer_jax.tasks.task import Context, EvaluationProgram
 
 _COUNTED = 2**24  # bytes of the training text that n-gram models count
 _SAMPLING = Sampling(temperature=0.8)  # of the texts that an evaluation prints
 
 
 @dataclasses.dataclass
-class CausalLM(CausalUse, TextTask):
+class CausalLM(NextTokens):
     """The objective of Radford et al. 2018, equation 1."""
 
-    length: int = 1024  # tokens of a row
     # tokens of a text that is generated and printed at each evaluation; 0: none
     sample_tokens: int = 0
     # rows continue those of the update before, and the model's state passes from one to the next
     carry: bool = False
 
     def __post_init__(self):
-        self.model = build_model(self.config)
-        self.coefficients = {"loss": 1.0}
-        check_row_length("length", self.length, self.model)
+        super().__post_init__()
         if not 0 <= self.sample_tokens < self.model.window:
             raise UserError(
                 f"config.task.sample_tokens={self.sample_tokens}: must be from 0 to "
@@ -70,38 +66,14 @@ class CausalLM(CausalUse, TextTask):
             keys += ["positions", "segment_ids"]
         return self.int32_spec(dict.fromkeys(keys, (self.length,)))
 
-    def init(self, rng):
-        return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
-
     def initial_carry(self, rows: int):
         return self.model.initial_carry(rows) if self.carry else None
 
-    def weights(self, batch):
-        return {"loss": batch["weights"].sum().astype(jnp.float32)}
-
-    def loss(self, params, batch, context: Context) -> Loss:
-        hidden, carry = self._states(params, batch, context)
-        output = self.model.apply({"params": params}, method="output")
-        weights = batch["weights"].astype(jnp.float32)
-        loss, _, correct = output.cross_entropy(hidden, batch["labels"], weights)
-        count = batch["weights"].sum(dtype=jnp.int32)
-        metrics = {
-            "loss": (loss, count),
-            "accuracy": (correct, count),
-            "filled": (count, jnp.int32(batch["weights"].size)),
-        }
-        return Loss({"loss": loss}, metrics, carry)
-
-    def _states(self, params, batch, context: Context):
-        """Returns (hidden states (B, L, M), carry)."""
-        rngs = {"dropout": context.rng} if context.train else None
-        apply = partial(
-            self.model.apply, {"params": params}, batch["tokens"], train=context.train, rngs=rngs
-        )
-        if self.carry:
-            return apply(context.carry, restarts=batch["restarts"], method="advance")
-        positions, segment_ids = batch.get("positions"), batch.get("segment_ids")
-        return apply(positions=positions, segment_ids=segment_ids, method="hidden"), None
+    def states(self, params, batch, context: Context):
+        if not self.carry:
+            return super().states(params, batch, context)
+        apply = self.applied(params, batch, context)
+        return apply(context.carry, restarts=batch["restarts"], method="advance")
 
     def derived(self, name, means):
         return perplexities(means["loss"], self._rows.eval[name].component.store.meta)
@@ -120,12 +92,6 @@ class CausalLM(CausalUse, TextTask):
         remedy = "--config.task.sample_tokens=0: no sample is printed"
         sample = lowering.generation(self.model, params, self.config, self.sample_tokens, _SAMPLING)
         return {"a sample": EvaluationProgram(*sample, remedy)}
-
-    def flops(self, row_shape: int = 0) -> float:
-        return 3 * self.model.flops(self.length)  # a backward pass costs two forward passes
-
-    def positions(self, row_shape: int = 0) -> int:
-        return self.length
 
     # evaluation
 
