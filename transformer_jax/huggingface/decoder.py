@@ -112,7 +112,7 @@ class LanguageModel(family.Family):
             "rope_parameters": rotary,
             "rope_theta": model.rotary_theta,
             "bos_token_id": tokenizer.bos_id,
-            "eos_token_id": tokenizer.eos_id,
+            "eos_token_id": tokenizer.hf_end,
         }
 
 

@@ -139,7 +139,7 @@ class LanguageModel(family.Family):
         inner = {"n_inner": config.model.d_ff} if self.norm_position == "pre" else {}
         return {
             "bos_token_id": tokenizer.eos_id,
-            "eos_token_id": tokenizer.eos_id,
+            "eos_token_id": tokenizer.hf_end,
             "embd_pdrop": config.model.dropout,
             **inner,
         }

@@ -31,6 +31,15 @@ class LibraryTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
+    def hf_with(self, pieces, settings):
+        library = huggingface.Tokenizer.from_str(self._tokenizer.to_str())
+        library.add_special_tokens([*pieces])
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+        return {
+            "tokenizer.json": library.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:

@@ -6,7 +6,7 @@ import pathlib
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.data.tokenizers import bpe, t5, unigram, wordpiece
+from transformer_jax.data.tokenizers import bpe, chat, t5, unigram, wordpiece
 from transformer_jax.data.tokenizers.albert import ALBERT
 from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
@@ -50,14 +50,20 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def of_files(files: dict[str, bytes]) -> Tokenizer:
-    """Returns the tokenizer of saved files. The name of the file gives the kind."""
+    """Returns the tokenizer of saved files. The name of the file gives the kind.
+
+    A tokenizer of conversations has a further file, with its marks.
+    """
     kinds = KINDS | {SHARED: SentencePiece}
     names = [name for name in kinds if name in files]
     if len(names) != 1:
         raise ValueError(
             f"it should hold one of {', '.join(KINDS)}; it holds {' and '.join(names) or 'none'}"
         )
-    return kinds[names[0]](files[names[0]])
+    tokenizer = kinds[names[0]](files[names[0]])
+    if chat.FILE not in files:
+        return tokenizer
+    return chat.with_marks(tokenizer, json.loads(files[chat.FILE])["marks"])
 
 
 def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:

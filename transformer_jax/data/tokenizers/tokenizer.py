@@ -4,6 +4,7 @@ import functools
 import hashlib
 import numbers
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -186,6 +187,18 @@ class Tokenizer:
 
     def hf_files(self) -> dict[str, bytes]:
         """Returns the files that AutoTokenizer reads; none where it has no such kind."""
+        return {}
+
+    @property
+    def hf_end(self) -> int | list[int]:
+        """The id, or ids, at which a decoder of Hugging Face ends a text."""
+        return self.eos_id
+
+    def hf_with(self, pieces: Sequence[str], settings: dict) -> dict[str, bytes]:
+        """Returns the files of `hf_files` for a tokenizer with further special tokens, the last.
+
+        `settings` are keys of tokenizer_config.json. Empty where the library has no such kind.
+        """
         return {}
 
     def hf_marked(self, marks: tuple[int, int, int]) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import tokenizers as huggingface
 
 from transformer_jax.config import UserError
 from transformer_jax.data import store
+from transformer_jax.data.tokenizers import chat
 from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.loading import check_size, load, of_files, read_published
@@ -31,14 +32,35 @@ def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -
     either it is trained on the documents that `text()` returns. Raises UserError where it has more
     tokens than the model.
     """
-    if folder:
-        tokenizer = load(folder)
-    elif data.tokenizer_files:
-        tokenizer = read_published(buckets.path(data.tokenizer_files))
-    else:
-        tokenizer = train_cached(text(), data, vocab_size)
+    tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size)
     check_size(tokenizer, vocab_size)
     return tokenizer
+
+
+def chat_of_run(
+    folder: pathlib.Path | None,
+    data,
+    text: Callable,
+    vocab_size: int,
+    marks: tuple[str, ...],
+) -> chat.ChatTokenizer:
+    """Returns the tokenizer of a run on conversations: that of `of_run`, with these marks.
+
+    A tokenizer that is trained leaves room for the marks in the vocabulary of `vocab_size`.
+    """
+    tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size - len(marks))
+    tokenizer = chat.with_marks(tokenizer, marks)
+    check_size(tokenizer, vocab_size)
+    return tokenizer
+
+
+def _read(folder: pathlib.Path | None, data) -> Tokenizer | None:
+    """Returns the tokenizer in `folder`, or of `config.data.tokenizer_files`; None for neither."""
+    if folder:
+        return load(folder)
+    if data.tokenizer_files:
+        return read_published(buckets.path(data.tokenizer_files))
+    return None
 
 
 def pair_of_run(
