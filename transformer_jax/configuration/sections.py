@@ -15,11 +15,12 @@ class Data:
     # processes that read the rows of training on each host; 0: the training process reads them.
     # Results do not change
     readers: int = 0
-    # a built-in corpus instead of files: grammar (sentence pairs), python (sources of the standard
-    # library), pydoc (its documentation), functions (its functions and their summaries) or
-    # inference (labelled pairs of the grammar's English)
+    # a built-in corpus instead of files: grammar (sentence pairs, or conversations about them),
+    # python (sources of the standard library), pydoc (its documentation), functions (its functions
+    # and their summaries) or inference (labelled pairs of the grammar's English)
     corpus: Literal["", "grammar", "python", "pydoc", "functions", "inference"] = ""
-    corpus_size: int = 30_000  # training pairs drawn from the built-in grammar (grammar, inference)
+    # training pairs, or conversations, drawn from the built-in grammar (grammar, inference)
+    corpus_size: int = 30_000
     # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl holds
     # JSON objects, one a line
     train_files: str | None = None
