@@ -3,18 +3,23 @@
 
 --beam=4 searches for the likeliest continuation in place of drawing one. Prompts from a file, or
 several continuations of a prompt, give one JSON object a line, in order.
+
+--chat holds a conversation with a run that was trained on some, until Ctrl-D. Where stdin is no
+terminal, each of its lines is a message, and each line of stdout the answer to one.
 """
 
 import itertools
 import json
-import sys
 
 from absl import flags
 
+from transformer_jax.cli import conversation, process
 from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process
+from transformer_jax.cli.streamed import Streamed
 from transformer_jax.config import UserError
 
+# The flags that a conversation has no use for.
+_TEXTS = ("prompt", "prompts", "num_samples", "beam", "n_best", "window")
 # The flags that a beam search has no use for.
 _DRAWING = (
     "num_samples",
@@ -44,7 +49,7 @@ def define_flags() -> None:
         "max_tokens",
         None,
         "Most tokens of a continuation; by default 100, with --window=refuse at "
-        "most the room left.",
+        "most the room left, with --chat a quarter of the window.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
@@ -78,6 +83,8 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "n_best", 1, "Continuations of each prompt by --beam, the best first.", lower_bound=1
     )
+    flags.DEFINE_bool("chat", False, "Hold a conversation; Ctrl-D ends it.")
+    flags.DEFINE_string("system", None, "Message of the system that begins the conversation.")
 
 
 def main() -> None:
@@ -86,20 +93,27 @@ def main() -> None:
     options = cli.FLAGS
     if options.prompt is not None and options.prompts:
         raise UserError("--prompt and --prompts: give one of them")
-    if options.beam:
+    if options.system is not None and not options.chat:
+        raise UserError("--system: only with --chat")
+    if options.chat:
+        _refuse(_TEXTS, "--chat", "a conversation")
+    elif options.beam:
         _search()
         return
-    if options["n_best"].present:
+    elif options["n_best"].present:
         raise UserError(f"--n_best={options.n_best}: only with --beam; --num_samples draws texts")
     how = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p)
-    task, params = cli.open_run("generate", "continues text")
-    settings = dict(
-        max_tokens=options.max_tokens,
-        how=how,
-        stop=options.stop,
-        seed=options.seed,
-        window=options.window,
-    )
+    settings = dict(max_tokens=options.max_tokens, how=how, stop=options.stop, seed=options.seed)
+    if options.chat:
+        conversation.hold(*cli.open_run("reply", "holds conversations"), options.system, settings)
+    else:
+        _continue(*cli.open_run("generate", "continues text"), settings)
+
+
+def _continue(task, params, settings: dict) -> None:
+    """Prints continuations that are drawn."""
+    options = cli.FLAGS
+    settings["window"] = options.window
     prompts = _prompts()
     if options.prompts or options.num_samples > 1:
         repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
@@ -109,12 +123,18 @@ def main() -> None:
         _print_as_written(task, params, prompts[0], settings)
 
 
+def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
+    """Raises UserError where one of the flags `names` is given, which `use` lacks."""
+    for name in names:
+        given = cli.FLAGS[name]
+        if given.present and given.value != "refuse":
+            raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
+
+
 def _search() -> None:
     """Prints the best continuations by beam search."""
     options = cli.FLAGS
-    for name in _DRAWING:
-        if options[name].present and options[name].value != "refuse":
-            raise UserError(f"--{name} and --beam: a beam search has no --{name}; give one of them")
+    _refuse(_DRAWING, "--beam", "a beam search")
     task, params = cli.open_run("generate_beam", "continues text")
     settings = dict(beam=options.beam, n_best=options.n_best, max_tokens=options.max_tokens)
     to_print, to_continue = itertools.tee(_prompts())
@@ -135,29 +155,9 @@ def _print_objects(prompts, continuations) -> None:
 
 def _print_as_written(task, params, prompt: str, settings: dict) -> None:
     """Prints the prompt and its continuation while the model writes it."""
-    written = None
-
-    def show(texts: list[str]) -> None:
-        nonlocal written
-        ready = texts[0].removesuffix("\ufffd")  # a character whose other bytes are still to come
-        ready = ready[: len(ready) - _held_back(ready)]
-        sys.stdout.write(prompt + ready if written is None else ready[len(written) :])
-        sys.stdout.flush()
-        written = max(written or "", ready, key=len)
-
+    show = Streamed(settings["stop"], before=prompt)
     (continuation,) = task.generate(params, [prompt], watch=show, **settings)
-    print(continuation.text[len(written) :])
-
-
-def _held_back(text: str) -> int:
-    """Returns the number of last characters that may be the beginning of a stop string."""
-    lengths = [
-        length
-        for stop in cli.FLAGS.stop
-        for length in range(len(stop))
-        if text.endswith(stop[:length])
-    ]
-    return max(lengths, default=0)
+    show.end(continuation.text)
 
 
 def _prompts():

@@ -5,9 +5,13 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from transformer_jax.config import UserError
 from transformer_jax.data import arguments
+from transformer_jax.data.sources import chat
+from transformer_jax.data.tokenizers import ChatTokenizer
+from transformer_jax.data.tokenizers.chat import Message
 from transformer_jax.distributed.placement import Placement
-from transformer_jax.inference import attention
+from transformer_jax.inference import attention, dialogue
 from transformer_jax.inference.best_continuations import (
     BestContinuations,
     ScoredContinuation,
@@ -64,13 +68,58 @@ class CausalUse:
         batch change its logits by rounding errors. In float32 these errors decide no token; in
         bfloat16 they rarely do.
         """
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         drawing = sampling_of(how, sampling)
-        request = Request(max_tokens, drawing, stop, seed, watch, window)
+        request = Request(max_tokens, drawing, _strings(stop), seed, watch, window)
+        generator = self._generator(params, self.tokenizer)
+        return generator(params, arguments.as_texts(prompts), request)
+
+    def _generator(self, params, tokenizer) -> Generator:
         placement = Placement.of(params, self.config.mesh).decoding()
         batch = placement.rows(self.config.decode.batch)
-        generator = Generator(self.model, self.tokenizer, self.with_start, batch, placement)
-        return generator(params, arguments.as_texts(prompts), request)
+        return Generator(self.model, tokenizer, self.with_start, batch, placement)
+
+    def reply(
+        self,
+        params,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        how: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        watch: Callable[[list[str]], None] | None = None,
+        **sampling,
+    ) -> Continuation:
+        """Returns the assistant's answer to a conversation, for a run that knows its marks.
+
+        `messages` are {"role": "user", "content": "Hello"} and so on. An answer has at most
+        `max_tokens` tokens, by default a quarter of `config.model.max_length`. A conversation that
+        leaves less room loses its oldest turns; the message of the system stays. The other
+        arguments are those of `generate`.
+
+        Raises UserError for messages that are no conversation, for a run without marks, and where
+        the last turn alone leaves less room.
+        """
+        chat.check(messages, "messages")
+        if messages[-1]["role"] != "user":
+            raise UserError("messages: the last one must be of the user, whom the model answers")
+        tokenizer = self.chat_tokenizer
+        if max_tokens is None:
+            max_tokens = dialogue.room_of_answer(self.model)
+        prompt = dialogue.prompt(tokenizer, messages, self.model, max_tokens)
+        drawing = sampling_of(how, sampling)
+        request = Request(max_tokens, drawing, _strings(stop), seed, watch, "refuse")
+        return self._generator(params, tokenizer.answering).of_ids(params, prompt, request)
+
+    @property
+    def chat_tokenizer(self) -> ChatTokenizer:
+        """The tokenizer, with the marks of conversations. Raises UserError where it has none."""
+        if not isinstance(self.tokenizer, ChatTokenizer):
+            raise UserError(
+                f"config.task.name={self.config.task.name!r}: this run knows no marks of "
+                "conversations; begin a run of config.task.name='chat' with it"
+            )
+        return self.tokenizer
 
     def generate_beam(
         self,
@@ -142,3 +191,7 @@ class CausalUse:
         placement = Placement.of(params, self.config.mesh)
         batch = placement.rows(self.config.decode.batch)
         return Scorer(self.model, self.tokenizer, self.with_start, batch, placement)
+
+
+def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)

@@ -82,6 +82,12 @@ class Generator:
             yield from _Batch(self, params, request, ids, limits=limits).write(first, size)
             first += len(texts)
 
+    def of_ids(self, params, prompt: list[int], request: Request) -> Continuation:
+        """Continues one prompt of these ids, its start included."""
+        params = self.model.for_decoding(params)
+        batch = _Batch(self, params, request, [prompt], limits=self._limits([prompt], 0, request))
+        return batch.write(0, self.placement.rows(1))[0]
+
     def _limits(self, prompts: list[list[int]], first: int, request: Request) -> list[int]:
         """Returns the most tokens to generate for each prompt; `first` is the first number."""
         if request.window == "refuse":
