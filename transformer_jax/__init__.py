@@ -20,6 +20,8 @@ The task uses the parameters, by the kind of the task (`config.task.name`):
                                         # sampling's options: temperature, top_k, top_p and
                                         # repetition_penalty; task.log_likelihoods scores
                                         # continuations
+    task.reply(params, messages)        # chat: the assistant's answer to a conversation, as that of
+                                        # generate
     task.fill(params, texts)            # masked_lm: for each [MASK] of each text words, each with
                                         # .word and .probability; task.features gives hidden states
     task.predict(params, texts)         # fine-tuning: for each text .text, the label or answer, and
@@ -32,10 +34,11 @@ The task uses the parameters, by the kind of the task (`config.task.name`):
     task.attention(params, text)        # every task: .weights (layers, H, Q, K), .queries and
                                         # .keys, which pictures.attention draws
 
-The first five take any iterable of texts and return an iterator in the same order. `generate`
-begins a document for an empty prompt, and may write more than the model's window. For the others an
-empty text has an empty result. They split or cut a text that is too long for the model, and one
-warning names it; long="skip" leaves its result empty, long="refuse" raises UserError.
+All but `reply`, `evaluate` and `attention` take any iterable of texts and return an iterator in the
+same order. `generate` begins a document for an empty prompt, and may write more than the model's
+window. For the others an empty text has an empty result. They split or cut a text that is too long
+for the model, and one warning names it; long="skip" leaves its result empty, long="refuse" raises
+UserError.
 
 `load` gives the parts of a run:
 
