@@ -12,7 +12,7 @@ from transformer_jax import metrics
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.tasks.task import Context
-from transformer_jax.training import schedule_free
+from transformer_jax.training import frozen, schedule_free
 
 # Folded into the key of a step for its experience, and into that of an epoch for its order. No
 # microbatch, minibatch or epoch has this number.
@@ -135,28 +135,32 @@ def _choose(condition: jax.Array, new, old):
 def _gradients(task, state, batch, key_and_rate, param_shardings):
     """((gradients of the global loss, sums of the metrics), carry), over all microbatches.
 
-    The carry is an argument of the update, so gradients end there: truncated back-propagation
-    through time (Williams & Peng 1990).
+    Those of frozen parameters are zeros, and only those of the others take memory. The carry is an
+    argument of the update, so gradients end there: truncated back-propagation through time
+    (Williams & Peng 1990).
     """
     key, rate = key_and_rate
     denominators = {term: jnp.maximum(w, 1) for term, w in task.weights(batch).items()}
     count = jax.tree.leaves(batch)[0].shape[0]
+    trained, unchanged = _split(task, state.params)
 
     def of_microbatch(number, microbatch, carry):
         context = Context(jax.random.fold_in(key, number), state.step, carry, rate, train=True)
 
-        def objective(params):
+        def objective(trained):
+            params = frozen.merged(trained, unchanged)
             terms, measured, following = task.loss(params, microbatch, context)
             loss = sum(task.coefficients[t] * total / denominators[t] for t, total in terms.items())
             return loss, (measured, following)
 
-        grads, (measured, following) = jax.grad(objective, has_aux=True)(state.params)
+        grads, (measured, following) = jax.grad(objective, has_aux=True)(trained)
         return (grads, measured), following
 
     groups = sharding.row_groups(param_shardings) if task.sums_over_rows else 1
     of_rows = of_microbatch
     if groups > 1:
-        of_rows = partial(_by_group, of_microbatch, groups=groups, param_shardings=param_shardings)
+        of_trained, _ = _split(task, param_shardings)
+        of_rows = partial(_by_group, of_microbatch, groups=groups, param_shardings=of_trained)
     if count == 1:
         totals, carry = of_rows(0, jax.tree.map(lambda x: x[0], batch), state.carry)
     else:
@@ -165,7 +169,13 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         carry = _joined(carry)
     if groups > 1:
         totals = jax.tree.map(lambda x: x.sum(axis=0), totals)
-    return totals, carry
+    grads, sums = totals
+    return (frozen.merged(grads, jax.tree.map(jnp.zeros_like, unchanged)), sums), carry
+
+
+def _split(task, tree):
+    """The trees of the trained and of the frozen parameters."""
+    return frozen.split(tree, lambda path: task.group(path) is None)
 
 
 def _divided(tree, *counts: int):
