@@ -8,14 +8,11 @@ second layer of the stacks there.
 
 import ast
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.configuration import suggestions
+from transformer_jax.configuration import layer_numbers, suggestions
 from transformer_jax.configuration.errors import UserError
-
-_LAYERS = re.compile(r"\d+(,\d+)*|-?\d*:-?\d*(:-?[1-9]\d*)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +26,7 @@ class Beginning:
 
     def chosen(self, num_layers: int) -> list[int]:
         """Returns the numbers of the layers to take of a stack of `num_layers`."""
-        if ":" not in self.layers:
-            return [int(number) for number in self.layers.split(",")]
-        limits = (int(limit) if limit else None for limit in self.layers.split(":"))
-        return list(range(num_layers)[slice(*limits)])
+        return layer_numbers.chosen(self.layers, num_layers)
 
 
 def canonical(value: Any) -> str | tuple | None:
@@ -76,7 +70,7 @@ def _canonical_of(value, prefix, run) -> tuple[str, tuple]:
         raise _refusal(value)
     if not all(isinstance(entry, str) for entry in keys.values()):
         raise _refusal(value)
-    if keys.get("layers") and not _LAYERS.fullmatch(keys["layers"]):
+    if not layer_numbers.is_valid(keys.get("layers", "")):
         raise UserError(
             f"config.init_from: {prefix!r} has layers={keys['layers']!r}, no numbers such as "
             "'0,2,4' and no slice such as '::2'"

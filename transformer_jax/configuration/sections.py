@@ -204,6 +204,21 @@ class Decode:
     average: int = 1  # decode with the mean of this many checkpoints, up to the chosen one
 
 
+@dataclasses.dataclass
+class Lora:
+    # the rank r of the adapters (Hu et al. 2021): a matrix W is W + alpha / r A B, and of these A
+    # and B alone are trained; None: no adapters, W is trained
+    rank: int | None = None
+    alpha: float = 16.0  # factor of A B, over the rank
+    # matrices with adapters: patterns of the names of parameters, or of their ends, such as
+    # "mlp/*/kernel"; "*/kernel": all matrices of layers
+    matrices: tuple = ("query/kernel", "value/kernel")
+    # layers of each stack with adapters, from 0: "0,2,4", or a slice such as "6:"; empty: all
+    layers: str = ""
+    # parameters that are trained whole, beside the task's own head: patterns as in matrices
+    trained: tuple = ()
+
+
 INIT_FROM = "init_from"  # the only key without a section
 INIT_FROM_MEANING = (
     "workdir of the run whose parameters and tokenizer a new run begins with; or "
@@ -221,6 +236,7 @@ SECTIONS = {
     "checkpoint": Checkpoint,
     "mesh": Mesh,
     "decode": Decode,
+    "lora": Lora,
 }
 
 # The keys that a resumed run may change. A path may change because the fingerprint of the data

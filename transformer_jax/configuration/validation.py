@@ -2,7 +2,13 @@
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import classes, optimizers, run_length, variants
+from transformer_jax.configuration import (
+    classes,
+    layer_numbers,
+    optimizers,
+    run_length,
+    variants,
+)
 from transformer_jax.configuration.errors import UserError
 
 _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
@@ -19,6 +25,7 @@ _AT_LEAST_ONE = (
     "decode.batch",
     "decode.beam",
     "decode.average",
+    "lora.rank",
 )
 _SIZES_OF_MODELS = (
     "vocab_size",
@@ -62,6 +69,7 @@ def validate(config: ConfigDict) -> None:
     optimizers.check(config)
     _check_batch(config.train)
     _check_combinations(config)
+    _check_lora(config.lora)
     if not variants.is_path(config.model.name) or isinstance(config.model.name, variants.File):
         classes.build_model(config)  # a model checks its own keys
 
@@ -128,3 +136,21 @@ def _check_combinations(config: ConfigDict) -> None:
             f"config.decode.min_length={decode.min_length}: must be at most "
             f"config.decode.max_length={decode.max_length}"
         )
+
+
+def _check_lora(lora: ConfigDict) -> None:
+    if lora.alpha <= 0:
+        raise UserError(f"config.lora.alpha={lora.alpha}: must be above 0")
+    if not layer_numbers.is_valid(lora.layers):
+        raise UserError(
+            f"config.lora.layers={lora.layers!r}: no numbers such as '0,2,4', and no slice such as "
+            "'6:'"
+        )
+    for key in ("matrices", "trained"):
+        if not all(isinstance(pattern, str) for pattern in lora[key]):
+            raise UserError(
+                f"config.lora.{key}={lora[key]}: must hold patterns of names, such as "
+                "('query/kernel',)"
+            )
+    if not lora.matrices:
+        raise UserError("config.lora.matrices is empty: name the matrices with adapters")

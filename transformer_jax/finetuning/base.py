@@ -49,6 +49,8 @@ class FineTuning(Definition, Task):
     lm_weight: float = 0.0
     frozen: bool = False  # train only the head
 
+    heads = ("head",)
+
     def __post_init__(self):
         self.model = build_model(self.config)
         self.encoder = Encoder(self.model, self.source_only, self.num_global)

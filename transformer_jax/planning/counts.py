@@ -5,13 +5,14 @@ import math
 import jax
 
 from transformer_jax.data.rows import Phase
-from transformer_jax.training import state
+from transformer_jax.training import frozen, state
 
 
 def parameters(task) -> dict[str, int]:
     """Returns the number of parameters, without rows that only pad a vocabulary.
 
-    For a model with pre-training heads, the heads and the encoder are also counted separately.
+    For a model with pre-training heads, the heads and the encoder are also counted separately; so
+    are the trained parameters where others are frozen.
     """
     params = state.abstract_params(task)
     model = task.model
@@ -19,6 +20,9 @@ def parameters(task) -> dict[str, int]:
     if heads := [name for name in model.heads if name in params]:
         counts["params_heads"] = sum(_size(params[name]) for name in heads)
         counts["params_encoder"] = counts["params"] - counts["params_heads"]
+    trained, unchanged = frozen.split(params, lambda path: task.group(path) is None)
+    if unchanged:
+        counts["params_trained"] = _size(trained)
     return counts
 
 

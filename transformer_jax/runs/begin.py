@@ -70,6 +70,7 @@ def origin(config, workdir) -> Origin | None:
     """
     init_from = config.init_from if config.train.pretrained else None
     if workdir is None or not (init_from or _task(config).other_runs):
+        _check_adapted(config, workdir)
         return None
     checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
     if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
@@ -87,6 +88,15 @@ def origin(config, workdir) -> Origin | None:
             own = [Beginning(prefix, beginning.run, **keys) for prefix, keys in of_family] or own
         parts += [Part(earlier.workdir, earlier.config, each) for each in own]
     return Origin(tuple(parts))
+
+
+def _check_adapted(config, workdir) -> None:
+    """Raises UserError where a run has adapters, but names no model that they adapt."""
+    if config.lora.rank is not None and workdir is not None and not config.init_from:
+        raise UserError(
+            f"config.lora.rank={config.lora.rank}: adapters need a trained model; name its run, "
+            "with --config.init_from=DIR"
+        )
 
 
 def with_other_models(config, recorded: Record | None, earlier: Record | None):

@@ -25,6 +25,7 @@ def open_run(
     step: str | int = "best",
     overrides: Overrides = (),
     *,
+    merged: bool = True,
     devices: Sequence[jax.Device] | None = None,
     model_file: str | os.PathLike | None = None,
     task_file: str | os.PathLike | None = None,
@@ -37,8 +38,10 @@ def open_run(
     the task's methods and of `task.model.apply({"params": params}, ...)`. They stand on a mesh of
     `devices`, by default all local ones, with the sizes of `config.mesh` if they fit. A fine-tuned
     run has the parameters of its head under "head". With `config.decode.average` = N they are the
-    mean of the N newest checkpoints up to that step. `model_file`, `task_file` and `source_file`
-    name the files of classes that are not in the package: what a run has recorded is not executed.
+    mean of the N newest checkpoints up to that step. Adapters are merged into their matrices; with
+    `merged=False` they stand beside them, as in training. `model_file`, `task_file` and
+    `source_file` name the files of classes that are not in the package: what a run has recorded is
+    not executed.
 
     Raises UserError where there is no run, no such checkpoint, or another tokenizer, and where such
     a file is not named or has changed.
@@ -70,7 +73,8 @@ def open_run(
         )
     is_given = any(key.startswith("mesh.") for key, _ in overrides)
     shapes = _shapes(task, local_devices() if devices is None else devices, is_given)
-    return task, mean(checkpoints.restore_params(shapes, s) for s in steps)
+    stored = (checkpoints.restore_params(shapes, s) for s in steps)
+    return task, mean(map(task.merged, stored) if merged else stored)
 
 
 def _shapes(task, devices: Sequence[jax.Device], is_given: bool) -> Any:

@@ -16,6 +16,7 @@ from transformer_jax.distributed import hosts
 from transformer_jax.runs import begin, record
 from transformer_jax.runs.record import Record
 from transformer_jax.storage import buckets
+from transformer_jax.training import adapters
 from transformer_jax.training.origin import Origin
 
 Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
@@ -136,4 +137,6 @@ def _task(config, tokenizer):
     if task.reads_source:
         configs.build_source(config)  # raises its errors before anything is compiled
     file_digests.remember_in(config.data)
+    if config.lora.rank is not None:
+        task = adapters.adapted(task)
     return task(config, tokenizer, **configs.options(config.task))

@@ -124,6 +124,9 @@ class Task(abc.ABC):
     fine_tunes: bool = False  # puts a head of its own on that model
     # A task whose checkpoints of Hugging Face hold the runs of this one, too: see huggingface/
     written_as: str = ""
+    # Parts of the parameters that the task puts on a model, such as "head". They are trained whole
+    # where `config.lora` trains adapters of the model.
+    heads: tuple[str, ...] = ()
     # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
     # are those of that run. config.task.teacher_model holds the keys of its config.model.
     other_runs: tuple[str, ...] = ()
@@ -151,6 +154,14 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> Params:
         """Returns initial parameters, boxed with their logical axes."""
+
+    def merged(self, params: Params) -> Params:
+        """Returns the parameters that a use of the run reads, from those of a checkpoint.
+
+        They are the same, but for adapters, which are merged into their matrices. The parameters
+        are arrays on a mesh, and all processes call it.
+        """
+        return params
 
     @abc.abstractmethod
     def rows(self) -> Rows:

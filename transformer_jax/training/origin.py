@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, named_class
 from transformer_jax.configuration.beginnings import Beginning
+from transformer_jax.layers import low_rank
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
-from transformer_jax.training import optimizer
+from transformer_jax.training import adapters, optimizer
 from transformer_jax.training.checkpoint import Checkpoints
 
 _HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they determine a head
@@ -52,11 +53,7 @@ class Origin:
 
 
 def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
-    folder = part.workdir / "checkpoints"
-    checkpoints = Checkpoints(folder, part.config.checkpoint, read_only=True)
-    step = checkpoints.pick("best")
     beginning = part.beginning
-    stored = _below(by_name(checkpoints.abstract_params(step)), beginning.part)
     prefixes = {other.beginning.prefix for other in parts}
     inner = {prefix for prefix in prefixes if _is_below(prefix, beginning.prefix)}
     everything = by_name(program.state.params)
@@ -67,6 +64,9 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
             f"config.init_from: no parameter begins with {beginning.prefix!r}; there are "
             f"{', '.join(first)}"
         )
+    checkpoints = _opened(part, config, wanted)
+    folder, step = checkpoints.folder, checkpoints.pick("best")
+    stored = _below(by_name(checkpoints.abstract_params(step)), beginning.part)
     same_head = all(_plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS)
     vocab_size = part.config.model.vocab_size
     shared = {name: _origin(config, name, stored) for name in wanted}
@@ -107,6 +107,17 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         stacks=stacks,
         vocab_size=vocab_size,
     )
+
+
+def _opened(part: Part, config, wanted: Iterable[str]) -> Checkpoints:
+    """Returns the checkpoints of a run. A run with the same adapters continues them.
+
+    Any other takes the matrices with the adapters merged into them.
+    """
+    is_same = all(_plain(part.config.lora, key) == _plain(config.lora, key) for key in config.lora)
+    continues = is_same and any(map(low_rank.is_adapter, wanted))
+    opened = Checkpoints if continues else adapters.checkpoints(part.config.lora)
+    return opened(part.workdir / "checkpoints", part.config.checkpoint, read_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

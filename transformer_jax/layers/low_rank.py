@@ -1,0 +1,166 @@
+"""Low-rank adapters of matrices: W + alpha / r A B (Hu et al. 2021, section 4.1).
+
+A matrix W is (*inputs, *outputs) here, A (*inputs, r) and B (r, *outputs). Where W is a stack of
+layers, all three have the leading axis "layers". In a tree of parameters, A and B stand beside
+their matrix, under its name with an ending.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+from transformer_jax.configuration import layer_numbers
+from transformer_jax.layers.parameters import Declared, Traits
+
+A, B = "_lora_A", "_lora_B"  # endings of names
+Tree = dict  # of dicts of arrays
+
+
+def matrix_of(name: str) -> str:
+    """Returns the name of an adapter's matrix; any other name as it is."""
+    return name.removesuffix(A).removesuffix(B)
+
+
+def is_adapter(name: str) -> bool:
+    """Returns whether the name of a parameter is that of an A or a B."""
+    return matrix_of(name) != name
+
+
+def is_matrix(traits: Traits) -> bool:
+    """Returns whether a parameter can have an adapter: a matrix of a layer, a table or a head."""
+    return traits.decays and len(traits.axes) - traits.is_stack > 1
+
+
+def joined(params: Tree, join: Callable[[Any, Any, Any], Any]) -> Tree:
+    """Returns the tree without adapters, with join(W, A, B) in the place of each adapted W."""
+    tree = {}
+    for name, value in params.items():
+        if isinstance(value, dict):
+            tree[name] = joined(value, join)
+        elif name + A in params:
+            tree[name] = join(value, params[name + A], params[name + B])
+        elif not is_adapter(name):
+            tree[name] = value
+    return tree
+
+
+def without(params: Tree) -> Tree:
+    """Returns the tree without adapters, the matrices as they are."""
+    return joined(params, lambda matrix, *_: matrix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapters:
+    """How adapters change their matrices: the keys of `config.lora` on which that depends."""
+
+    alpha: float
+    layers: str = ""
+
+    @classmethod
+    def of(cls, lora) -> "Adapters":
+        """Returns the adapters of a section `config.lora`."""
+        return cls(lora.alpha, lora.layers)
+
+    def initial(self, key: jax.Array, rank: int, box: Declared) -> tuple[Declared, Declared]:
+        """Returns a new A and B of a boxed matrix.
+
+        A is Gaussian, with the variance 1 / (3 inputs) of PEFT's uniform one, and B is zero. They
+        have the logical axes of the matrix's inputs and outputs.
+        """
+        matrix, names = box.value, box.names
+        stack = int(names[0] == "layers")
+        between = stack + max(box.inputs, 1)  # the first axis of a table is that of its inputs
+        inputs, outputs = matrix.shape[stack:between], matrix.shape[between:]
+        leading = (len(self.chosen(len(matrix))),) if stack else ()
+        deviation = (3 * math.prod(inputs)) ** -0.5
+        a = deviation * jax.random.normal(key, (*leading, *inputs, rank), jnp.float32)
+        b = jnp.zeros((*leading, rank, *outputs), jnp.float32)
+        own = partial(Declared, decays=True)
+        return (
+            own(a, (*names[:between], None), inputs=len(inputs)),
+            own(b, (*names[:stack], None, *names[between:]), inputs=1),
+        )
+
+    def merged(
+        self, matrix: Float[Array, "*W"], a: Float[Array, "*A"], b: Float[Array, "*B"]
+    ) -> Float[Array, "*W"]:
+        """Returns W + alpha / r A B, with the shape and dtype of W."""
+        stacked = _is_stacked(matrix, a, b)
+        if stacked:
+            a, b = self._in_all_layers(len(matrix), a, b)
+        return _merged(self.alpha, stacked, matrix, a, b)
+
+    def lazy(self, matrix: jax.Array, a: jax.Array, b: jax.Array) -> "LowRank | jax.Array":
+        """Returns `merged`, which a scan over the layers of a stack computes for one at a time.
+
+        So neither the merged stack nor its gradient is in memory.
+        """
+        if not _is_stacked(matrix, a, b):
+            return self.merged(matrix, a, b)
+        return LowRank(matrix, *self._in_all_layers(len(matrix), a, b), self.alpha)
+
+    def chosen(self, num_layers: int) -> list[int]:
+        """Returns the numbers of the layers with adapters, in a stack of `num_layers`, in order."""
+        return sorted({*layer_numbers.chosen(self.layers, num_layers)})
+
+    def _in_all_layers(self, num_layers: int, *arrays: jax.Array) -> list[jax.Array]:
+        """Returns arrays (layers with adapters, ...) as (layers, ...), zero in the others."""
+        if not self.layers:
+            return [*arrays]
+        rows = jnp.array(self.chosen(num_layers))
+        return [jnp.zeros((num_layers, *x.shape[1:]), x.dtype).at[rows].set(x) for x in arrays]
+
+
+@struct.dataclass
+class LowRank(nn.meta.AxisMetadata):
+    """A matrix and its adapter as one parameter. Linen unboxes it where a layer reads it."""
+
+    matrix: jax.Array
+    a: jax.Array
+    b: jax.Array
+    alpha: float = struct.field(pytree_node=False)
+
+    def unbox(self) -> jax.Array:
+        return _merged(self.alpha, False, self.matrix, self.a, self.b)
+
+    def replace_boxed(self, val):
+        return val
+
+    def add_axis(self, index: int, params: dict) -> "LowRank":
+        return self
+
+    def remove_axis(self, index: int, params: dict) -> "LowRank":
+        return self
+
+
+def _is_stacked(matrix, a, b) -> bool:
+    """Returns whether the first axis of all three counts layers."""
+    return a.ndim + b.ndim - 2 > matrix.ndim
+
+
+def _merged(alpha: float, stacked: bool, matrix, a, b) -> jax.Array:
+    num_inputs = a.ndim - 1 - stacked
+    letters = "abcdefgh"[: matrix.ndim - stacked]
+    inputs, outputs = letters[:num_inputs], letters[num_inputs:]
+    layer = "l" if stacked else ""
+    product = jnp.einsum(
+        f"{layer}{inputs}r,{layer}r{outputs}->{layer}{letters}",
+        a,
+        b,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return matrix + (alpha / a.shape[-1] * product).astype(matrix.dtype)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def placed(adapters: Adapters, sharding, matrix, a, b) -> jax.Array:
+    """Returns the merged matrix with a sharding."""
+    return jax.lax.with_sharding_constraint(adapters.merged(matrix, a, b), sharding)
