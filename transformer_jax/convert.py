@@ -2,11 +2,16 @@
 
 python -m transformer_jax.convert --from_hf=DIR --workdir=NEW
 python -m transformer_jax.convert --workdir=DIR --to_hf=NEW [--architecture=CLASS]
+python -m transformer_jax.convert --from_peft=DIR --config.init_from=RUN --workdir=NEW
+python -m transformer_jax.convert --workdir=DIR --to_peft=NEW
 python -m transformer_jax.convert --workdir=DIR --to_vectors=FILE
 
 A Hugging Face folder has config.json, *.safetensors and the files of the tokenizer. Its
 architecture is one that a file in transformer_jax/huggingface/ describes. The new folder is
 complete or not there at all.
+
+--to_hf writes a run with adapters (config.lora) as one model. --to_peft writes its adapters apart,
+in the format of PEFT. --from_peft reads such adapters of the model of RUN.
 
 --to_vectors writes the vectors of a run's words, or the embeddings that its model reads, in the
 format of word2vec: FILE.bin in the binary one, another name in the text one.
@@ -28,6 +33,8 @@ from transformer_jax.cli import process
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
 
+_DIRECTIONS = ("from_hf", "to_hf", "from_peft", "to_peft", "to_vectors")
+
 
 def define_flags() -> None:
     cli.define_workdir()
@@ -38,23 +45,32 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "to_hf", None, "New folder for the checkpoint of --workdir in Hugging Face's format."
     )
+    flags.DEFINE_string("from_peft", None, "Folder of PEFT's adapters of --config.init_from.")
+    flags.DEFINE_string("to_peft", None, "New folder for the adapters of --workdir.")
     flags.DEFINE_string("to_vectors", None, "File for the word vectors of --workdir.")
     flags.DEFINE_string(
         "architecture",
         None,
-        "The class of transformers that --to_hf writes, where a run suits more than one.",
+        "The class of transformers that --to_hf writes, where a run suits more than one; also that "
+        "of PEFT's adapters.",
     )
 
 
 def main() -> None:
     options = cli.FLAGS
-    if sum(map(bool, (options.from_hf, options.to_hf, options.to_vectors))) != 1:
-        raise UserError("give one of --from_hf=DIR, --to_hf=DIR and --to_vectors=FILE")
-    if options.from_hf and options["step"].present:
-        raise UserError("--step can only be given with --to_hf or --to_vectors")
-    if not options.to_hf and options.architecture:
-        raise UserError("--architecture can only be given with --to_hf")
-    if options.from_hf:
+    given = [name for name in _DIRECTIONS if options[name].value]
+    if len(given) != 1:
+        raise UserError(f"give one of {', '.join(f'--{name}' for name in _DIRECTIONS)}")
+    if given[0].startswith("from_") and options["step"].present:
+        raise UserError(f"--step can't be given with --{given[0]}")
+    if given[0] in ("from_hf", "to_vectors") and options.architecture:
+        raise UserError(f"--architecture can't be given with --{given[0]}")
+    if options.from_peft:
+        base = dict(cli.overrides(allowed=(configs.INIT_FROM,))).get(configs.INIT_FROM)
+        from_peft(options.from_peft, options.workdir, base, options.architecture)
+    elif options.to_peft:
+        to_peft(options.workdir, options.to_peft, options.step, options.architecture)
+    elif options.from_hf:
         overrides = cli.overrides(allowed=("model.vocab_multiple", "task."))
         from_hf(options.from_hf, options.workdir, overrides)
     elif options.to_vectors:
@@ -136,19 +152,11 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     from transformer_jax.huggingface import tensors
     from transformer_jax.runs.open import open_run
 
-    if "://" in str(target):
-        raise UserError(f"--to_hf={target}: must be a folder on a disk")
+    _check_on_disk("to_hf", target)
     # The whole parameters are copied to the host: more devices would hold more copies of them.
     task, params = open_run(run, step, overrides, devices=jax.local_devices()[:1])
     config = task.config
     family = families.of_run(config, architecture)
-    if family is None:
-        supported = ", ".join(family.architecture for family in families.families())
-        raise UserError(
-            f"--workdir={run}: config.model.name={config.model.name!r} with "
-            f"config.task.name={config.task.name!r}"
-            f"{f' as {architecture}' if architecture else ''}: only {supported} can be written"
-        )
     config = family.written(config)
     content = family.write_config(config, task.tokenizer)
     params = jax.device_get(params)
@@ -173,6 +181,35 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
             f"{target}: no tokenizer written: transformers has no {type(task.tokenizer).__name__} "
             f"tokenizer; it is in {run}/tokenizer"
         )
+
+
+def _check_on_disk(flag: str, target) -> None:
+    if "://" in str(target):
+        raise UserError(f"--{flag}={target}: must be a folder on a disk")
+
+
+def from_peft(folder, target, base, architecture=None) -> None:
+    """Converts PEFT's adapters in `folder` to the workdir `target`, a run at step 0.
+
+    They adapt the run `base`, whose parameters the new run has, too. Raises UserError for adapters
+    of another model.
+    """
+    from transformer_jax.runs import peft
+
+    with _new_folder(target) as unfinished:
+        peft.read(folder, unfinished, base, architecture)
+
+
+def to_peft(run, target, step="best", architecture=None) -> None:
+    """Writes the adapters of the workdir `run` to the new folder `target` in PEFT's format.
+
+    Raises UserError for a run without adapters, and for adapters that PEFT does not have.
+    """
+    from transformer_jax.runs import peft
+
+    _check_on_disk("to_peft", target)
+    with _new_folder(target) as unfinished:
+        peft.write(run, unfinished, step, architecture)
 
 
 def to_vectors(run, path, step="best", overrides=()) -> None:

@@ -2,5 +2,6 @@
 
 `family` is the base of all families of architectures, and finds them: each is a file of this
 folder with a list `FAMILIES`. `tensors` moves the weights, by a table of their names. `keys`
-translates the keys of a model, `heads` those of a fine-tuned head.
+translates the keys of a model, `heads` those of a fine-tuned head. `peft` reads and writes adapters
+apart from their model.
 """

@@ -24,6 +24,7 @@ from transformer_jax.pictures.progress import say
 _PACKAGE = __name__.rpartition(".")[0]
 # Modules of this folder that define no family.
 _SHARED = ("encoder_decoder", "family", "generation", "heads", "keys", "tensors")
+_SHARED += ("peft", "peft_modules")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +189,17 @@ def of_checkpoint(folder: pathlib.Path, hf_config: dict) -> Family:
     return family
 
 
-def of_run(config: ConfigDict, architecture: str | None = None) -> Family | None:
-    """Returns the family that can hold a run with this config: the first, or the named one."""
-    suitable = (family for family in families() if family.matches(config))
-    return next((each for each in suitable if architecture in (None, each.architecture)), None)
+def of_run(config: ConfigDict, architecture: str | None = None) -> Family:
+    """Returns the family that can hold a run with this config: the first, or the named one.
+
+    Raises UserError where there is none.
+    """
+    for family in families():
+        if family.matches(config) and architecture in (None, family.architecture):
+            return family
+    supported = ", ".join(family.architecture for family in families())
+    raise UserError(
+        f"config.model.name={config.model.name!r} with "
+        f"config.task.name={config.task.name!r}{f' as {architecture}' if architecture else ''}: "
+        f"only {supported} can be written"
+    )

@@ -5,7 +5,7 @@ import json
 import operator
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import jax
@@ -116,15 +116,23 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
     for name, (layout, *paths) in table.items():
         arrays = [functools.reduce(operator.getitem, path.split("/"), params) for path in paths]
         convert = LAYOUTS[layout]
-        number = _NUMBER.search(name)
-        if number is None:
+        if not is_stack(name):
             arrays_of[name] = [convert(array) for array in arrays]
             continue
-        first, step = int(number[1] or 0), int(number[2] or 1)
         for repeat, parts in enumerate(zip(*arrays, strict=True)):
-            layer = str(first + step * repeat)
-            arrays_of[_NUMBER.sub(layer, name)] = [convert(part) for part in parts]
+            arrays_of[of_layer(name, repeat)] = [convert(part) for part in parts]
     return arrays_of
+
+
+def is_stack(name: str) -> bool:
+    """Returns whether a name of a table stands for all layers of a stack."""
+    return _NUMBER.search(name) is not None
+
+
+def of_layer(name: str, repeat: int) -> str:
+    """Returns the name of one layer's tensor, from that of a stack."""
+    number = _NUMBER.search(name)
+    return _NUMBER.sub(str(int(number[1] or 0) + int(number[2] or 1) * repeat), name)
 
 
 def first_rows(params, names: tuple[str, ...], count: int):
@@ -158,29 +166,29 @@ def read(
     others = tensors.keys() - targets.keys() - constants.keys()
     unknown = {name for name in others if not name.endswith(ignored)}
     if missing:
-        raise UserError(f"{folder}: missing from the weights: {_listed(missing)}")
+        raise UserError(f"{folder}: missing from the weights: {listed(missing)}")
     if unknown:
         raise UserError(
-            f"{folder}: in the weights, but not in this architecture: {_listed(unknown)}"
+            f"{folder}: in the weights, but not in this architecture: {listed(unknown)}"
         )
     for name, parts in targets.items():
         file, stored_name = tensors[name]
-        _fill(f"{folder}: {stored_name}", parts, file, stored_name)
+        fill(f"{folder}: {stored_name}", parts, file, stored_name)
     for name in constants.keys() & tensors.keys():
         values = np.empty_like(constants[name])
-        _fill(f"{folder}: {name}", [values], *tensors[name])
+        fill(f"{folder}: {name}", [values], *tensors[name])
         if not np.array_equal(values, constants[name]):
             raise UserError(f"{folder}: {name} has values for which our model has no parameter")
 
 
-def _listed(names: set[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Returns the names in a line, at most _MAX_NAMES of them."""
     ordered = sorted(names)
     more = len(ordered) - _MAX_NAMES
     return ", ".join(ordered[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
+def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
     """Fills the views, side by side on the last axis, with one tensor of a safetensors file."""
     header = file.get_slice(name)
     *leading, last = parts[0].shape
@@ -197,13 +205,13 @@ def _fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
             raise UserError(f"{source} has values that are not finite")
 
 
-def stored(folder: pathlib.Path) -> dict[str, tuple]:
-    """Returns {name of a tensor today: (open file, name in the file)}.
+def stored(folder: pathlib.Path, stem: str = "model") -> dict[str, tuple]:
+    """Returns {name of a tensor today: (open file, name in the file)} of <stem>.safetensors.
 
     Early BERT checkpoints call the parameters of a norm gamma and beta, as TensorFlow does.
     """
     tensors = {}
-    for path in _files(folder):
+    for path in _files(folder, stem):
         try:
             # Reads bfloat16 once ml_dtypes is imported, which jax does.
             file = safe_open(path, "np")
@@ -216,15 +224,17 @@ def stored(folder: pathlib.Path) -> dict[str, tuple]:
     return tensors
 
 
-def write(folder: pathlib.Path, arrays_of: dict[str, list[np.ndarray]]) -> None:
-    """Writes the arrays of `views` as model.safetensors. Raises OSError if that fails."""
+def write(
+    folder: pathlib.Path, arrays_of: dict[str, list[np.ndarray]], stem: str = "model"
+) -> None:
+    """Writes the arrays of `views` as <stem>.safetensors. Raises OSError if that fails."""
     tensors = {}
     for name, parts in arrays_of.items():
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         tensors[name] = np.ascontiguousarray(joined)
     try:
         # transformers refuses a file without this metadata.
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{folder}: can't be written ({error})") from None
 
@@ -241,10 +251,10 @@ def read_json(path: pathlib.Path) -> dict:
     return content
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+def _files(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
     """Returns the folder's safetensors files: one, or the shards that its index lists."""
-    single = folder / "model.safetensors"
-    index = folder / "model.safetensors.index.json"
+    single = folder / f"{stem}.safetensors"
+    index = folder / f"{stem}.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():
@@ -258,4 +268,4 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
             f"{folder}: {pickled[0]} is pickled: it can run code and is not read. Save it as "
             "safetensors with transformers' save_pretrained"
         )
-    raise UserError(f"{folder}: no model.safetensors and no {index.name}")
+    raise UserError(f"{folder}: no {single.name} and no {index.name}")

@@ -1,0 +1,56 @@
+"""The adapters of a run, from and to the format of PEFT."""
+
+import jax
+import numpy as np
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.huggingface import family as families
+from transformer_jax.huggingface import peft, tensors
+from transformer_jax.layers.low_rank import Adapters
+from transformer_jax.runs import record
+from transformer_jax.runs.open import open_run
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.storage import buckets
+from transformer_jax.training import frozen, state
+
+
+def read(folder, workdir, base, architecture: str | None = None) -> None:
+    """Writes a run at step 0 into an empty folder: the run `base` with the adapters in `folder`.
+
+    Raises UserError for adapters of another model.
+    """
+    if not base:
+        raise UserError("--from_peft needs --config.init_from=RUN, the run that the adapters adapt")
+    task, params = open_run(base, devices=jax.local_devices()[:1])
+    params = jax.tree.map(np.array, jax.device_get(params))
+    config = task.config
+    family = families.of_run(config, architecture)
+    stored = peft.Stored.open(buckets.path(folder), family, config.model)
+    configs.set_key(config, configs.INIT_FROM, str(base))
+    for key, value in stored.lora(params, task.heads).items():
+        configs.set_key(config, f"lora.{key}", value)
+    configs.validate(config)
+    task = make_task(config)
+    shapes, _ = frozen.split(state.abstract_params(task), frozen.names(params).__contains__)
+    adapters = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    params = frozen.merged(params, adapters)
+    stored.fill(_of_vocabulary(params, task), Adapters.of(config.lora))
+    record.create(workdir, task, params)
+
+
+def write(run, folder, step="best", architecture: str | None = None) -> None:
+    """Writes the adapters of a run to an empty folder.
+
+    Raises UserError for a run without adapters, and for adapters that PEFT does not have.
+    """
+    task, params = open_run(run, step, merged=False, devices=jax.local_devices()[:1])
+    if task.config.lora.rank is None:
+        raise UserError(f"--workdir={run}: has no adapters, config.lora.rank is none")
+    family = families.of_run(task.config, architecture)
+    peft.write(folder, _of_vocabulary(jax.device_get(params), task), family, task)
+
+
+def _of_vocabulary(params, task):
+    """Returns views of parameters without the rows that config.model.vocab_multiple adds."""
+    return tensors.first_rows(params, task.model.vocabulary, task.model.vocab_size)
