@@ -83,9 +83,9 @@ def pretraining_config(model):
     raise ValueError(f"no config pre-trains the model {model}")
 
 
-def pretrained(model, folder):
-    """Returns the workdir of a tiny run of the model, at step 0."""
-    config = pretraining_config(model).copy_and_resolve_references()
+def pretrained(config, folder):
+    """Returns the workdir of a run of a tiny config, at step 0."""
+    config = config.copy_and_resolve_references()
     use_examples(config, folder)
     task = make_task(config)
     workdir = folder / "run"
@@ -105,12 +105,17 @@ def test_two_steps(case, tmp_path):
     config = configs.tiny(CONFIGS / case)
     use_examples(config, tmp_path)
     workdir = tmp_path / "run"
-    if begin.fine_tunes(config):
-        origin = pretrained(config.model.name, tmp_path / "pretraining")
+    if begin.fine_tunes(config) or config.lora.rank is not None:
+        earlier = pretraining_config(config.model.name) if begin.fine_tunes(config) else config
+        earlier = earlier.copy_and_resolve_references()
+        configs.set_key(earlier, "lora.rank", None)
+        origin = pretrained(earlier, tmp_path / "pretraining")
         configs.set_key(config, "init_from", str(origin))
     for key in configs.named_class("task", config.task.name).other_runs:
         model = dict(config.task[f"{key}_model"])["name"]
-        configs.set_key(config, f"task.{key}", str(pretrained(model, tmp_path / key)))
+        configs.set_key(
+            config, f"task.{key}", str(pretrained(pretraining_config(model), tmp_path / key))
+        )
     resolved = resolve(config, workdir)
     metrics = run(resolved.config, resolved.task(), workdir, origin=resolved.origin)
     assert 0 < metrics["valid/loss"] < 10
