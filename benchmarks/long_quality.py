@@ -67,8 +67,9 @@ METHODS = {
     "window": ("window of 64", DECODER | dict(local_window=64)),
     "strided": (
         "strided, 16",
-        dict(name="sparse_transformer", pattern="strided", stride=16, max_length=LENGTH)
-        | dict(d_model=WIDTH, num_layers=LAYERS, num_heads=4, output_std=0.02)
+        dict(name="sparse_transformer", pattern="strided", max_length=LENGTH)
+        | dict(stride=16, num_summaries=4, output_std=0.02)
+        | dict(d_model=WIDTH, num_layers=LAYERS, num_heads=4)
         | dict(dropout=0.0, attention_dropout=0.0),
     ),
     "xl": (
