@@ -52,6 +52,33 @@ def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, l
         assert np.linalg.norm(fused - plain) <= 1e-6 * np.linalg.norm(plain)
 
 
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["no bias", "bias"])
+@pytest.mark.parametrize("limit", [10**9, B * V * 3], ids=["one chunk", "three chunks"])
+def test_label_log_probs_and_their_gradients_are_those_of_the_formula(monkeypatch, bias, limit):
+    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
+    monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
+
+    def plain(hidden, table, bias):
+        logits = hidden @ table.T + (0 if bias is None else bias)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), LABELS[..., None], axis=-1)[..., 0]
+
+    def fused(hidden, table, bias):
+        return Projection(table, bias).label_log_probs(hidden, LABELS)
+
+    def of_rows(log_probs):
+        """A function of the sums of rows, as the losses of preferences are."""
+
+        def value(arrays):
+            rows = jnp.sum(log_probs(*arrays) * WEIGHTS, axis=1)
+            return jnp.sum(jnp.square(rows)), log_probs(*arrays)
+
+        return jax.jit(jax.value_and_grad(value, has_aux=True))((HIDDEN, TABLE, bias))
+
+    pairs = zip(jax.tree.leaves(of_rows(fused)), jax.tree.leaves(of_rows(plain)))
+    for ours, expected in pairs:
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
 # A vocabulary of SIZE tokens, padded to V, and its labels.
 SIZE = V - 2
 PADDED_LABELS = LABELS % SIZE

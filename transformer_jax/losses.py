@@ -23,7 +23,7 @@ CHUNK_TOKENS = 256
 NO_TOKEN = -1e9
 
 
-class _Inputs(NamedTuple):
+class Inputs(NamedTuple):
     """The arrays that `cross_entropy` takes."""
 
     hidden: Float[Array, "B L M"]
@@ -73,7 +73,7 @@ def cross_entropy(
     beside them. This takes the same three matrix products as the plain loss, without its arrays
     (B, L, V). With label smoothing, the gradient of `nll` takes a second pass.
     """
-    inputs = _Inputs(hidden, table, bias, labels, weights)
+    inputs = Inputs(hidden, table, bias, labels, weights)
     return _cross_entropy(inputs, label_smoothing)[0]
 
 
@@ -92,14 +92,14 @@ def selected_cross_entropy(
     these alone, in as many chunks as they fill; the time depends on their number. The others add
     nothing, and the second array is 0 there.
     """
-    inputs = _Inputs(hidden, table, bias, labels, weights, selected)
+    inputs = Inputs(hidden, table, bias, labels, weights, selected)
     sums, is_correct = _cross_entropy(inputs, 0.0)
     return sums[0], is_correct
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _cross_entropy(inputs, label_smoothing):
-    result = _scan_chunks(inputs, label_smoothing)
+    result = in_chunks(inputs, label_smoothing)
     return result.sums, result.by_position[2]
 
 
@@ -109,7 +109,7 @@ def _forward(inputs, label_smoothing):
 
     weights_are_perturbed = inputs.weights.perturbed
     inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=is_primal)
-    result = _scan_chunks(inputs, label_smoothing, gradients=True)
+    result = in_chunks(inputs, label_smoothing, gradients=True)
     # The weights' gradient needs the terms of each position.
     terms = result.by_position if weights_are_perturbed else None
     residuals = (result._replace(by_position=terms), inputs if label_smoothing else None)
@@ -124,14 +124,14 @@ def _backward(label_smoothing, residuals, cotangents):
     loss_gradients = (result.d_hidden, result.d_output)
     nll_gradients = loss_gradients
     if label_smoothing and d_nll is not None:
-        nll = _scan_chunks(inputs, 0.0, gradients=True)
+        nll = in_chunks(inputs, gradients=True)
         nll_gradients = (nll.d_hidden, nll.d_output)
     total = _weighted_sum((d_loss, d_nll), (loss_gradients, nll_gradients))
     d_hidden, (d_table, d_bias) = total or (None, (None, None))
     d_weights = None
     if result.by_position is not None:
         d_weights = _weighted_sum(cotangents, result.by_position)
-    return (_Inputs(d_hidden, d_table, d_bias, None, d_weights, None),)
+    return (Inputs(d_hidden, d_table, d_bias, None, d_weights, None),)
 
 
 def _weighted_sum(cotangents, gradients):
@@ -162,7 +162,8 @@ def num_chunks(batch: int, length: int, vocab_size: int) -> int:
     return min(math.ceil(logits / limit), length)
 
 
-def _scan_chunks(inputs: _Inputs, smoothing, gradients=False) -> _Result:
+def in_chunks(inputs: Inputs, smoothing: float = 0.0, *, gradients: bool = False) -> _Result:
+    """Returns the loss of chunks of the length in turn, with its gradients or without."""
     if inputs.selected is not None:
         return _selected_chunks(inputs, smoothing, gradients)
     batch, length, _ = inputs.hidden.shape
@@ -171,7 +172,7 @@ def _scan_chunks(inputs: _Inputs, smoothing, gradients=False) -> _Result:
 
     def compute(chunk):
         hidden, labels, weights = chunk
-        return _chunk(_Inputs(hidden, *output, labels, weights), smoothing, gradients=gradients)
+        return _chunk(Inputs(hidden, *output, labels, weights), smoothing, gradients=gradients)
 
     by_length = (inputs.hidden, inputs.labels, inputs.weights)
     if chunks == 1:
@@ -203,7 +204,7 @@ def _scan_chunks(inputs: _Inputs, smoothing, gradients=False) -> _Result:
     return _Result(sums, d_hidden, d_output, terms)
 
 
-def _selected_chunks(inputs: _Inputs, smoothing, gradients) -> _Result:
+def _selected_chunks(inputs: Inputs, smoothing, gradients) -> _Result:
     """Computes chunks of the selected positions, as many as the device with most of them fills."""
     shape = inputs.labels.shape
     parts = math.gcd(sharding.parts("batch"), shape[0])
@@ -229,7 +230,7 @@ def _selected_chunks(inputs: _Inputs, smoothing, gradients) -> _Result:
         places = jax.lax.dynamic_slice_in_dim(order, number * size, size, axis=1)
         is_selected = number * size + jnp.arange(size) < count
         hidden, labels, weights = (take(x, places) for x in arrays)
-        chunk = _Inputs(hidden, *output, labels, weights * is_selected)
+        chunk = Inputs(hidden, *output, labels, weights * is_selected)
         result = _chunk(chunk, smoothing, gradients=gradients)
         totals = jax.tree.map(jnp.add, totals, (result.sums, result.d_output))
         places = jnp.where(is_selected, places, length)
@@ -246,7 +247,7 @@ def _selected_chunks(inputs: _Inputs, smoothing, gradients) -> _Result:
     return _Result(sums, d_hidden, d_output, terms)
 
 
-def _chunk(inputs: _Inputs, smoothing, *, gradients) -> _Result:
+def _chunk(inputs: Inputs, smoothing, *, gradients) -> _Result:
     hidden, table, bias, labels, weights, _ = inputs
     matrix = table.astype(hidden.dtype)
     logits = jnp.einsum("blm,vm->blv", hidden, matrix, preferred_element_type=jnp.float32)

@@ -96,6 +96,18 @@ def test_probabilities_are_those_of_the_definition_and_sum_to_1(divisor, multipl
     np.testing.assert_allclose(scores, of_labels, **CLOSE)
     np.testing.assert_array_equal(likeliest, expected.argmax(axis=-1) == LABELS["all"])
 
+    def of_all(hidden):
+        log_probs = output.logits(hidden)
+        return jnp.take_along_axis(log_probs, LABELS["all"][..., None], axis=-1)[..., 0]
+
+    def of_the_labels(hidden):
+        return output.label_log_probs(hidden, LABELS["all"])
+
+    np.testing.assert_allclose(of_the_labels(HIDDEN), of_labels, **CLOSE)
+    factors = jax.random.normal(jax.random.key(9), (B, L))
+    plain, fused = (jax.vjp(f, HIDDEN)[1](factors) for f in (of_all, of_the_labels))
+    np.testing.assert_allclose(fused, plain, **CLOSE)
+
 
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("divisor, multiple, chunk", [(1, 1, 256), (2, 4, 5), (1, 2, 1)])

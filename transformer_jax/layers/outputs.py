@@ -36,6 +36,14 @@ class Output(Protocol):
     ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
         """Returns (loss, nll, correct) as `losses.cross_entropy`, with exact gradients."""
 
+    def label_log_probs(
+        self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
+    ) -> Float[Array, "B L"]:
+        """Returns the log-probabilities of the labels (B, L) float32, with exact gradients.
+
+        The logits exist in chunks of the length. The backward pass computes them again.
+        """
+
 
 class Projection(NamedTuple):
     """The logits hidden table^T + bias. Rows whose bias is NO_TOKEN pad the vocabulary."""
@@ -64,6 +72,30 @@ class Projection(NamedTuple):
         label_smoothing: float = 0.0,
     ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
         return losses.cross_entropy(hidden, *self, labels, weights, label_smoothing=label_smoothing)
+
+    def label_log_probs(
+        self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
+    ) -> Float[Array, "B L"]:
+        weights = jnp.ones(jnp.shape(labels), jnp.float32)
+        return _label_log_probs(losses.Inputs(hidden, *self, labels, weights))
+
+
+@jax.custom_vjp
+def _label_log_probs(inputs: losses.Inputs) -> Float[Array, "B L"]:
+    _, nll, _ = losses.in_chunks(inputs).by_position
+    return -nll
+
+
+def _forward(inputs: losses.Inputs):
+    return _label_log_probs(inputs), inputs
+
+
+def _backward(inputs: losses.Inputs, cotangent: Float[Array, "B L"]):
+    result = losses.in_chunks(inputs._replace(weights=-cotangent), gradients=True)
+    return (losses.Inputs(result.d_hidden, *result.d_output, None, None),)
+
+
+_label_log_probs.defvjp(_forward, _backward)
 
 
 @struct.dataclass
@@ -144,6 +176,21 @@ class AdaptiveSoftmax:
             correct = jnp.where(selected, correct * is_likeliest, correct)
             first += tail.size
         return loss, loss, jnp.sum(correct * weights)
+
+    def label_log_probs(
+        self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
+    ) -> Float[Array, "B L"]:
+        first = self.head.size
+        head_labels, within_tails = labels, 0.0
+        for number, tail in enumerate(self.tails):
+            inside = (labels >= first) & (labels < first + tail.size)
+            head_labels = jnp.where(inside, self._row(number), head_labels)
+            of_tail = jnp.where(inside, labels - first, 0)
+            log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), of_tail)
+            within_tails += jnp.where(inside, log_probs, 0.0)
+            first += tail.size
+        of_head = self.head.rows.label_log_probs(self.head.narrowed(hidden), head_labels)
+        return of_head + within_tails
 
     def _row(self, number: int) -> int:
         """Returns the row of a tail in the head's table."""
