@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments, rows, tokenizers
 from transformer_jax.data.long_lines import LongLines
-from transformer_jax.distributed import sharding
 from transformer_jax.finetuning import checks, lengths
 from transformer_jax.finetuning.definition import Definition
 from transformer_jax.finetuning.encoder import Encoder
@@ -53,12 +52,9 @@ class FineTuning(Definition, Task):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self.encoder = Encoder(self.model, self.source_only, self.num_global)
+        self.encoder = Encoder(self.model, self.source_only, self.num_global, self.marks_texts)
         checks.check(self)
-        # Where the mesh splits rows, only their full length is known to be divisible.
-        axes = sharding.rules(self.config.mesh)["length"]
-        rows_are_split = any(self.config.mesh[axis] != 1 for axis in axes)
-        self.lengths = (self.length,) if rows_are_split else lengths.buckets(self.length)
+        self.lengths = lengths.of_mesh(self.config.mesh, self.length)
         self.num_row_shapes = len(self.lengths)
         self._examples_of_split = {}
         self.coefficients = {"task": 1.0}

@@ -23,6 +23,7 @@ class Definition(abc.ABC):
     summarises = True  # whether the head reads one vector a row, not one a token
     source_only = False  # whether only the encoder of an encoder-decoder is used
     two_texts = False  # whether a row holds two texts
+    marks_texts = True  # whether marks stand around the texts in a causal model's rows
     rows_of_example = 1
     empty_details = {}  # the details of a prediction for an empty line
     long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; default first
@@ -36,7 +37,8 @@ class Definition(abc.ABC):
     def new_tokens(cls, config, earlier) -> int:
         """As that of a task: the marks of a causal model's rows, where it has none yet."""
         kind = named_class("model", config.model.name).kind
-        return _MARKS_OF_CAUSAL if kind == "causal" and not earlier.has_head else 0
+        needs_marks = kind == "causal" and cls.marks_texts and not earlier.has_head
+        return _MARKS_OF_CAUSAL if needs_marks else 0
 
     @abc.abstractmethod
     def read(self, split: str):

@@ -37,7 +37,8 @@ class Encoder:
     `cls_last`. Its summary is the state of [CLS], pooled where the model can.
 
     A Causal model's row is start A delimiter B extract; its summary is the state of extract. These
-    three tokens are the last ids of the model's vocabulary, which grows by them.
+    three tokens are the last ids of the model's vocabulary, which grows by them. Without
+    `marks_texts` it is A B, and the summary is the state of its last token.
 
     A SequenceToSequence model's row is A and B framed as a text, <s> A </s></s> B </s>. Its encoder
     and its decoder read the same row, the decoder behind the tokenizer's `start_id`. The states are
@@ -50,6 +51,7 @@ class Encoder:
     model: Any  # the Linen module
     source_only: bool = False
     num_global: int = 0
+    marks_texts: bool = True
 
     @property
     def bidirectional(self) -> bool:
@@ -102,6 +104,8 @@ class Encoder:
         Raises UserError where the tokenizer does not have them.
         """
         if self.model.kind == "causal":
+            if not self.marks_texts:
+                return Marks((), (), ())
             if tokenizer.vocab_size > self.model.vocab_size - 3:
                 raise UserError(
                     f"config.model.vocab_size={self.model.vocab_size}: must be at least "

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.data.rows import Row, TrainRows
+from transformer_jax.distributed import sharding
 
 # Rows of more than two tiles are cut to whole tiles, which the fused attention kernels take.
 _TILE = 128
@@ -22,6 +23,15 @@ def buckets(length: int) -> tuple[int, ...]:
     """Returns the lengths to which rows of `length` tokens may be cut, the longest first."""
     step = _TILE if length > 2 * _TILE else -(-length // _PARTS)
     return (length, *range((length - 1) // step * step, 0, -step))
+
+
+def of_mesh(mesh: Any, length: int) -> tuple[int, ...]:
+    """Returns the `buckets` of rows on a mesh, `config.mesh`.
+
+    Where the mesh splits rows, only their full length is known to be divisible.
+    """
+    rows_are_split = any(mesh[axis] != 1 for axis in sharding.rules(mesh)["length"])
+    return (length,) if rows_are_split else buckets(length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +46,10 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        """Returns the longest rows of (number of an example, epoch), as a component does."""
+        return [self.make_row(self.examples[number]) for number, _ in numbers]
 
     def bucket(self, numbers: Sequence[int]) -> int:
         """Returns the number of the shortest of `lengths` in which these examples fit."""

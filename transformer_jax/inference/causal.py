@@ -11,7 +11,7 @@ from transformer_jax.data.sources import chat
 from transformer_jax.data.tokenizers import ChatTokenizer
 from transformer_jax.data.tokenizers.chat import Message
 from transformer_jax.distributed.placement import Placement
-from transformer_jax.inference import attention, dialogue
+from transformer_jax.inference import attention, dialogue, framing
 from transformer_jax.inference.best_continuations import (
     BestContinuations,
     ScoredContinuation,
@@ -154,11 +154,8 @@ class CausalUse:
         return find(params, arguments.as_texts(prompts), search, max_tokens)
 
     def with_start(self, ids: list[int]) -> list[int]:
-        """Returns the ids of a text's beginning, as the model reads them in training.
-
-        The end token comes first where rows keep documents apart, and where there are no ids.
-        """
-        return [self.tokenizer.eos_id, *ids] if self.config.data.mask_documents or not ids else ids
+        """Returns the ids of a text's beginning, as the model reads them in training."""
+        return framing.with_start(ids, self.tokenizer, self.config.data)
 
     def attention(self, params, text: str, *, pieces: bool = False) -> Attended:
         """Returns the attention weights between the words of a text; with `pieces`, its tokens.

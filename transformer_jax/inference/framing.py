@@ -1,4 +1,4 @@
-"""The special tokens of a text that an encoder reads, alone or in front of a decoder."""
+"""The special tokens around a text: for encoders, and at the beginning for a language model."""
 
 from typing import Any
 
@@ -16,3 +16,12 @@ def of_text(model: Any, tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     user = f"config.model.name={type(model).__name__.lower()!r}"
     cls, sep = tokenizer.required("cls", "sep", user=user)
     return ((), (sep, cls)) if model.cls_last else ((cls,), (sep,))
+
+
+def with_start(ids: list[int], tokenizer, data) -> list[int]:
+    """Returns the ids of a text's beginning, as a language model reads them in training.
+
+    `data` is `config.data`. The end token comes first where rows keep documents apart, and where
+    there are no ids.
+    """
+    return [tokenizer.eos_id, *ids] if data.mask_documents or not ids else ids

@@ -78,6 +78,8 @@ def origin(config, workdir) -> Origin | None:
     for key in _task(config).other_runs:
         if not config.task[key]:
             raise UserError(f"config.task.{key} is missing: the workdir of a run")
+    if _task(config).begins_with_run and config.train.pretrained and not init_from:
+        raise UserError("config.init_from is missing: the workdir of the run to train further")
     source(config)  # raises for another family
     parts = []
     for beginning in (*beginnings(init_from), *_of_task(config)):

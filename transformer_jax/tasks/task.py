@@ -130,6 +130,21 @@ class Task(abc.ABC):
     # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
     # are those of that run. config.task.teacher_model holds the keys of its config.model.
     other_runs: tuple[str, ...] = ()
+    # Whether config.init_from must name a run, besides `other_runs`
+    begins_with_run: bool = False
+    # Optional: params -> params. It runs before each evaluation, on all processes. It returns the
+    # parameters with those that are measured over data, not learned, such as a mean of outputs. No
+    # training loss may depend on these.
+    calibrated: Callable[[Params], Params] | None = None
+
+    @classmethod
+    def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:
+        """Returns the number of tokens that this task adds to the vocabulary of a run.
+
+        For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
+        or continues (runs/record.py). `config` has the model of that run.
+        """
+        return 0
 
     @classmethod
     def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:

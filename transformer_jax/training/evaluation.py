@@ -44,6 +44,17 @@ class Evaluation:
             )
         return values
 
+    def calibrated(self, state):
+        """The state with the parameters that the task measures. A run that has to stop does it too.
+
+        So they depend on the number of the update alone.
+        """
+        session = self._session
+        if session.task.calibrated is None:
+            return state
+        with session.clock("evaluation"), session.watchdog.patient():
+            return state.replace(params=session.task.calibrated(state.params))
+
     def _means(self, params) -> dict[str, float]:
         """The mean metrics of the evaluation sets, and the values that the task derives."""
         session = self._session

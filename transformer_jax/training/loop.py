@@ -136,6 +136,8 @@ def _train(session: Session, state, totals, timer: SaveTimer, trace: Trace) -> d
         if intervals.logs(step):
             saves.check_finite(state)
             state, totals = log(step, state, totals)
+        if intervals.evaluates(step):
+            state = evaluation.calibrated(state)
         evaluates = intervals.evaluates(step) and not stop.reached
         if evaluates:
             scores = evaluation(state, step)

@@ -39,7 +39,8 @@ class Origin:
     def match(self, config, program) -> "list[Match]":
         """Compares the best checkpoint of each run with the parameters, and restores nothing.
 
-        A head matches only if its task and labels are the same. Raises UserError where a tensor has
+        A head matches only if its task and labels are the same, or if the task names its run in a
+        key of its own. Raises UserError where a tensor has
         another shape, or where no tensor is shared. Only the tensors of the vocabulary, and those
         with `origins_of_rows`, may have fewer rows.
         """
@@ -67,7 +68,10 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     checkpoints = _opened(part, config, wanted)
     folder, step = checkpoints.folder, checkpoints.pick("best")
     stored = _below(by_name(checkpoints.abstract_params(step)), beginning.part)
-    same_head = all(_plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS)
+    of_task = beginning.prefix in named_class("task", config.task.name).other_runs
+    same_head = of_task or all(
+        _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
+    )
     vocab_size = part.config.model.vocab_size
     shared = {name: _origin(config, name, stored) for name in wanted}
     shared = {
@@ -91,7 +95,7 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         may_grow |= _origins_of_rows(config, name, shape, wanted[name].shape) is not None
         _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
     new = sorted(wanted.keys() - shared.keys())
-    if new and beginning.prefix in named_class("task", config.task.name).other_runs:
+    if new and of_task:
         # Nothing trains these parameters.
         raise UserError(
             f"config.task.{beginning.prefix}={beginning.run}: its checkpoint lacks {new[0]}; take "
