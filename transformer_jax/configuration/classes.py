@@ -15,7 +15,7 @@ from transformer_jax.configuration.errors import UserError
 _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
 # Modules of these packages that define no family, task or source.
 _SHARED = (
-    *("task", "base", "masked_texts", "next_tokens", "pairs", "word_task"),
+    *("task", "base", "masked_texts", "next_tokens", "pairs", "preferences", "word_task"),
     *("descent", "negative_sampling"),
     *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
 )

@@ -1,0 +1,265 @@
+"""Direct preference optimization: a language model learns from preferences, without a reward
+model (Rafailov et al. 2023; Azar et al. 2023).
+"""
+
+import dataclasses
+import types
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import arguments, rows, tokenizers
+from transformer_jax.finetuning import lengths
+from transformer_jax.inference.causal import CausalUse
+from transformer_jax.pictures.progress import say
+from transformer_jax.tasks import preferences
+from transformer_jax.tasks.base import BaseTask, check_row_length
+from transformer_jax.tasks.preferences import Pairs, PreferenceTask
+from transformer_jax.tasks.task import Context, Loss
+
+
+@dataclasses.dataclass
+class DPO(PreferenceTask, CausalUse, BaseTask):
+    """The losses of Rafailov et al. 2023, equation 7, and of Azar et al. 2023, equation 17.
+
+    The implicit reward of a completion is beta times the logarithm of its probability, over that of
+    the reference. The reference is frozen; its parameters are below "reference".
+    """
+
+    length: int = 512  # tokens of a row, at most
+    # sigmoid: DPO; ipo: the squared distance of the log-ratios' difference from 1 / (2 beta)
+    objective: Literal["sigmoid", "ipo"] = "sigmoid"
+    beta: float = 0.1  # the strength of the divergence's penalty; tau in IPO
+    # updates whose examples are sorted by length together, so that batches hold less padding
+    group_by_length: int = 1
+    reference: str = ""  # the run whose model is the reference, usually that of config.init_from
+    # keys of the reference's config.model, ((key, value), ...); the run in config.task.reference
+    # gives its own
+    reference_model: tuple = ()
+
+    takes_model = True
+    begins_with_run = True
+    other_runs = ("reference",)
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.coefficients = {"loss": 1.0}
+        self.check_preferences()
+        check_row_length("length", self.length, self.model)
+        if not self.reference_model:
+            raise UserError(
+                "config.task.reference is missing: the workdir of the run that config.model stays "
+                "close to, usually that of config.init_from"
+            )
+        self._reference = build_model(ConfigDict({"model": dict(self.reference_model)}))
+        self._check()
+        self.lengths = lengths.of_mesh(self.config.mesh, self.length)
+        self.num_row_shapes = len(self.lengths)
+
+    def _check(self) -> None:
+        """Raises UserError for models and keys that do not suit each other."""
+        for key, model in (("model.name", self.model), ("task.reference", self._reference)):
+            if model.kind != "causal":
+                raise UserError(
+                    f"config.{key}: {type(model).__name__} is no language model; only a causal "
+                    "model gives completions a probability"
+                )
+        if self._reference.vocab_size != self.model.vocab_size:
+            raise UserError(
+                f"config.model.vocab_size={self.model.vocab_size}: must be the reference's "
+                f"{self._reference.vocab_size}"
+            )
+        if self.length > self._reference.window:
+            raise UserError(
+                f"config.task.length={self.length}: must be at most the reference's "
+                f"{self._reference.max_length}"
+            )
+        if self.beta <= 0:
+            raise UserError(f"config.task.beta={self.beta}: must be above 0")
+        if self.group_by_length < 1:
+            raise UserError(
+                f"config.task.group_by_length={self.group_by_length}: must be at least 1"
+            )
+
+    # data
+
+    @cached_property
+    def tokenizer(self):
+        if self.tokenizer_folder is None and not self.config.data.tokenizer_files:
+            raise UserError("config.init_from is missing: the workdir of the run to train further")
+        # No tokenizer is trained, so there is no text for it.
+        return tokenizers.of_run(
+            self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
+        )
+
+    @property
+    def room(self) -> int:
+        return self.length + 1  # the last token is predicted, but not read
+
+    def _examples(self, split: str) -> lengths.Examples | None:
+        records = self.read(split)
+        if records is None:
+            return None
+        examples = self.examples(records)
+        if not examples:
+            raise UserError(f"config.data.{split}_files: no example in it")
+        say(f"{split}: {len(examples):,} examples")
+        num_tokens = np.array([preferences.num_tokens(example) - 1 for example in examples])
+        return lengths.Examples(examples, self._row, num_tokens, self.lengths, self._shapes)
+
+    def _row(self, example) -> rows.Row:
+        """Returns the rows of an example.
+
+        `tokens` and `labels` (K, L) are the ids of prompt and completion, and those that follow
+        them. `weights` (K, L) is 1 where a token of the completion follows.
+        """
+        ids = [np.array(example.prompt + completion) for completion in example.completions]
+        prompt = len(example.prompt)
+        each = [
+            {"tokens": x[:-1], "labels": x[1:], "weights": np.arange(1, len(x)) >= prompt}
+            for x in ids
+        ]
+        padded = [
+            {name: rows.padded(values, self.length) for name, values in row.items()} for row in each
+        ]
+        arrays = preferences.padded_rows(padded, self.completions)
+        return arrays | {"label": np.float32(example.label)}
+
+    def _shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        of_rows = dict.fromkeys(("tokens", "labels", "weights"), (self.completions, length))
+        return of_rows | {"label": ()}
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        valid = self._examples("valid")  # raises its errors before training
+        train = self._examples("train")
+        drawn = rows.train_rows([train], self.config)
+        batches = lengths.Batches(drawn, train, self.group_by_length)
+        evaluated = {} if valid is None else {"valid": rows.EvalRows(valid)}
+        return types.SimpleNamespace(train=batches, eval=evaluated)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return {
+            "train": self.read("train").fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        spec = self.int32_spec(self._shapes(self.lengths[row_shape]))
+        return spec | {"label": jax.ShapeDtypeStruct(spec["label"].shape, jnp.float32)}
+
+    def init(self, rng):
+        tokens = jnp.zeros((1, self.length), jnp.int32)
+        policy_key, reference_key = jax.random.split(rng)
+        reference = self._reference.init(reference_key, tokens)["params"]
+        return {**self.model.init(policy_key, tokens)["params"], "reference": reference}
+
+    def group(self, path):
+        return None if path[0] == "reference" else super().group(path)
+
+    def weights(self, batch):
+        return {"loss": _filled(batch)[:, 0].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        filled = _filled(batch)
+        reference = jax.lax.stop_gradient(params["reference"])
+        of_policy = log_probs(self.model, params, batch, context)
+        of_reference = log_probs(self._reference, reference, batch, Context())
+        log_ratios = of_policy - of_reference  # (B, K)
+        pairs = Pairs.of(log_ratios, filled)
+        loss = pairs.of_prompts(self._of_pairs(pairs.differences, self.preferred(batch))).sum()
+        count = filled[:, 0].sum(dtype=jnp.int32)
+        rewards = pairs._replace(differences=self.beta * pairs.differences)
+        num_filled = batch["weights"].sum(dtype=jnp.int32)
+        measured = {
+            "loss": (loss, count),
+            **rewards.metrics(),
+            **_of_ends(self.beta * log_ratios, filled),
+            "filled": (num_filled, jnp.int32(batch["weights"].size)),
+        }
+        return Loss({"loss": loss}, measured)
+
+    def _of_pairs(self, differences, preferred) -> Float[Array, "B P"]:
+        """Returns the losses of pairs, from the differences of their log-ratios."""
+        if self.objective == "sigmoid":
+            return preferences.bradley_terry(self.beta * differences, preferred)
+        return squared_distance(differences, preferred, self.beta)
+
+    def derived(self, name, means):
+        return {}
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes; the reference has none.
+        length = self.lengths[row_shape]
+        row = 3 * self.model.flops(length) + self._reference.flops(length)
+        return self.completions * row
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.completions * self.lengths[row_shape]
+
+    # evaluation
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the loss, and the measures of implicit rewards of a split.
+
+        Raises UserError where the run has no such split.
+        """
+        arguments.held_out(self.read, split, "files")
+        examples = self._examples(split)
+        means = self.mean_metrics(params, rows.EvalRows(examples))
+        means.pop("filled")
+        return means | {"examples": len(examples)}
+
+
+def log_probs(model: Any, params, batch, context: Context) -> Float[Array, "B K"]:
+    """Returns the log-probability of each completion: the sum over its tokens, its end among them.
+
+    A missing completion has 0.
+    """
+    shape = batch["weights"].shape  # (B, K, L)
+    tokens, labels = (batch[name].reshape(-1, shape[-1]) for name in ("tokens", "labels"))
+    rngs = {"dropout": context.rng} if context.train else None
+    variables = {"params": params}
+    hidden = model.apply(variables, tokens, train=context.train, rngs=rngs, method="hidden")
+    output = model.apply(variables, method="output")
+    of_labels = output.label_log_probs(hidden, labels).reshape(shape)
+    return jnp.sum(of_labels * batch["weights"], axis=-1)
+
+
+def squared_distance(
+    differences: Float[Array, "B P"], preferred: Float[Array, "B 1"], tau: float
+) -> Float[Array, "B P"]:
+    """Returns the losses of IPO from the differences of log-ratios (Azar et al. 2023, equation 17).
+
+    With the probability 1 - `preferred` the worse completion is the preferred one.
+    """
+    target = 1 / (2 * tau)
+    right, wrong = jnp.square(differences - target), jnp.square(differences + target)
+    return preferred * right + (1 - preferred) * wrong
+
+
+def _filled(batch):
+    """Returns which completions exist (B, K)."""
+    return batch["weights"].any(axis=-1)
+
+
+def _of_ends(rewards: Float[Array, "B K"], filled) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Returns the mean rewards of the best and of the worst completions."""
+    worst = jnp.maximum(filled.sum(axis=1) - 1, 0)
+    exists, count = filled[:, 0], filled[:, 0].sum(dtype=jnp.int32)
+    of_worst = jnp.take_along_axis(rewards, worst[:, None], axis=1)[:, 0]
+    return {
+        "chosen_reward": (jnp.where(exists, rewards[:, 0], 0.0).sum(), count),
+        "rejected_reward": (jnp.where(exists, of_worst, 0.0).sum(), count),
+    }
