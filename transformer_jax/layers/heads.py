@@ -46,6 +46,26 @@ class Head(nn.Module):
         return output(x)
 
 
+class RewardHead(nn.Module):
+    """A reward, by a head of one feature: (..., M) -> float32 (..., 2).
+
+    The first number is the output of the head, which is learned. The second one is normalised: the
+    first less `mean`, over `deviation`. These two are no part of the loss. They are measured, so
+    that the normalised rewards of reference texts have mean 0 and variance 1 (Ziegler et al. 2019,
+    section 2.1).
+    """
+
+    score: Head
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B 2"]:
+        mean = self.param("mean", declared(nn.initializers.zeros, ()), ())
+        deviation = self.param("deviation", declared(nn.initializers.ones, ()), ())
+        reward = self.score(x, train=train)
+        normalised = jax.lax.stop_gradient((reward - mean) / deviation)
+        return jnp.concatenate([reward, normalised], axis=-1)
+
+
 class ConcatenationHead(nn.Module):
     """Two blocks of a norm, dropout and an affine map, with rectified units between them.
 

@@ -1,0 +1,188 @@
+"""Reward models: a number for each completion of a prompt, learned from preferences."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import UserError
+from transformer_jax.data.completions import Example, fitted
+from transformer_jax.data.sources.preferences import text_of
+from transformer_jax.data.sources.text_files import from_json
+from transformer_jax.finetuning.base import FineTuning
+from transformer_jax.finetuning.encoder import Encoder
+from transformer_jax.finetuning.predictions import Unlabelled
+from transformer_jax.layers.heads import RewardHead
+from transformer_jax.tasks import preferences
+from transformer_jax.tasks.preferences import Pairs, PreferenceTask
+
+
+@dataclasses.dataclass
+class Reward(PreferenceTask, FineTuning):
+    """A scalar head on the last token of a completion (Ouyang et al. 2022, section 3.5).
+
+    The rewards of a prompt's completions are the log-odds of their order. The normalised rewards of
+    the first training examples have mean 0 and variance 1. These are measured before each
+    evaluation.
+    """
+
+    reference_examples: int = 1000  # training examples whose rewards are normalised
+
+    two_texts = True
+    marks_texts = False
+    empty_details = {"reward": None}
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_preferences()
+        if self.reference_examples < 1:
+            raise UserError(
+                f"config.task.reference_examples={self.reference_examples}: must be at least 1"
+            )
+        self.rows_of_example = self.completions
+
+    # examples
+
+    @property
+    def room(self) -> int:
+        return self.length - self.marks.count(2)
+
+    def num_tokens(self, example):
+        return preferences.num_tokens(example) + self.marks.count(2)
+
+    def row(self, example):
+        rows = [
+            self.encoder.row(self.tokenizer, example.prompt, completion, length=self.length)
+            for completion in example.completions
+        ]
+        # A completion that is to be scored stands alone.
+        count = self.completions if len(rows) > 1 else 1
+        return preferences.padded_rows(rows, count) | {"label": np.float32(example.label)}
+
+    def shapes(self, length):
+        rows = self.encoder.shapes(length)
+        return {name: (self.completions, *shape) for name, shape in rows.items()} | {"label": ()}
+
+    def batch_spec(self, row_shape: int):
+        spec = super().batch_spec(row_shape)
+        return spec | {"label": jax.ShapeDtypeStruct(spec["label"].shape, jnp.float32)}
+
+    # objective and scores
+
+    def head(self):
+        return RewardHead(self.encoder.head(1, self.head_dropout))
+
+    def counted(self, batch):
+        return super().counted(batch)[..., 0]
+
+    def objective(self, outputs, batch):
+        filled = batch["segment_ids"][..., 0] > 0  # (B, K)
+        rewards = outputs[:, 0].reshape(filled.shape)
+        pairs = Pairs.of(rewards, filled)
+        losses = preferences.bradley_terry(pairs.differences, self.preferred(batch))
+        count = self.counted(batch).sum(dtype=jnp.int32)
+        return pairs.of_prompts(losses).sum(), count, pairs.metrics()
+
+    def scores(self, examples, outputs):
+        """Returns the share of pairs in the right order, and measures of normalised rewards."""
+        rewards = _normalised(examples, outputs)
+        margins = [r[i] - r[j] for r in rewards for i, j in zip(*np.triu_indices(len(r), 1))]
+        flat = np.concatenate(rewards)
+        return {
+            "accuracy": float(np.mean(np.array(margins) > 0)),
+            "margin": float(np.mean(margins)),
+            "reward": float(flat.mean()),
+            "reward_deviation": float(flat.std()),
+        }
+
+    def calibrated(self, params):
+        """Returns the parameters with mean and deviation of the rewards of reference examples."""
+        examples = self._examples("train")[: self.reference_examples]
+        outputs = self._outputs(params, examples, "measuring rewards (batches)")
+        learned = [x[: len(e.completions), 0] for e, x in zip(examples, outputs)]
+        rewards = np.concatenate(learned).astype(np.float64)
+        measured = {"mean": rewards.mean(), "deviation": rewards.std() or 1.0}
+        head = params["head"]
+        return params | {"head": head | {k: _put(x, head[k]) for k, x in measured.items()}}
+
+    # use
+
+    def prediction(self, examples, outputs):
+        ((reward,),) = _normalised(examples, outputs)
+        return f"{reward:.4f}", {"reward": float(reward)}
+
+    def unlabelled(self, lines):
+        """Returns the example of each line: a prompt, a tab and a completion, or a JSON object."""
+        return self._unlabelled([_prompt_and_completion(*line) for line in lines])
+
+    def _unlabelled(self, pairs: Iterable[tuple[str, str]]) -> list[Unlabelled]:
+        encoded = self.encoded([(prompt, (completion,)) for prompt, completion in pairs])
+        return [
+            Unlabelled([fitted(example, self.room)], preferences.num_tokens(example) > self.room)
+            for example in encoded
+        ]
+
+    def score(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
+        """Yields the normalised reward of each (prompt, completion), in order.
+
+        A text that is longer than `config.task.length` is cut as in training.
+        """
+        examples = [example for line in self._unlabelled(pairs) for example in line.examples]
+        outputs = self._outputs(params, examples, "scoring (batches)")
+        return (float(rewards[0]) for rewards in _normalised(examples, outputs))
+
+
+def rewards(
+    model: Any, params, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Float[Array, " B"]:
+    """Returns the normalised rewards of texts (B,) float32, for a task that learns from them.
+
+    `model` is the Causal model of a run of this task, and `params` are the run's parameters. A text
+    is the first `lengths` of its `tokens`, a prompt and a completion with its end token. A model
+    with dropout has none.
+    """
+    encoder = Encoder(model, marks_texts=False)
+    segment_ids = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
+    batch = dict(tokens=tokens, segment_ids=segment_ids, token_types=jnp.zeros_like(tokens))
+    hidden = encoder.hidden(params, batch, None, train=False)
+    vectors = encoder.summary(params, hidden, batch)
+    head = RewardHead(encoder.head(1, 0.0))
+    return head.apply({"params": params["head"]}, vectors)[:, 1]
+
+
+def init(model: Any, rng: jax.Array) -> dict:
+    """Returns initial parameters for `rewards`, boxed with their logical axes."""
+    encoder = Encoder(model, marks_texts=False)
+    head_key, encoder_key = jax.random.split(rng)
+    head = RewardHead(encoder.head(1, 0.0)).init(head_key, jnp.zeros((1, model.d_model)))
+    return {**encoder.init(encoder_key, summary=True), "head": head["params"]}
+
+
+def _normalised(examples: Iterable[Example], outputs: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Returns the normalised rewards of the completions of each example."""
+    return [x[: len(example.completions), 1] for example, x in zip(examples, outputs)]
+
+
+def _put(value: float, like: jax.Array) -> jax.Array:
+    """Returns a number with dtype and sharding of another, the same on all processes."""
+    number = np.asarray(value, like.dtype)
+    return jax.make_array_from_callback((), like.sharding, lambda _: number)
+
+
+def _prompt_and_completion(number: int, line: str) -> tuple[str, str]:
+    """Returns the texts of a line. One that begins with a brace is a JSON object."""
+    where = f"line {number}"
+    if line.lstrip().startswith("{"):
+        value = from_json(line, where)
+        return text_of(value, "prompt", where), text_of(value, "completion", where)
+    prompt, *completions = line.split("\t")
+    if len(completions) != 1:
+        raise UserError(
+            f"{where}: must hold a prompt and a completion, separated by a tab, or a JSON object "
+            "with 'prompt' and 'completion'"
+        )
+    return prompt, completions[0]
