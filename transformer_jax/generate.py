@@ -6,10 +6,14 @@ several continuations of a prompt, give one JSON object a line, in order.
 
 --chat holds a conversation with a run that was trained on some, until Ctrl-D. Where stdin is no
 terminal, each of its lines is a message, and each line of stdout the answer to one.
+
+--best_of=16 --reward=DIR2 draws 16 continuations of each prompt, and gives that with the highest
+reward of a reward model.
 """
 
 import itertools
 import json
+from functools import partial
 
 from absl import flags
 
@@ -23,6 +27,7 @@ _TEXTS = ("prompt", "prompts", "num_samples", "beam", "n_best", "window")
 # The flags that a beam search has no use for.
 _DRAWING = (
     "num_samples",
+    "best_of",
     "temperature",
     "top_k",
     "top_p",
@@ -85,6 +90,12 @@ def define_flags() -> None:
     )
     flags.DEFINE_bool("chat", False, "Hold a conversation; Ctrl-D ends it.")
     flags.DEFINE_string("system", None, "Message of the system that begins the conversation.")
+    flags.DEFINE_integer(
+        "best_of", None, "Draw so many continuations of each prompt for --reward.", lower_bound=1
+    )
+    flags.DEFINE_string(
+        "reward", None, "Folder of the run of a reward model, which chooses one of --best_of."
+    )
 
 
 def main() -> None:
@@ -95,8 +106,12 @@ def main() -> None:
         raise UserError("--prompt and --prompts: give one of them")
     if options.system is not None and not options.chat:
         raise UserError("--system: only with --chat")
+    if (options.best_of is None) != (options.reward is None):
+        raise UserError("--best_of and --reward: give both, or neither")
+    if options.best_of and options["num_samples"].present:
+        raise UserError("--num_samples and --best_of: give one of them")
     if options.chat:
-        _refuse(_TEXTS, "--chat", "a conversation")
+        _refuse((*_TEXTS, "best_of"), "--chat", "a conversation")
     elif options.beam:
         _search()
         return
@@ -115,7 +130,9 @@ def _continue(task, params, settings: dict) -> None:
     options = cli.FLAGS
     settings["window"] = options.window
     prompts = _prompts()
-    if options.prompts or options.num_samples > 1:
+    if options.best_of:
+        _choose(partial(task.generate, params, **settings), prompts)
+    elif options.prompts or options.num_samples > 1:
         repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
         to_print, to_continue = itertools.tee(repeated)
         _print_objects(to_print, task.generate(params, to_continue, **settings))
@@ -129,6 +146,20 @@ def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
         given = cli.FLAGS[name]
         if given.present and given.value != "refuse":
             raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
+
+
+def _choose(generate, prompts) -> None:
+    """Prints the continuation of each prompt that the run of --reward prefers."""
+    from transformer_jax.inference.best_of import best_of
+
+    options = cli.FLAGS
+    reward, params = cli.open_run("score", "scores completions", flag="reward")
+    to_print, to_continue = itertools.tee(prompts)
+    chosen = best_of(generate, partial(reward.score, params), to_continue, options.best_of)
+    if options.prompts:
+        _print_objects(to_print, chosen)
+    else:
+        print(next(to_print) + next(chosen).text)
 
 
 def _search() -> None:

@@ -141,20 +141,23 @@ def open_run(
     ability: str,
     allowed: tuple[str, ...] = ("decode.",),
     workdir: str | None = None,
+    *,
+    flag: str = "workdir",
 ):
     """Returns (task, params) of --workdir and --step, with the overrides of `allowed` keys.
 
-    `workdir` takes the place of --workdir. The keys of `config.mesh` are always allowed: they split
-    the work over the local devices. Raises UserError where the task lacks `method`: the run is not
-    one that `ability`.
+    `workdir` takes the place of --workdir. Another `flag` names another run, whose best checkpoint
+    is taken. The keys of `config.mesh` are always allowed: they split the work over the local
+    devices. Raises UserError where the task lacks `method`: the run is not one that `ability`.
     """
     from transformer_jax.runs.open import open_run
 
-    workdir = workdir or FLAGS.workdir
-    task, params = open_run(workdir, FLAGS.step, overrides((*allowed, "mesh.")))
+    workdir = workdir or FLAGS[flag].value
+    step = FLAGS.step if flag == "workdir" else "best"
+    task, params = open_run(workdir, step, overrides((*allowed, "mesh.")))
     if not callable(getattr(task, method, None)):
         raise UserError(
-            f"--workdir={workdir}: a {task.config.task.name} run, not one that {ability}"
+            f"--{flag}={workdir}: a {task.config.task.name} run, not one that {ability}"
         )
     return task, params
 
