@@ -41,6 +41,8 @@ ARGUMENTS = {
     "finetune/squad.py": ["1.1", "2.0"],
     "finetune/inference.py": ["pretrain", "pairs"],
     "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"],
+    "preferences/dpo.py": ["dialogue"],
+    "preferences/reward.py": ["instructgpt"],
 }
 # The others differ little from these in their tiny variants, or are trained by
 # training/test_guests.py and the notebooks. They need --slow.
@@ -57,6 +59,8 @@ OF_EACH_KIND = (
     "finetune/squad.py:2.0",
     "finetune/ner.py:wikiann-cpu,features=last",
     "finetune/swag.py",
+    "preferences/dpo.py:dialogue",
+    "preferences/reward.py:instructgpt",
 )
 
 
@@ -105,13 +109,15 @@ def test_two_steps(case, tmp_path):
     config = configs.tiny(CONFIGS / case)
     use_examples(config, tmp_path)
     workdir = tmp_path / "run"
-    if begin.fine_tunes(config) or config.lora.rank is not None:
-        earlier = pretraining_config(config.model.name) if begin.fine_tunes(config) else config
+    task = configs.named_class("task", config.task.name)
+    begins = begin.fine_tunes(config) or task.begins_with_run
+    if begins or config.lora.rank is not None:
+        earlier = pretraining_config(config.model.name) if begins else config
         earlier = earlier.copy_and_resolve_references()
         configs.set_key(earlier, "lora.rank", None)
         origin = pretrained(earlier, tmp_path / "pretraining")
         configs.set_key(config, "init_from", str(origin))
-    for key in configs.named_class("task", config.task.name).other_runs:
+    for key in task.other_runs:
         model = dict(config.task[f"{key}_model"])["name"]
         configs.set_key(
             config, f"task.{key}", str(pretrained(pretraining_config(model), tmp_path / key))

@@ -23,7 +23,7 @@ from transformer_jax.cli.streamed import Streamed
 from transformer_jax.config import UserError
 
 # The flags that a conversation has no use for.
-_TEXTS = ("prompt", "prompts", "num_samples", "beam", "n_best", "window")
+_TEXTS = ("prompt", "prompts", "num_samples", "best_of", "beam", "n_best", "window")
 # The flags that a beam search has no use for.
 _DRAWING = (
     "num_samples",
@@ -111,7 +111,7 @@ def main() -> None:
     if options.best_of and options["num_samples"].present:
         raise UserError("--num_samples and --best_of: give one of them")
     if options.chat:
-        _refuse((*_TEXTS, "best_of"), "--chat", "a conversation")
+        _refuse(_TEXTS, "--chat", "a conversation")
     elif options.beam:
         _search()
         return

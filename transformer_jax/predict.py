@@ -9,6 +9,8 @@ A line of stdin holds, by the task of the run:
     span             a question, a tab and its context
     choice           a context and its choices, separated by tabs; where the task has a column with
                      the beginning of all choices (SWAG), it stands between them
+    reward           a prompt, a tab and a completion, or {"prompt": ..., "completion": ...}; prints
+                     its normalised reward
 
 --json gives an object a line, with probabilities. An empty line gives an empty line, with --json an
 object with an empty text and a null label.
@@ -32,7 +34,7 @@ def define_flags() -> None:
         "long",
         None,
         ["truncate", "split", "skip", "refuse"],
-        "A line longer than config.task.length: cut it (classification, choice), "
+        "A line longer than config.task.length: cut it (classification, choice, reward), "
         "read it in parts (tagging, span), leave its prediction empty, or refuse it.",
     )
     flags.DEFINE_bool("json", False, "Print one JSON object a line.")

@@ -1,6 +1,7 @@
 """The losses of preferences against float64 references, and the bandit whose optimum is known."""
 
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import optax
 import pytest
 import scipy.special
 
+from tests.fixtures import make_trl
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.tasks.dpo import squared_distance
@@ -68,6 +70,24 @@ def test_the_losses_of_rankings_are_the_means_over_their_pairs(loss, reference):
     assert count == len(differences) == 10 + 1 + 3
     assert right == sum(difference > 0 for difference in differences)
     np.testing.assert_allclose(margins, sum(differences), rtol=1e-5)
+
+
+TRL = json.loads((make_trl.HERE / "trl_dpo.json").read_text())
+
+
+@pytest.mark.parametrize("name", make_trl.LOSSES)
+def test_the_losses_are_those_of_trl(name):
+    """Of its DPOTrainer, where a completion's log-probability is the sum over its tokens."""
+    _, smoothing = make_trl.LOSSES[name]
+    x = {key: np.array(values) for key, values in TRL["inputs"].items()}
+    log_ratios = np.stack([x["chosen"] - x["ref_chosen"], x["rejected"] - x["ref_rejected"]], 1)
+    task, _ = bandit(
+        objective="ipo" if name == "ipo" else "sigmoid", label_smoothing=smoothing, beta=TRL["beta"]
+    )
+    pairs = Pairs.of(jnp.float32(log_ratios), jnp.ones((7, 2), bool))
+    preferred = task.preferred({"label": jnp.ones(7)})
+    losses = task.of_pairs(pairs.differences, preferred)[:, 0]
+    np.testing.assert_allclose(losses, TRL["results"][name]["losses"], rtol=1e-5)
 
 
 # A bandit: one prompt, and completions of one token.

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import build_bert, build_gpt
 from tests.tasks.test_chat import build as build_chats
+from tests.tasks.preferences import build_reward
 from tests.tasks.test_masked_targets import build as build_targets
 from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses
@@ -20,6 +21,7 @@ SEQUENCE_TO_SEQUENCE = dict(
 MODELS = {
     "decoder": dict(name="decoder", vocab_size=300, d_ff=24, num_kv_heads=2, **SHARED),
     "chat": dict(name="gpt", vocab_size=300, dropout=0.0, attention_dropout=0.0, **SHARED),
+    "reward": dict(name="gpt", vocab_size=300, dropout=0.0, attention_dropout=0.0, **SHARED),
     "albert": dict(name="albert", vocab_size=80, d_embed=8, dropout=0.0, attention_dropout=0.0)
     | SHARED,
     "roberta": dict(name="roberta", vocab_size=80, dropout=0.0, attention_dropout=0.0) | SHARED,
@@ -63,6 +65,10 @@ MODELS = {
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
     "chat": (build_chats, dict(name="chat", length=32)),
+    "reward": (
+        build_reward,
+        dict(name="reward", length=24, completions=4, head_dropout=0.0, reference_examples=8),
+    ),
     "albert": (
         build_bert,
         dict(

@@ -178,7 +178,7 @@ class DPO(PreferenceTask, CausalUse, BaseTask):
         of_reference = log_probs(self._reference, reference, batch, Context())
         log_ratios = of_policy - of_reference  # (B, K)
         pairs = Pairs.of(log_ratios, filled)
-        loss = pairs.of_prompts(self._of_pairs(pairs.differences, self.preferred(batch))).sum()
+        loss = pairs.of_prompts(self.of_pairs(pairs.differences, self.preferred(batch))).sum()
         count = filled[:, 0].sum(dtype=jnp.int32)
         rewards = pairs._replace(differences=self.beta * pairs.differences)
         num_filled = batch["weights"].sum(dtype=jnp.int32)
@@ -190,7 +190,7 @@ class DPO(PreferenceTask, CausalUse, BaseTask):
         }
         return Loss({"loss": loss}, measured)
 
-    def _of_pairs(self, differences, preferred) -> Float[Array, "B P"]:
+    def of_pairs(self, differences, preferred) -> Float[Array, "B P"]:
         """Returns the losses of pairs, from the differences of their log-ratios."""
         if self.objective == "sigmoid":
             return preferences.bradley_terry(self.beta * differences, preferred)
