@@ -12,6 +12,7 @@ import pytest
 
 from tests.finetuning.examples import pretrained
 from tests.tasks.preferences import reward, train
+from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError, build_model
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import resolve
@@ -19,6 +20,7 @@ from transformer_jax.tasks.reward import init, rewards
 from transformer_jax.tasks.task import Context
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
 
 
@@ -97,6 +99,45 @@ def test_rewards_of_tokens_are_the_scores_of_texts(trained):
     initial = jax.eval_shape(lambda: init(model, jax.random.key(0)))
     own = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     assert jax.tree.structure(initial) == jax.tree.structure(own)
+
+
+LEARNER = """
+import dataclasses
+from ml_collections import ConfigDict
+from transformer_jax.config import build_model
+from transformer_jax.tasks import reward
+from transformer_jax.tasks.causal_lm import CausalLM
+
+@dataclasses.dataclass
+class Learner(CausalLM):
+    reward: str = ""
+    reward_model: tuple = ()
+    other_runs = ("reward",)
+
+    def init(self, rng):
+        model = build_model(ConfigDict({"model": dict(self.reward_model)}))
+        return {**super().init(rng), "reward": reward.init(model, rng)}
+
+    def group(self, path):
+        return None if path[0] == "reward" else super().group(path)
+"""
+
+
+def test_a_task_that_names_a_reward_model_has_its_head_and_measures(trained, tmp_path):
+    _, _, params, folder = trained
+    (tmp_path / "learner.py").write_text(LEARNER)
+    config = configs.experiment(
+        model=dict(name="gpt"),
+        task=dict(name=str(tmp_path / "learner.py"), length=16, reward=str(folder / "run")),
+        init_from=str(folder / "gpt_run"),
+    )
+    config.model = open_run(folder / "gpt_run")[0].config.model
+    resolved = resolve(config, tmp_path / "run")
+    task = resolved.task()
+    program = Program.of(resolved.config, task, jax.devices()[:1])
+    initial = jax.tree.map(jnp.asarray, init_params(task))
+    loaded = resolved.origin.params(resolved.config, program, initial)
+    jax.tree.map(np.testing.assert_array_equal, loaded["reward"], params)
 
 
 def test_texts_are_scored_line_by_line(trained):
