@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
-from tests.tasks.test_chat import build as build_chats
 from tests.tasks.preferences import build_reward
+from tests.tasks.test_chat import build as build_chats
 from tests.tasks.test_masked_targets import build as build_targets
 from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses

@@ -146,15 +146,6 @@ class Task(abc.ABC):
         """
         return 0
 
-    @classmethod
-    def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:
-        """Returns the number of tokens that this task adds to the vocabulary of a run.
-
-        For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
-        or continues (runs/record.py). `config` has the model of that run.
-        """
-        return 0
-
     @abc.abstractmethod
     def fingerprint(self) -> dict:
         """Returns a description of the content of data and tokenizer, for JSON.

@@ -73,12 +73,9 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
     )
     vocab_size = part.config.model.vocab_size
-    shared = {name: _origin(config, name, stored) for name in wanted}
-    shared = {
-        name: source
-        for name, source in shared.items()
-        if source in stored and (same_head or not name.startswith("head/"))
-    }
+    names = [name for name in wanted if same_head or not name.startswith("head/")]
+    shared = {name: _origin(config, name, stored) for name in names}
+    shared = {name: source for name, source in shared.items() if source in stored}
     if not shared:
         lacks = f"it has {min(stored)}, which this model lacks" if stored else "it is empty"
         raise UserError(
