@@ -58,13 +58,13 @@ def define_flags() -> None:
 
 def main() -> None:
     options = cli.FLAGS
-    given = [name for name in _DIRECTIONS if options[name].value]
-    if len(given) != 1:
+    directions = [name for name in _DIRECTIONS if options[name].value]
+    if len(directions) != 1:
         raise UserError(f"give one of {', '.join(f'--{name}' for name in _DIRECTIONS)}")
-    if given[0].startswith("from_") and options["step"].present:
-        raise UserError(f"--step can't be given with --{given[0]}")
-    if given[0] in ("from_hf", "to_vectors") and options.architecture:
-        raise UserError(f"--architecture can't be given with --{given[0]}")
+    if directions[0].startswith("from_") and options["step"].present:
+        raise UserError(f"--step can't be given with --{directions[0]}")
+    if directions[0] in ("from_hf", "to_vectors") and options.architecture:
+        raise UserError(f"--architecture can't be given with --{directions[0]}")
     if options.from_peft:
         base = dict(cli.overrides(allowed=(configs.INIT_FROM,))).get(configs.INIT_FROM)
         from_peft(options.from_peft, options.workdir, base, options.architecture)

@@ -143,8 +143,8 @@ def _continue(task, params, settings: dict) -> None:
 def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
     """Raises UserError where one of the flags `names` is given, which `use` lacks."""
     for name in names:
-        given = cli.FLAGS[name]
-        if given.present and given.value != "refuse":
+        option = cli.FLAGS[name]
+        if option.present and option.value != "refuse":
             raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
 
 

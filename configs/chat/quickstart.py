@@ -1,6 +1,6 @@
 """Trains a small GPT to hold conversations about translations.
 
-It takes about 9 minutes of one CPU core and downloads nothing.
+It takes minutes on a laptop and downloads nothing.
 
     python -m transformer_jax.train --config=configs/chat/quickstart.py --workdir=runs/chat
     echo "How do you say in German: The dog sleeps." | python -m transformer_jax.generate \\

@@ -75,8 +75,8 @@ def test_it_learns_the_answers_and_their_end(chats):
         message("assistant", "on the mat"),
         message("user", "What did it do?"),
     ]
-    again = chats.task.reply(chats.params, asked, temperature=0)
-    assert again.finished == "end"
+    answer = chats.task.reply(chats.params, asked, temperature=0)
+    assert answer.finished == "end"
     scores = chats.task.evaluate(chats.params, "valid")
     assert scores["loss"] == pytest.approx(chats.scores["valid/loss"], rel=1e-5)
     assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))

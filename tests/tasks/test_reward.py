@@ -47,13 +47,25 @@ def test_it_learns_rankings_and_is_evaluated_as_in_training(trained):
 
 def test_rewards_of_the_training_examples_have_mean_0_and_variance_1(trained):
     _, task, params, _ = trained
+    assert_normalised(task, params)
+    head = params["head"]
+    assert head["mean"].shape == head["deviation"].shape == () and head["deviation"] != 1
+
+
+def test_rewards_of_a_model_with_adapters_are_normalised(trained):
+    _, task, _, folder = trained
+    keys = dict(train__num_steps=20, train__eval_every=20, optimizer__learning_rate=0.05)
+    origin = task.config.init_from
+    train(reward(folder, origin, "rankings", lora__rank=2, **keys), folder / "adapted")
+    assert_normalised(*open_run(folder / "adapted"))
+
+
+def assert_normalised(task, params):
     records = list(task.read("train"))
     pairs = [(record.prompt, text) for record in records for text in record.completions]
     scores = np.array(list(task.score(params, pairs)))
     assert len(scores) == 24 * 3
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-5)
-    head = params["head"]
-    assert head["mean"].shape == head["deviation"].shape == () and head["deviation"] != 1
 
 
 def test_the_loss_is_the_mean_over_the_pairs_of_each_prompt(trained):
@@ -183,9 +195,9 @@ def test_a_run_that_stops_at_an_evaluation_has_measured_its_rewards(trained, mon
         train(config, folder / "stopped")
     task, params = open_run(folder / "stopped")
     assert Checkpoints(folder / "stopped" / "checkpoints", config.checkpoint).steps() == [1]
-    again = task.calibrated(params)["head"]
-    np.testing.assert_array_equal(again["mean"], params["head"]["mean"])
-    np.testing.assert_array_equal(again["deviation"], params["head"]["deviation"])
+    measured = task.calibrated(params)["head"]
+    np.testing.assert_array_equal(measured["mean"], params["head"]["mean"])
+    np.testing.assert_array_equal(measured["deviation"], params["head"]["deviation"])
 
 
 def test_an_encoder_gives_rewards_too(tmp_path):

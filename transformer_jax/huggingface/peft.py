@@ -150,12 +150,12 @@ class Stored:
                 left -= {*names}
                 trained += [path for path in of_name if path.partition("/")[0] not in heads]
             ends = [each.removesuffix(".weight") for each in names]
-            found = [i for i, each in enumerate(ends) if f"{each}.lora_A.weight" in left]
-            if found:
-                left -= {f"{ends[i]}.lora_{side}.weight" for i in found for side in "AB"}
-                adapted = {path for i in found for path in self._adapted(ends[i], of_name)}
+            numbers = [i for i, each in enumerate(ends) if f"{each}.lora_A.weight" in left]
+            if numbers:
+                left -= {f"{ends[i]}.lora_{side}.weight" for i in numbers for side in "AB"}
+                adapted = {path for i in numbers for path in self._adapted(ends[i], of_name)}
                 matrices += sorted(adapted)
-                layers |= {tuple(found) if len(found) < count else ()} if count else set()
+                layers |= {tuple(numbers) if len(numbers) < count else ()} if count else set()
         if left:
             raise UserError(f"{self.folder}: not of this model: {tensors.listed(left)}")
         if len(layers) > 1:

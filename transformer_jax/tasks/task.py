@@ -133,8 +133,8 @@ class Task(abc.ABC):
     # Whether config.init_from must name a run, besides `other_runs`
     begins_with_run: bool = False
     # Optional: params -> params. It runs before each evaluation, on all processes. It returns the
-    # parameters with those that are measured over data, not learned, such as a mean of outputs. No
-    # training loss may depend on these.
+    # parameters with those that are measured over data, not learned, such as a mean of outputs.
+    # These belong to `heads`, and no training loss may depend on them.
     calibrated: Callable[[Params], Params] | None = None
 
     @classmethod

@@ -31,7 +31,8 @@ def adapted(task: type[Task]) -> type[Task]:
 class Adapted(Task):
     """The methods of a task that read parameters with adapters.
 
-    `loss`, `experience` and `evaluations` of the task itself get parameters without them.
+    `loss`, `experience`, `calibrated` and `evaluations` of the task itself get parameters without
+    them.
     """
 
     def __init__(self, *args, **options):
@@ -40,6 +41,8 @@ class Adapted(Task):
         self._adapters = Adapters.of(self._lora)
         if self.experience is not None:
             self.experience = functools.partial(self._experience, self.experience)
+        if self.calibrated is not None:
+            self.calibrated = functools.partial(self._calibrated, self.calibrated)
 
     def init(self, rng: jax.Array) -> Params:
         params = super().init(rng)
@@ -59,6 +62,11 @@ class Adapted(Task):
 
     def _experience(self, experience, params: Params, batch: Batch, context: Context) -> Batch:
         return experience(low_rank.joined(params, self._adapters.merged), batch, context)
+
+    def _calibrated(self, calibrated, params: Params) -> Params:
+        """Returns the parameters with those that are measured, which belong to heads."""
+        measured = calibrated(self.merged(params))
+        return params | {name: measured[name] for name in self.heads}
 
     def group(self, path: Path) -> str | None:
         """Returns the group of an adapter, that of its matrix; None for what is not trained."""
