@@ -65,7 +65,7 @@ class Bandit(BaseTask):
             "action": action,
             "old": jnp.take_along_axis(scores, action[:, None], 1)[:, 0],
             "reward": (action == batch["context"].argmax(axis=1)).astype(jnp.float32),
-        }
+        }, None
 
     def log_p(self, params, batch):
         return jax.nn.log_softmax(batch["context"] @ params["policy"]["kernel"])
@@ -153,7 +153,7 @@ def test_each_pass_has_the_minibatches_of_its_own_order(tmp_path):
     apart = 2**31 - 1
     batch = task.rows().train.batch(0, range(16))
     context = types.SimpleNamespace(rng=jax.random.fold_in(key, apart))
-    batch = task.experience(params, batch, context)
+    batch, _ = task.experience(params, batch, context)
     for epoch in range(2):
         order = jax.random.permutation(
             jax.random.fold_in(jax.random.fold_in(key, epoch), apart), 16

@@ -23,6 +23,9 @@ class Output(Protocol):
     def first(self, size: int) -> "Output":
         """Returns the output for the first `size` tokens, without rows that pad a vocabulary."""
 
+    def tempered(self, temperature: float) -> "Output":
+        """Returns the output whose logits are those of this one over `temperature`."""
+
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
         """Returns the logits (..., V) float32. They may be log-probabilities."""
 
@@ -57,6 +60,14 @@ class Projection(NamedTuple):
 
     def first(self, size: int) -> "Projection":
         return Projection(self.table[:size], None if self.bias is None else self.bias[:size])
+
+    def tempered(self, temperature: float) -> "Projection":
+        if temperature == 1:
+            return self
+        bias = self.bias
+        if bias is not None:
+            bias = jnp.where(bias > losses.NO_TOKEN / 2, bias / temperature, bias)
+        return Projection(self.table / temperature, bias)
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
         matrix = self.table.astype(hidden.dtype)
@@ -135,6 +146,14 @@ class AdaptiveSoftmax:
         count = sum(cluster.size for cluster in (self.head, *self.tails))
         if size != count:
             raise ValueError(f"an adaptive softmax of {count} tokens has no part of {size}")
+        return self
+
+    def tempered(self, temperature: float) -> "AdaptiveSoftmax":
+        if temperature != 1:
+            raise UserError(
+                f"temperature={temperature}: an adaptive softmax has the temperature 1 alone; set "
+                "config.model.adaptive_cutoffs to () for others"
+            )
         return self
 
     def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:

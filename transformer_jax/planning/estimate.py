@@ -57,7 +57,7 @@ class Estimate:
 def arguments(program) -> dict[str, int]:
     """Returns the bytes per device of a step's arguments, by purpose."""
     state = program.state
-    counters = (state.step, state.metrics, state.skipped, state.last_skipped)
+    counters = (state.step, state.metrics, state.skipped, state.last_skipped, state.memory)
     carry = {} if state.carry is None else {"carry": bytes_per_device(state.carry)}
     return {
         "parameters": bytes_per_device(state.params),

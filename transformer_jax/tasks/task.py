@@ -44,6 +44,7 @@ class Context(NamedTuple):
       carry: the rows' part of `initial_carry`'s tree; None where the task has none.
       rate: () float32, the learning rate of `config.optimizer` at the update; 0 in an evaluation.
       train: whether the loss is that of training, with dropout and label smoothing.
+      memory: for `experience` alone, as the step before left it; None where the task has none.
     """
 
     rng: jax.Array | None = None
@@ -51,6 +52,7 @@ class Context(NamedTuple):
     carry: Any = None
     rate: jax.Array | float = 0.0
     train: bool = False
+    memory: Any = None
 
 
 class Loss(NamedTuple):
@@ -109,9 +111,10 @@ class Task(abc.ABC):
     # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
     # of each epoch are shuffled.
     passes: tuple[int, int] = (1, 1)
-    # Optional: (params, batch, context) -> batch. It runs once a step, on the whole global batch.
-    # `weights` and `loss` get the batch that it returns, such as rollouts with their rewards.
-    experience: Callable[[Params, Batch, Context], Batch] | None = None
+    # Optional: (params, batch, context) -> (batch, memory). It runs once a step, on the whole global
+    # batch. `weights` and `loss` get the batch that it returns, such as rollouts with their
+    # rewards. The memory is for the experience of the next step.
+    experience: Callable[[Params, Batch, Context], tuple[Batch, Any]] | None = None
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
@@ -185,6 +188,13 @@ class Task(abc.ABC):
         """Returns the carry of `rows` rows where their streams begin, arrays (rows, ...).
 
         A carry passes from each update to the next, and lies in the state. None: the task has none.
+        """
+        return None
+
+    def initial_memory(self) -> Any:
+        """Returns what the first `experience` gets of the step before: a tree of small arrays.
+
+        It lies in the state, whole on each device. None: the task has none.
         """
         return None
 

@@ -60,7 +60,7 @@ class Adapted(Task):
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
         return super().loss(low_rank.joined(params, self._adapters.lazy), batch, context)
 
-    def _experience(self, experience, params: Params, batch: Batch, context: Context) -> Batch:
+    def _experience(self, experience, params: Params, batch: Batch, context: Context):
         return experience(low_rank.joined(params, self._adapters.merged), batch, context)
 
     def _calibrated(self, calibrated, params: Params) -> Params:

@@ -34,6 +34,8 @@ class TrainState:
       last_skipped: () int32, the step of the latest of them, from 0; -1 without one.
       carry: arrays (rows of a batch, ...) that pass from an update to the next, split over the
         batch; None where the task has none.
+      memory: small arrays that pass from the task's experience to that of the next step; None where
+        the task has none.
       updates_per_step: more than one where a task makes several passes over a batch.
     """
 
@@ -44,6 +46,7 @@ class TrainState:
     skipped: jax.Array
     last_skipped: jax.Array
     carry: Any = None
+    memory: Any = None
     updates_per_step: int = struct.field(default=1, pytree_node=False)
 
     @property
@@ -52,14 +55,13 @@ class TrainState:
         return self.step * self.updates_per_step
 
     def rest(self) -> dict[str, Any]:
-        """The parts of a checkpoint beside parameters and metrics; a carry only where there is one.
+        """The parts of a checkpoint beside parameters and metrics; those that the task has.
 
         Decoding reads only the parameters. The metrics are saved as JSON, because their names may
         change.
         """
         fields = ["step", "opt_state", "skipped", "last_skipped"]
-        if self.carry is not None:
-            fields.append("carry")
+        fields += [field for field in ("carry", "memory") if getattr(self, field) is not None]
         return {field: getattr(self, field) for field in fields}
 
 
@@ -146,8 +148,9 @@ def _create(task, tx, sums=None):
     """The first state. `sums` has the shapes of the metrics; None: the loss is traced for them."""
     params = task.init(jax.random.key(task.config.train.seed))
     carry = task.initial_carry(task.config.train.batch)
+    memory = task.initial_memory()
     if sums is None:
-        sums = _first_sums(task, carry, nn.unbox(params))
+        sums = _first_sums(task, carry, memory, nn.unbox(params))
     return TrainState(
         step=jnp.int32(0),
         params=params,
@@ -156,37 +159,43 @@ def _create(task, tx, sums=None):
         skipped=jnp.int32(0),
         last_skipped=jnp.int32(-1),
         carry=jax.tree.map(lambda x: nn.LogicallyPartitioned(x, _CARRY_AXES), carry),
+        memory=memory,
         updates_per_step=math.prod(task.passes),
     )
 
 
-def _first_sums(task, carry, params) -> metrics.Metrics:
+def _first_sums(task, carry, memory, params) -> metrics.Metrics:
     """The shapes of the metrics of an update.
 
-    Raises UserError where the carry of the loss is not the carry of the next update.
+    Raises UserError where the carry of the loss is not the carry of the next update, or the memory
+    of the experience not that of the next step.
     """
-    loss = jax.eval_shape(partial(_first_loss, task, carry), params, task.batch_spec(0))
-    _check_carry(task, carry, loss.carry)
+    context = Context(jax.random.key(0), jnp.int32(0), carry, jnp.float32(1), True, memory)
+    first = partial(_first_loss, task, context)
+    loss, following = jax.eval_shape(first, params, task.batch_spec(0))
+    _check_same(task, "its loss returns the carry", carry, loss.carry)
+    _check_same(task, "its experience returns the memory", memory, following)
     norms = ("grad_norm", "update_norm", "param_norm")
     norm = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     return loss.metrics | dict.fromkeys(norms, norm)
 
 
-def _first_loss(task, carry, params, batch):
-    """The loss of the first batch."""
-    context = Context(jax.random.key(0), jnp.int32(0), carry, jnp.float32(1), train=True)
+def _first_loss(task, context, params, batch):
+    """The loss of the first batch, and the memory that follows."""
+    memory = context.memory
     if task.experience is not None:
-        batch = task.experience(params, batch, context)
-    return task.loss(params, batch, context)
+        batch, memory = task.experience(params, batch, context)
+    return task.loss(params, batch, context._replace(memory=None)), memory
 
 
-def _check_carry(task, initial, following) -> None:
-    """Raises UserError where the carry of an update is not the carry of the next one."""
+def _check_same(task, returns: str, initial, following) -> None:
+    """Raises UserError where a step gets a tree of other shapes than it returns."""
     before, after = (
-        jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", carry) for carry in (initial, following)
+        jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (initial, following)
     )
     if before != after:
+        kind = returns.split()[-1]
         raise UserError(
-            f"config.task.name={task.config.task.name!r}: its loss returns the carry {after}, "
-            f"initial_carry {before}; they must have the same shapes and dtypes"
+            f"config.task.name={task.config.task.name!r}: {returns} {after}, initial_{kind} "
+            f"{before}; they must have the same shapes and dtypes"
         )

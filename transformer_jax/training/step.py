@@ -43,7 +43,7 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
         with sharding.use(mesh, table):
             key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
             if task.experience is not None:
-                batch = _experience(task, state, batch, key)
+                batch, state = _experience(task, state, batch, key)
             if task.passes == (1, 1):
                 state = update(state, batch, key)
             else:
@@ -54,10 +54,17 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
 
 
 def _experience(task, state, batch, key):
-    """The batch of the task's experience, from all rows of a batch."""
-    context = Context(jax.random.fold_in(key, _APART), state.step, state.carry, train=True)
+    """(the batch of the task's experience, from all rows of a batch; the state with its memory).
+
+    A memory that is not finite is not taken.
+    """
+    key = jax.random.fold_in(key, _APART)
+    context = Context(key, state.step, state.carry, train=True, memory=state.memory)
     count = jax.tree.leaves(batch)[0].shape[0]
-    return _divided(task.experience(state.params, _joined(batch), context), count)
+    batch, memory = task.experience(state.params, _joined(batch), context)
+    finite = jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(memory)], bool).all()
+    memory = _choose(finite, memory, state.memory)
+    return _divided(batch, count), state.replace(memory=memory)
 
 
 def _passes(update, passes: tuple[int, int], state, batch, key):

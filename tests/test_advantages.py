@@ -1,0 +1,96 @@
+"""Advantages and the losses that learn from them, against float64 references by loops."""
+
+import numpy as np
+import pytest
+
+from transformer_jax import advantages
+
+RANDOM = np.random.default_rng(0)
+NUMBERS = (5, 1, 3, 0)  # of tokens; a row that fills up a batch has none
+FILLED = np.arange(5) < np.array(NUMBERS)[:, None]
+REWARDS, VALUES, OLD, RETURNS = RANDOM.normal(size=(4, 4, 5))
+RATIOS = np.exp(RANDOM.normal(size=(4, 5)) * 0.3)
+CLIP = 0.2
+
+
+def single(*arrays):
+    return tuple(np.float32(array) for array in arrays)
+
+
+@pytest.mark.parametrize("discount, decay", [(1.0, 0.95), (0.9, 0.5), (0.9, 1.0), (1.0, 0.0)])
+def test_generalized_advantages_are_sums_of_residuals(discount, decay):
+    """A_t = sum_l (gamma lambda)^l delta_(t+l) (Schulman et al. 2015, equation 16)."""
+    expected = np.zeros((4, 5))
+    for row, count in enumerate(NUMBERS):
+        values = [*VALUES[row, :count], 0.0]
+        residuals = [
+            REWARDS[row, t] + discount * values[t + 1] - values[t] for t in range(count)
+        ]
+        for t in range(count):
+            expected[row, t] = sum(
+                (discount * decay) ** (later - t) * residuals[later] for later in range(t, count)
+            )
+    actual = advantages.generalized_advantages(
+        *single(REWARDS, VALUES), FILLED, discount=discount, decay=decay
+    )
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_whitened_numbers_have_variance_1_over_the_tokens():
+    chosen = REWARDS[FILLED]
+    for shifts_mean in (True, False):
+        actual = np.float64(
+            advantages.whitened(*single(REWARDS * 3 + 1), FILLED, shifts_mean=shifts_mean)
+        )
+        chosen = (REWARDS * 3 + 1)[FILLED]
+        mean = 0.0 if shifts_mean else chosen.mean()
+        expected = (chosen - chosen.mean()) / chosen.std() + mean
+        np.testing.assert_allclose(actual[FILLED], expected, atol=1e-5)
+        assert not actual[~FILLED].any()
+    same = advantages.whitened(np.ones((4, 5), np.float32), FILLED)
+    assert np.isfinite(same).all()
+
+
+def test_group_advantages_compare_the_answers_to_a_prompt():
+    for divides in (True, False):
+        expected = REWARDS - REWARDS.mean(axis=1, keepdims=True)
+        if divides:
+            expected /= REWARDS.std(axis=1, keepdims=True) + 1e-4
+        actual = advantages.group_advantages(*single(REWARDS), divides_by_deviation=divides)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    assert not advantages.group_advantages(np.full((2, 3), 0.7, np.float32)).any()
+
+
+def test_the_clipped_losses_are_those_of_the_papers():
+    """Schulman et al. 2017, equation 7, and its counterpart for values."""
+    for_policy, for_value = np.zeros((2, 4, 5))
+    for place in np.ndindex(4, 5):
+        ratio, gain = RATIOS[place], REWARDS[place]
+        for_policy[place] = -min(ratio * gain, min(max(ratio, 1 - CLIP), 1 + CLIP) * gain)
+        value, old = VALUES[place], OLD[place]
+        near = min(max(value, old - CLIP), old + CLIP)
+        errors = (value - RETURNS[place]) ** 2, (near - RETURNS[place]) ** 2
+        for_value[place] = max(errors) / 2
+    actual = advantages.clipped_policy_loss(*single(np.log(RATIOS), REWARDS), CLIP)
+    np.testing.assert_allclose(actual, for_policy, rtol=1e-5)
+    actual = advantages.clipped_value_loss(*single(VALUES, OLD, RETURNS), CLIP)
+    np.testing.assert_allclose(actual, for_value, rtol=1e-5)
+
+
+def test_the_estimate_of_the_divergence_has_its_mean():
+    policy, reference = np.random.default_rng(1).dirichlet(np.ones(7), size=2)
+    estimates = np.float64(
+        advantages.divergence_estimates(*single(np.log(reference / policy)[None]))
+    )
+    assert (estimates >= 0).all()
+    divergence = (policy * np.log(policy / reference)).sum()
+    np.testing.assert_allclose((policy * estimates[0]).sum(), divergence, rtol=1e-5)
+
+
+@pytest.mark.parametrize("divergence, error", [(12.0, 0.2), (6.6, 0.1), (6.0, 0.0), (0.0, -0.2)])
+def test_the_coefficient_follows_the_divergence(divergence, error):
+    """beta (1 + K clip(KL / target - 1, -0.2, 0.2)) (Ziegler et al. 2019, section 2.2)."""
+    actual = advantages.adapted_coefficient(
+        *single(0.15, divergence), target=6.0, horizon=10_000 / 512
+    )
+    np.testing.assert_allclose(actual, 0.15 * (1 + error * 512 / 10_000), rtol=1e-6)

@@ -1,0 +1,206 @@
+"""Proximal policy optimization of a language model, by a reward model (Schulman et al. 2017; Ziegler
+et al. 2019; Ouyang et al. 2022).
+"""
+
+import dataclasses
+import types
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax import advantages
+from transformer_jax.data.prompt_rows import WithTexts
+from transformer_jax.data.text_windows import TextWindows
+from transformer_jax.inference.answers import Answers
+from transformer_jax.layers.heads import Head
+from transformer_jax.tasks.base import check_row_length
+from transformer_jax.tasks.policy import Policy
+from transformer_jax.tasks.task import Context, Loss
+
+
+@dataclasses.dataclass
+class PPO(Policy):
+    """The objective of Ziegler et al. 2019, section 2.2, and of Ouyang et al. 2022, equation 2.
+
+    The reward of an answer is that of its last token. Each token has a penalty, the coefficient
+    times the log-ratio of the policy and the reference. The value of a token is a head on the
+    policy's state; the parameters of the head are below "value".
+    """
+
+    epochs: int = 4  # passes over the answers of a step
+    kl_coefficient: float = 0.15  # of the penalty, at the beginning
+    # nats of an answer to which the coefficient adapts the divergence; None: it is constant
+    target_kl: float | None = 6.0
+    horizon: int = 10_000  # answers: the time of the coefficient's adaptation
+    discount: float = 1.0  # gamma
+    decay: float = 0.95  # lambda of the advantages
+    whitens_rewards: bool = True  # divides the rewards of a step by their deviation
+    value_coefficient: float = 0.1
+    # files of texts, whose loss as a language model is added ("PPO-ptx")
+    text_files: str = ""
+    text_coefficient: float = 27.8
+    text_length: int = 128  # tokens of a row of texts
+
+    heads = ("value",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.passes = (self.epochs, self.minibatches)
+        self.coefficients = {"policy": 1.0, "value": self.value_coefficient}
+        if self.text_files:
+            self.coefficients["texts"] = self.text_coefficient
+        for key in ("epochs", "horizon"):
+            self.require(key, getattr(self, key) >= 1, "at least 1")
+        for key in ("kl_coefficient", "value_coefficient", "text_coefficient"):
+            self.require(key, getattr(self, key) >= 0, "at least 0")
+        self.require("target_kl", self.target_kl is None or self.target_kl > 0, "above 0, or None")
+        for key in ("discount", "decay"):
+            self.require(key, 0 <= getattr(self, key) <= 1, "from 0 to 1")
+        if self.text_files:
+            check_row_length("text_length", self.text_length, self.model)
+        self._value = Head(1, 0.0)
+
+    # data
+
+    @cached_property
+    def _texts(self) -> TextWindows:
+        config = self.config.copy_and_resolve_references().unlock()
+        config.data.train_files, config.data.valid_files = self.text_files, None
+        return TextWindows(config, self.text_length)
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        data = super()._rows
+        if self.text_files:
+            data.train = WithTexts(data.train, self._texts.train(self.tokenizer))
+        return data
+
+    def fingerprint(self):
+        texts = {"texts": self._texts.fingerprint()} if self.text_files else {}
+        return super().fingerprint() | texts
+
+    def batch_spec(self, row_shape: int = 0):
+        spec = super().batch_spec(row_shape)
+        keys = ["text_tokens", "text_labels", "text_weights"]
+        if self.config.data.mask_documents:
+            keys += ["text_positions", "text_segment_ids"]
+        return spec | (
+            self.int32_spec(dict.fromkeys(keys, (self.text_length,))) if self.text_files else {}
+        )
+
+    # training
+
+    def init(self, rng):
+        policy_key, value_key = jax.random.split(rng)
+        value = self._value.init(value_key, jnp.zeros((1, self.model.d_model)))["params"]
+        return super().init(policy_key) | {"value": value}
+
+    def initial_memory(self):
+        return jnp.float32(self.kl_coefficient)
+
+    def experience(self, params, batch, context: Context):
+        """Returns answers with their advantages and returns, and the coefficient that follows."""
+        answered = self.answered(params, batch, context)
+        answered |= self.in_parts(lambda rows: self._before(params, rows), answered)
+        filled = Answers.of(answered).filled(self.max_tokens)
+        coefficient = context.memory
+        log_ratios = answered["old_log_probs"] - answered["reference_log_probs"]
+        is_last = filled & ~jnp.pad(filled[:, 1:], ((0, 0), (0, 1)))
+        rewards = jnp.where(is_last, answered["rewards"][:, None], 0.0) - coefficient * log_ratios
+        if self.whitens_rewards:
+            rewards = advantages.whitened(rewards, filled, shifts_mean=False)
+        gains = advantages.generalized_advantages(
+            rewards, answered["old_values"], filled, discount=self.discount, decay=self.decay
+        )
+        answered |= {
+            "returns": gains + answered["old_values"],
+            "advantages": advantages.whitened(gains, filled),
+            "coefficient": jnp.broadcast_to(coefficient, answered["rewards"].shape),
+        }
+        texts = {name: array for name, array in batch.items() if name.startswith("text_")}
+        return answered | texts, self._adapted(coefficient, log_ratios)
+
+    def _before(self, params, rows):
+        """Returns log-probabilities and values of answers before the updates of the step."""
+        log_probs, values = self._log_probs_and_values(params, rows)
+        reference = self.reference_log_probs(params, rows)
+        return {
+            "old_log_probs": log_probs,
+            "old_values": values,
+            "reference_log_probs": reference,
+        }
+
+    def _log_probs_and_values(self, params, rows):
+        answers = Answers.of(rows)
+        states = self.policy_states(params, answers)
+        log_probs = self.of_states(self.model, params, states, answers)
+        values = self._value.apply({"params": params["value"]}, states)[..., 0]
+        return log_probs, jnp.where(answers.filled(self.max_tokens), values, 0.0)
+
+    def _adapted(self, coefficient, log_ratios):
+        """Returns the coefficient of the next step."""
+        if self.target_kl is None:
+            return coefficient
+        return advantages.adapted_coefficient(
+            coefficient,
+            log_ratios.sum(axis=1).mean(),
+            target=self.target_kl,
+            horizon=self.horizon / len(log_ratios),
+        )
+
+    def weights(self, batch):
+        num_tokens = (batch["lengths"] - batch["begins"]).sum().astype(jnp.float32)
+        weights = {"policy": num_tokens, "value": num_tokens}
+        if self.text_files:
+            weights["texts"] = batch["text_weights"].sum().astype(jnp.float32)
+        return weights
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        filled = Answers.of(batch).filled(self.max_tokens)
+        log_probs, values = self._log_probs_and_values(params, batch)
+        log_ratios = log_probs - batch["old_log_probs"]
+        of_policy = advantages.clipped_policy_loss(log_ratios, batch["advantages"], self.clip)
+        of_value = advantages.clipped_value_loss(
+            values, batch["old_values"], batch["returns"], self.clip
+        )
+        terms = {
+            "policy": jnp.where(filled, of_policy, 0.0).sum(),
+            "value": jnp.where(filled, of_value, 0.0).sum(),
+        }
+        if self.text_files:
+            terms["texts"] = self._text_loss(params, batch)
+        count = jnp.int32(len(filled))
+        num_tokens = filled.sum(dtype=jnp.int32)
+        measured = self.measures(batch) | self.changes(log_ratios, filled)
+        measured |= {
+            "policy_loss": (terms["policy"], num_tokens),
+            "value_loss": (terms["value"], num_tokens),
+            "kl_coefficient": (batch["coefficient"].sum(), count),
+        }
+        loss = terms["policy"] + self.value_coefficient * terms["value"]
+        return Loss(terms, measured | {"loss": (loss, num_tokens)})
+
+    def _text_loss(self, params, batch):
+        """Returns the sum of the cross-entropy of texts (Ouyang et al. 2022, equation 2)."""
+        positions, segments = (batch.get(f"text_{name}") for name in ("positions", "segment_ids"))
+        hidden = self.model.apply(
+            {"params": params},
+            batch["text_tokens"],
+            positions=positions,
+            segment_ids=segments,
+            method="hidden",
+        )
+        output = self.model.apply({"params": params}, method="output")
+        weights = batch["text_weights"].astype(jnp.float32)
+        return output.cross_entropy(hidden, batch["text_labels"], weights)[0]
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes.
+        texts = 3 * self.model.flops(self.text_length) if self.text_files else 0.0
+        return self.flops_of_experience + self.epochs * (
+            3 * self.model.flops(self.length) + texts
+        )
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.max_tokens
