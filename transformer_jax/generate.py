@@ -5,7 +5,8 @@
 several continuations of a prompt, give one JSON object a line, in order.
 
 --chat holds a conversation with a run that was trained on some, until Ctrl-D. Where stdin is no
-terminal, each of its lines is a message, and each line of stdout the answer to one.
+terminal, each of its lines is a message, and each line of stdout the answer to one. With --chat
+each prompt of --prompt or --prompts is a message that begins a conversation of its own.
 
 --best_of=16 --reward=DIR2 draws 16 continuations of each prompt, and gives that with the highest
 reward of a reward model.
@@ -22,8 +23,9 @@ from transformer_jax.cli import flags as cli
 from transformer_jax.cli.streamed import Streamed
 from transformer_jax.config import UserError
 
-# The flags that a conversation has no use for.
-_TEXTS = ("prompt", "prompts", "num_samples", "best_of", "beam", "n_best", "window")
+# The flags that answers have no use for, and those that a conversation has no use for either.
+_TEXTS = ("beam", "n_best", "window")
+_PROMPTS = ("num_samples", "best_of")
 # The flags that a beam search has no use for.
 _DRAWING = (
     "num_samples",
@@ -88,7 +90,7 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "n_best", 1, "Continuations of each prompt by --beam, the best first.", lower_bound=1
     )
-    flags.DEFINE_bool("chat", False, "Hold a conversation; Ctrl-D ends it.")
+    flags.DEFINE_bool("chat", False, "Answer prompts, or hold a conversation; Ctrl-D ends it.")
     flags.DEFINE_string("system", None, "Message of the system that begins the conversation.")
     flags.DEFINE_integer(
         "best_of", None, "Draw so many continuations of each prompt for --reward.", lower_bound=1
@@ -110,8 +112,11 @@ def main() -> None:
         raise UserError("--best_of and --reward: give both, or neither")
     if options.best_of and options["num_samples"].present:
         raise UserError("--num_samples and --best_of: give one of them")
+    has_prompts = options.prompt is not None or options.prompts
     if options.chat:
-        _refuse(_TEXTS, "--chat", "a conversation")
+        _refuse(_TEXTS, "--chat", "an answer")
+        if not has_prompts:
+            _refuse(_PROMPTS, "--chat without --prompts", "a conversation")
     elif options.beam:
         _search()
         return
@@ -119,25 +124,52 @@ def main() -> None:
         raise UserError(f"--n_best={options.n_best}: only with --beam; --num_samples draws texts")
     how = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p)
     settings = dict(max_tokens=options.max_tokens, how=how, stop=options.stop, seed=options.seed)
-    if options.chat:
-        conversation.hold(*cli.open_run("reply", "holds conversations"), options.system, settings)
+    if not options.chat:
+        task, params = cli.open_run("generate", "continues text")
+        _say_that_it_answers(task.tokenizer)
+        _write(partial(task.generate, params, window=options.window, **settings))
+        return
+    task, params = cli.open_run("replies", "holds conversations")
+    if has_prompts:
+        _write(partial(task.replies, params, **settings))
     else:
-        _continue(*cli.open_run("generate", "continues text"), settings)
+        conversation.hold(task, params, options.system, settings)
 
 
-def _continue(task, params, settings: dict) -> None:
-    """Prints continuations that are drawn."""
+def _write(draw) -> None:
+    """Prints texts for the prompts, which `draw(prompts)` draws."""
     options = cli.FLAGS
-    settings["window"] = options.window
     prompts = _prompts()
     if options.best_of:
-        _choose(partial(task.generate, params, **settings), prompts)
+        _choose(draw, prompts)
     elif options.prompts or options.num_samples > 1:
         repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
         to_print, to_continue = itertools.tee(repeated)
-        _print_objects(to_print, task.generate(params, to_continue, **settings))
+        _print_objects(to_print, draw(_asked(to_continue)))
     else:
-        _print_as_written(task, params, prompts[0], settings)
+        _print_as_written(draw, prompts[0])
+
+
+def _say_that_it_answers(tokenizer) -> None:
+    """Says that a run knows the marks of conversations, where its prompts are continued."""
+    from transformer_jax.data.tokenizers import ChatTokenizer
+    from transformer_jax.pictures.progress import say
+
+    if isinstance(tokenizer, ChatTokenizer):
+        say("this run knows the marks of conversations; --chat answers, this continues plain text")
+
+
+def _asked(prompts):
+    """Returns the prompts as they are continued. Behind --system each is a conversation."""
+    if cli.FLAGS.system is None:
+        return prompts
+    history = conversation.begun(cli.FLAGS.system)
+    return ([*history, conversation.of_user(prompt)] for prompt in prompts)
+
+
+def _before(prompt: str) -> str:
+    """Returns the text in front of a text that is drawn: its prompt, but none before an answer."""
+    return "" if cli.FLAGS.chat else prompt
 
 
 def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
@@ -148,18 +180,19 @@ def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
             raise UserError(f"--{name} and {flag}: {use} has no --{name}; give one of them")
 
 
-def _choose(generate, prompts) -> None:
+def _choose(draw, prompts) -> None:
     """Prints the continuation of each prompt that the run of --reward prefers."""
     from transformer_jax.inference.best_of import best_of
 
     options = cli.FLAGS
     reward, params = cli.open_run("score", "scores completions", flag="reward")
     to_print, to_continue = itertools.tee(prompts)
-    chosen = best_of(generate, partial(reward.score, params), to_continue, options.best_of)
+    score = partial(reward.score, params)
+    chosen = best_of(draw, score, _asked(to_continue), options.best_of)
     if options.prompts:
         _print_objects(to_print, chosen)
     else:
-        print(next(to_print) + next(chosen).text)
+        print(_before(next(to_print)) + next(chosen).text)
 
 
 def _search() -> None:
@@ -184,11 +217,11 @@ def _print_objects(prompts, continuations) -> None:
         print(json.dumps(fields | continuation._asdict(), ensure_ascii=False), flush=True)
 
 
-def _print_as_written(task, params, prompt: str, settings: dict) -> None:
-    """Prints the prompt and its continuation while the model writes it."""
-    show = Streamed(settings["stop"], before=prompt)
-    (continuation,) = task.generate(params, [prompt], watch=show, **settings)
-    show.end(continuation.text)
+def _print_as_written(draw, prompt: str) -> None:
+    """Prints the prompt and its continuation, or an answer, while the model writes it."""
+    show = Streamed(cli.FLAGS.stop, before=_before(prompt))
+    (drawn,) = draw(_asked([prompt]), watch=show)
+    show.end(drawn.text)
 
 
 def _prompts():

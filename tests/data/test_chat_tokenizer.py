@@ -52,6 +52,7 @@ def test_ids_and_answers(letters, messages, ids, answers):
     rendered = letters.render(messages)
     assert rendered.ids.tolist() == ids and rendered.is_answer.tolist() == [*map(bool, answers)]
     assert letters.prompt(messages) == [*ids, ASSISTANT]
+    assert letters.prompts([messages, messages[:0]]) == [[*ids, ASSISTANT], [ASSISTANT]]
     both = letters.render_all([messages, messages[:1]])
     assert both[0].ids.tolist() == ids and len(both) == 2
     if messages[-1]["role"] == "assistant":

@@ -10,6 +10,7 @@ from transformer_jax.data.completions import Example, fitted
 from transformer_jax.data.sources import preferences
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
+ASKED = [{"role": "user", "content": "a"}]
 
 
 def read(tmp_path, *lines):
@@ -24,8 +25,10 @@ def read(tmp_path, *lines):
 
 def test_pairs_and_rankings_are_read_in_order(tmp_path):
     ranking = {"prompt": "", "completions": ["x", "y", "z"], "id": 7}
-    records = read(tmp_path, PAIR, "", PAIR | {"label": 0.25}, ranking)
-    first, second, third = records
+    talk = {"messages": ASKED, "chosen": "b", "rejected": "c"}
+    records = read(tmp_path, PAIR, "", PAIR | {"label": 0.25}, ranking, talk)
+    first, second, third, fourth = records
+    assert fourth.prompt == ASKED
     assert (first.prompt, first.completions, first.label) == ("a", ("b", "c"), 1.0)
     assert first.where.endswith("pairs.jsonl:1") and second.where.endswith("pairs.jsonl:3")
     assert second.label == 0.25
@@ -43,6 +46,12 @@ def test_pairs_and_rankings_are_read_in_order(tmp_path):
         ({"chosen": "b", "rejected": "c"}, "no key 'prompt'"),
         (PAIR | {"chosen": 3}, "'chosen' is no text"),
         (PAIR | {"prompt": None}, "'prompt' is no text"),
+        (PAIR | {"messages": ASKED}, "'messages' and 'prompt': give one of them"),
+        ({"messages": [], "chosen": "b", "rejected": "c"}, "'messages' must be a list of at least"),
+        (
+            {"messages": [{"role": "assistant", "content": "a"}], "chosen": "b", "rejected": "c"},
+            "the last one must be of the user",
+        ),
         (PAIR | {"rejected": "b"}, "'chosen' and 'rejected' are equal: neither is preferred"),
         (PAIR | {"label": 1.5}, "'label' must be a probability, a number from 0 to 1"),
         (PAIR | {"label": True}, "'label' must be a probability"),

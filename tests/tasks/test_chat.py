@@ -212,7 +212,7 @@ def test_the_oldest_turns_make_room_for_the_answer():
 
     def prompt(window, messages=messages):
         model = types.SimpleNamespace(window=window, max_length=window)
-        return dialogue.prompt(letters, messages, model, max_tokens=5)
+        return dialogue.prompt(letters, model, 5, messages)
 
     system, first = [SYSTEM, A, STOP], [USER, A, A, STOP, ASSISTANT, B, B, STOP]
     last = [USER, B, STOP, ASSISTANT]
@@ -306,10 +306,39 @@ def test_through_pipes(chats):
     assert long.stdout == "on the mat\n"
 
 
+def test_prompts_are_answered_apart_from_each_other(chats):
+    """Each is a conversation of its own, or a text: a message of the user."""
+    prompts = ["What did it do?", PLACE, [message("system", "Be brief."), *PLACE]]
+    settings = dict(max_tokens=12, temperature=0)
+    answers = list(chats.task.replies(chats.params, prompts, **settings))
+    assert answers == [chats.task.reply(chats.params, each, **settings) for each in prompts]
+    assert answers[1].text == "on the mat"
+    with pytest.raises(UserError, match="prompt 2: messages: message 1: 'content' must be a text"):
+        list(chats.task.replies(chats.params, ["a", " "], **settings))
+    with pytest.raises(TypeError, match="expected a list of texts, got one text"):
+        chats.task.replies(chats.params, "a")
+
+
+def test_prompts_on_the_command_line(chats):
+    chat = ["generate", f"--workdir={chats.workdir}", "--chat"]
+    flags = ["--temperature=0", "--num_samples=2", "--system=Be brief.", "--prompts=-"]
+    done = call(*chat, *flags, text="Where is the cat?\n")
+    assert done.returncode == 0, done.stderr
+    line = {"prompt": "Where is the cat?", "text": "on the mat", "finished": "end"}
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == 2 and all(answer.items() >= line.items() for answer in answers)
+    one = call(*chat, "--temperature=0", "--prompt=Where is the cat?")
+    assert one.stdout == "on the mat\n", one.stderr
+    plain = call("generate", f"--workdir={chats.workdir}", "--prompt=Where", "--max_tokens=2")
+    assert plain.stdout.startswith("Where") and "--chat answers" in plain.stderr
+
+
 def test_flags_that_do_not_go_together(chats, gpt):
     chat = ["generate", f"--workdir={chats.workdir}"]
     refused(call(*chat, "--system=a"), "--system: only with --chat")
-    refused(call(*chat, "--chat", "--prompt=a"), "--prompt and --chat: a conversation has no")
+    refused(call(*chat, "--chat", "--beam=2"), "--beam and --chat: an answer has no --beam")
+    several = call(*chat, "--chat", "--num_samples=2")
+    refused(several, "--num_samples and --chat without --prompts: a conversation has no")
     other = call("generate", f"--workdir={gpt.workdir}", "--chat", text="a\n")
     refused(other, "this run knows no marks of conversations")
 

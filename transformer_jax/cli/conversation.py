@@ -9,6 +9,15 @@ from transformer_jax.config import UserError
 _PROMPT = "> "
 
 
+def begun(system: str | None) -> list[dict]:
+    """Returns the messages of a conversation before the user writes."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def of_user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
 def hold(task, params, system: str | None, settings: dict) -> None:
     """Answers the messages of stdin until it ends. `settings` are arguments of `task.reply`.
 
@@ -18,13 +27,13 @@ def hold(task, params, system: str | None, settings: dict) -> None:
     a run without the marks of conversations.
     """
     _ = task.chat_tokenizer
-    history = [] if system is None else [{"role": "system", "content": system}]
+    history = begun(system)
 
     def answer(text: str, watch: Callable | None = None) -> str:
         """Returns the answer to a message; both are then part of the history."""
-        asked = [*history, {"role": "user", "content": text}]
-        answered = task.reply(params, asked, watch=watch, **settings).text
-        history[:] = asked
+        messages = [*history, of_user(text)]
+        answered = task.reply(params, messages, watch=watch, **settings).text
+        history[:] = messages
         if answered.strip():
             history.append({"role": "assistant", "content": answered})
         return answered

@@ -1,17 +1,18 @@
 """The uses of a trained causal language model: continuing texts, and scoring them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments
-from transformer_jax.data.sources import chat
 from transformer_jax.data.tokenizers import ChatTokenizer
-from transformer_jax.data.tokenizers.chat import Message
+from transformer_jax.data.tokenizers.chat import Prompt
 from transformer_jax.distributed.placement import Placement
 from transformer_jax.inference import attention, dialogue, framing
+from transformer_jax.inference.batching import chunks
 from transformer_jax.inference.best_continuations import (
     BestContinuations,
     ScoredContinuation,
@@ -71,17 +72,41 @@ class CausalUse:
         drawing = sampling_of(how, sampling)
         request = Request(max_tokens, drawing, _strings(stop), seed, watch, window)
         generator = self._generator(params, self.tokenizer)
-        return generator(params, arguments.as_texts(prompts), request)
+        some = chunks(arguments.as_texts(prompts), generator.batch)
+        encoded = (self.with_start(ids) for texts in some for ids in self.tokenizer.encode(texts))
+        return generator(params, encoded, request)
 
     def _generator(self, params, tokenizer) -> Generator:
         placement = Placement.of(params, self.config.mesh).decoding()
         batch = placement.rows(self.config.decode.batch)
-        return Generator(self.model, tokenizer, self.with_start, batch, placement)
+        return Generator(self.model, tokenizer, batch, placement)
 
-    def reply(
+    def reply(self, params, messages: Prompt, **options) -> Continuation:
+        """Returns the assistant's answer to one prompt of `replies`, with its options and errors.
+
+        The answer is that of the first prompt of `replies`.
+        """
+        encode, write = self._answering(params, **options)
+        return next(write([encode(messages)]))
+
+    def replies(self, params, prompts: Iterable[Prompt], **options) -> Iterator[Continuation]:
+        """Yields the assistant's answer to each prompt, in order, for a run that knows the marks.
+
+        A prompt is a conversation, [{"role": "user", "content": "Hello"}] and so on, or a text,
+        which is a message of the user. An answer has at most `max_tokens` tokens, by default a
+        quarter of `config.model.max_length`. A conversation that leaves less room loses its oldest
+        turns; the message of the system stays. The other options are those of `generate`, but for
+        `window`.
+
+        Raises UserError for messages that are no conversation, for a run without marks, and where
+        the last turn alone leaves less room.
+        """
+        encode, write = self._answering(params, **options)
+        return write(dialogue.each(encode, arguments.as_texts(prompts)))
+
+    def _answering(
         self,
         params,
-        messages: Sequence[Message],
         *,
         max_tokens: int | None = None,
         how: Sampling | None = None,
@@ -89,27 +114,15 @@ class CausalUse:
         seed: int = 0,
         watch: Callable[[list[str]], None] | None = None,
         **sampling,
-    ) -> Continuation:
-        """Returns the assistant's answer to a conversation, for a run that knows its marks.
-
-        `messages` are {"role": "user", "content": "Hello"} and so on. An answer has at most
-        `max_tokens` tokens, by default a quarter of `config.model.max_length`. A conversation that
-        leaves less room loses its oldest turns; the message of the system stays. The other
-        arguments are those of `generate`.
-
-        Raises UserError for messages that are no conversation, for a run without marks, and where
-        the last turn alone leaves less room.
-        """
-        chat.check(messages, "messages")
-        if messages[-1]["role"] != "user":
-            raise UserError("messages: the last one must be of the user, whom the model answers")
+    ) -> tuple[Callable, Callable]:
+        """Returns two functions: that of a prompt's ids, and that of the answers to ids."""
         tokenizer = self.chat_tokenizer
-        if max_tokens is None:
-            max_tokens = dialogue.room_of_answer(self.model)
-        prompt = dialogue.prompt(tokenizer, messages, self.model, max_tokens)
+        limit = dialogue.room_of_answer(self.model) if max_tokens is None else max_tokens
         drawing = sampling_of(how, sampling)
-        request = Request(max_tokens, drawing, _strings(stop), seed, watch, "refuse")
-        return self._generator(params, tokenizer.answering).of_ids(params, prompt, request)
+        request = Request(limit, drawing, _strings(stop), seed, watch, "refuse")
+        encode = partial(dialogue.prompt, tokenizer, self.model, limit)
+        generator = self._generator(params, tokenizer.answering)
+        return encode, partial(generator, params, request=request)
 
     @property
     def chat_tokenizer(self) -> ChatTokenizer:

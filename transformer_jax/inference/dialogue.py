@@ -1,11 +1,12 @@
 """Conversations with a causal model: the part of one that its window holds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from transformer_jax.config import UserError
+from transformer_jax.data.sources import chat
 from transformer_jax.data.tokenizers import ChatTokenizer
-from transformer_jax.data.tokenizers.chat import Message
+from transformer_jax.data.tokenizers.chat import Prompt, as_messages
 from transformer_jax.inference.generation import MAX_TOKENS
 
 
@@ -14,15 +15,15 @@ def room_of_answer(model: Any) -> int:
     return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)
 
 
-def prompt(
-    tokenizer: ChatTokenizer, messages: Sequence[Message], model: Any, max_tokens: int
-) -> list[int]:
-    """Returns the prompt of a conversation that leaves room for `max_tokens` in the window.
+def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, asked: Prompt) -> list[int]:
+    """Returns the ids of a conversation that leaves room for `max_tokens` in the window.
 
     The oldest turns are left out until it does. A turn is a message of the user with those that
     follow it. The message of the system stays. Raises UserError where the last turn alone is too
-    long.
+    long, and for messages that are no conversation.
     """
+    messages = as_messages(asked)
+    chat.check_asked(messages, "messages")
     room = model.window - max_tokens
     begins = [place for place, message in enumerate(messages) if message["role"] == "user"]
     has_system = messages[0]["role"] == "system"
@@ -34,3 +35,12 @@ def prompt(
         f"the last message: its prompt of {len(ids)} tokens and an answer of {max_tokens} exceed "
         f"config.model.max_length={model.max_length}; write less, or give a smaller max_tokens"
     )
+
+
+def each(encode: Callable[[Prompt], list[int]], prompts: Iterable[Prompt]) -> Iterator[list[int]]:
+    """Yields the ids of each prompt. An error names its number."""
+    for number, asked in enumerate(prompts, 1):
+        try:
+            yield encode(asked)
+        except UserError as error:
+            raise UserError(f"prompt {number}: {error}") from None

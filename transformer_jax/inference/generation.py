@@ -61,32 +61,26 @@ class Request:
 class Generator:
     """Continues prompts with a Causal model, `batch` texts at a time.
 
-    `with_start(ids)` returns a prompt's ids behind the token that a document starts with in
-    training. The devices share the texts of a batch.
+    A prompt is the ids of a text's beginning, as the model reads them in training. The devices
+    share the texts of a batch.
     """
 
     model: Any  # the Linen module
     tokenizer: Any
-    with_start: Callable[[list[int]], list[int]]
     batch: int
     placement: Placement
 
-    def __call__(self, params, prompts: Iterable[str], request: Request) -> Iterator[Continuation]:
+    def __call__(
+        self, params, prompts: Iterable[list[int]], request: Request
+    ) -> Iterator[Continuation]:
         params = self.model.for_decoding(params)
         first, size = 0, 0
-        for texts in chunks(prompts, self.batch):
+        for ids in chunks(prompts, self.batch):
             # The last batch is filled up to the shape of the others.
-            size = size or self.placement.rows(len(texts))
-            ids = [self.with_start(ids) for ids in self.tokenizer.encode(texts)]
+            size = size or self.placement.rows(len(ids))
             limits = self._limits(ids, first, request)
             yield from _Batch(self, params, request, ids, limits=limits).write(first, size)
-            first += len(texts)
-
-    def of_ids(self, params, prompt: list[int], request: Request) -> Continuation:
-        """Continues one prompt of these ids, its start included."""
-        params = self.model.for_decoding(params)
-        batch = _Batch(self, params, request, [prompt], limits=self._limits([prompt], 0, request))
-        return batch.write(0, self.placement.rows(1))[0]
+            first += len(ids)
 
     def _limits(self, prompts: list[list[int]], first: int, request: Request) -> list[int]:
         """Returns the most tokens to generate for each prompt; `first` is the first number."""

@@ -9,8 +9,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.data.completions import Example, completion_ids, fitted, prompt_ids
+from transformer_jax.data.completions import (
+    Example,
+    completion_ids,
+    end_id,
+    fitted,
+    prompt_ids,
+)
 from transformer_jax.data.sources import preferences
+from transformer_jax.data.tokenizers.chat import Prompt
 from transformer_jax.inference import framing
 from transformer_jax.pictures.progress import say
 
@@ -58,14 +65,13 @@ class PreferenceTask:
             say(f"{num_cut:,} of {len(examples):,} examples are cut to config.task.length tokens")
         return [example._replace(label=record.label) for example, record in zip(examples, records)]
 
-    def encoded(self, texts: list[tuple[str, tuple[str, ...]]]) -> list[Example]:
+    def encoded(self, texts: list[tuple[Prompt, tuple[str, ...]]]) -> list[Example]:
         """Returns prompts with completions as ids.
 
-        A language model's prompt begins as that of `generate`, and a completion has its end token.
-        The marks of another model stand in its rows.
+        A language model's completion has its end token. The marks of another model stand in its
+        rows.
         """
-        is_causal = self.model.kind == "causal"
-        end = (self.tokenizer.eos_id,) if is_causal else ()
+        end = (end_id(self.tokenizer),) if self.model.kind == "causal" else ()
         prompts = prompt_ids(self.tokenizer, [prompt for prompt, _ in texts], self._started)
         flat = [text for _, completions in texts for text in completions]
         ids = iter(completion_ids(self.tokenizer, flat, end))

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.data.completions import Example, fitted
-from transformer_jax.data.sources.preferences import text_of
+from transformer_jax.data.sources.preferences import prompt_of, text_of
 from transformer_jax.data.sources.text_files import from_json
+from transformer_jax.data.tokenizers.chat import Prompt
 from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.finetuning.predictions import Unlabelled
@@ -119,17 +120,18 @@ class Reward(PreferenceTask, FineTuning):
         """Returns the example of each line: a prompt, a tab and a completion, or a JSON object."""
         return self._unlabelled([_prompt_and_completion(*line) for line in lines])
 
-    def _unlabelled(self, pairs: Iterable[tuple[str, str]]) -> list[Unlabelled]:
+    def _unlabelled(self, pairs: Iterable[tuple[Prompt, str]]) -> list[Unlabelled]:
         encoded = self.encoded([(prompt, (completion,)) for prompt, completion in pairs])
         return [
             Unlabelled([fitted(example, self.room)], preferences.num_tokens(example) > self.room)
             for example in encoded
         ]
 
-    def score(self, params, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
+    def score(self, params, pairs: Iterable[tuple[Prompt, str]]) -> Iterator[float]:
         """Yields the normalised reward of each (prompt, completion), in order.
 
-        A text that is longer than `config.task.length` is cut as in training.
+        A prompt is a text, or the messages of a conversation. A text that is longer than
+        `config.task.length` is cut as in training.
         """
         examples = [example for line in self._unlabelled(pairs) for example in line.examples]
         outputs = self._outputs(params, examples, "scoring (batches)")
@@ -173,12 +175,12 @@ def _put(value: float, like: jax.Array) -> jax.Array:
     return jax.make_array_from_callback((), like.sharding, lambda _: number)
 
 
-def _prompt_and_completion(number: int, line: str) -> tuple[str, str]:
+def _prompt_and_completion(number: int, line: str) -> tuple[Prompt, str]:
     """Returns the texts of a line. One that begins with a brace is a JSON object."""
     where = f"line {number}"
     if line.lstrip().startswith("{"):
         value = from_json(line, where)
-        return text_of(value, "prompt", where), text_of(value, "completion", where)
+        return prompt_of(value, where), text_of(value, "completion", where)
     prompt, *completions = line.split("\t")
     if len(completions) != 1:
         raise UserError(

@@ -95,6 +95,13 @@ def check(messages, where: str) -> None:
         _check_text(message["content"], f"{name}: 'content'")
 
 
+def check_asked(messages, where: str) -> None:
+    """Raises UserError where `messages` are no conversation that the assistant is to answer."""
+    check(messages, where)
+    if messages[-1]["role"] != "user":
+        raise UserError(f"{where}: the last one must be of the user, whom the model answers")
+
+
 def _check_text(text, name: str) -> None:
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{name} must be a text that is not empty")

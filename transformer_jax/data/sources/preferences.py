@@ -2,16 +2,19 @@
 
 A line is {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
 "completions": [the best, ..., the worst]}. The "label" of a pair, 1 by default, is the probability
-that `chosen` is preferred.
+that `chosen` is preferred. In place of the prompt may stand "messages": a conversation that ends
+with a message of the user.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
 from transformer_jax.config import UserError
+from transformer_jax.data.sources import chat
 from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.tables import split_files
 from transformer_jax.data.sources.text_files import from_json, text_lines
+from transformer_jax.data.tokenizers.chat import Prompt
 
 FEWEST, MOST = 2, 9  # completions of a prompt (Ouyang et al. 2022, section 3.5: 4 to 9)
 
@@ -22,13 +25,13 @@ class Ranking:
 
     Attributes:
       where: file and line, for error messages.
-      prompt: may be empty.
+      prompt: a text that may be empty, or messages.
       completions: different texts, the best first.
       label: the probability that each of them is preferred to those behind it.
     """
 
     where: str
-    prompt: str
+    prompt: Prompt
     completions: tuple[str, ...]
     label: float = 1.0
 
@@ -72,8 +75,17 @@ def _ranking(value, where: str) -> Ranking:
     else:
         named = {f"'{key}'": text_of(value, key, where) for key in ("chosen", "rejected")}
     _check_different(named, where)
-    prompt = text_of(value, "prompt", where)
-    return Ranking(where, prompt, tuple(named.values()), _label(value, where))
+    return Ranking(where, prompt_of(value, where), tuple(named.values()), _label(value, where))
+
+
+def prompt_of(value: dict, where: str) -> Prompt:
+    """Returns the prompt of a JSON object. Raises UserError where there is none."""
+    if "messages" not in value:
+        return text_of(value, "prompt", where)
+    if "prompt" in value:
+        raise UserError(f"{where}: 'messages' and 'prompt': give one of them")
+    chat.check_asked(value["messages"], where)
+    return value["messages"]
 
 
 def text_of(value: dict, key: str, where: str) -> str:

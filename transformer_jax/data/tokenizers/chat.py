@@ -23,6 +23,12 @@ MARKS = ("<system>", "<user>", "<assistant>", "<end>")  # one of each role, and 
 FILE = "chat.json"
 
 Message = Mapping[str, str]  # {"role": one of ROLES, "content": a text}
+Prompt = str | Sequence[Message]  # a text is a message of the user
+
+
+def as_messages(prompt: Prompt) -> Sequence[Message]:
+    """Returns the conversation that is to be answered."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 class Rendered(NamedTuple):
@@ -81,7 +87,12 @@ class ChatTokenizer(Tokenizer):
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of a conversation, and the mark behind which the assistant answers."""
-        return [*self.render(messages).ids.tolist(), self.role_ids["assistant"]]
+        return self.prompts([messages])[0]
+
+    def prompts(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+        """Returns the `prompt` of each conversation. All their texts are encoded together."""
+        mark = self.role_ids["assistant"]
+        return [[*each.ids.tolist(), mark] for each in self.render_all(conversations)]
 
     def answer(self, text: str) -> list[int]:
         """Returns the ids of an answer behind a `prompt`, its end included."""
