@@ -23,9 +23,7 @@ def test_generalized_advantages_are_sums_of_residuals(discount, decay):
     expected = np.zeros((4, 5))
     for row, count in enumerate(NUMBERS):
         values = [*VALUES[row, :count], 0.0]
-        residuals = [
-            REWARDS[row, t] + discount * values[t + 1] - values[t] for t in range(count)
-        ]
+        residuals = [REWARDS[row, t] + discount * values[t + 1] - values[t] for t in range(count)]
         for t in range(count):
             expected[row, t] = sum(
                 (discount * decay) ** (later - t) * residuals[later] for later in range(t, count)

@@ -36,7 +36,7 @@ def build(folder, workdir, reward, task, **overrides):
         ),
         init_from=str(workdir),
         data=dict(train_files=f"{folder}/train.jsonl", valid_files=f"{folder}/valid.jsonl"),
-        train=dict(num_steps=3, batch=8, log_every=1, eval_every=3),
+        train=dict(num_steps=2, batch=8, log_every=1, eval_every=2),
         checkpoint=dict(every=1, keep=3, best_metric=""),
         optimizer=dict(learning_rate=1e-3, schedule="constant", warmup_steps=0),
         decode=dict(batch=4),

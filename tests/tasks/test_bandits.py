@@ -81,9 +81,7 @@ def test_ppo_reaches_the_optimum(whitens_rewards):
 def test_grpo_without_division_reaches_the_optimum():
     """An answer is part of its group's mean, so its reward counts (G - 1) / G."""
     size = 8
-    keys = dict(
-        name="grpo", group_size=size, divides_by_deviation=False, unbiased_kl=True
-    )
+    keys = dict(name="grpo", group_size=size, divides_by_deviation=False, unbiased_kl=True)
     actual = trained(*bandit(**keys | dict(kl_coefficient=BETA * (1 - 1 / size))))
     np.testing.assert_allclose(actual, OPTIMUM, atol=0.01)
 

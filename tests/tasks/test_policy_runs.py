@@ -11,10 +11,14 @@ from tests.tasks.preferences import train
 from tests.training.test_loop import final_state, lines
 from transformer_jax.runs.open import open_run
 
-TASKS = {
-    "ppo": dict(name="ppo", epochs=2, minibatches=2, target_kl=0.5, horizon=20),
-    "grpo": dict(name="grpo", group_size=4, minibatches=2),
-}
+# A task in a file of the user's, whose reward is a Python function.
+FILE = """
+from transformer_jax.tasks.grpo import GRPO
+
+class Brief(GRPO):
+    def reward_of(self, prompt, answer):
+        return -len(answer) - ("cat" in prompt)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -22,34 +26,58 @@ def reward(gpt, tmp_path_factory):
     return policies.reward_run(tmp_path_factory.mktemp("reward"), gpt.workdir)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(name, gpt, reward, tmp_path):
-    """The runs of reference and reward are no longer needed; their parameters do not change."""
+def check(config, folder, others, overrides=()):
+    """Trains a run straight, resumed after its first step, and on a mesh of eight devices.
+
+    The runs of reference and reward are no longer needed after the first step. Returns the program
+    of one device and the state at the end.
+    """
+    _, program = train(config, folder / "straight", overrides=overrides)
+    mesh = [(f"mesh.{axis}", 2) for axis in ("data", "fsdp", "tensor")]
+    train(config, folder / "mesh", 8, overrides=[*overrides, *mesh])
+    shutil.copytree(folder / "straight", folder / "resumed")
+    shutil.rmtree(folder / "resumed" / "checkpoints" / "2")
+    for other in others:
+        shutil.rmtree(other)
+    train(config, folder / "resumed", program=program, overrides=overrides)
+
+    straight, resumed = folder / "straight", folder / "resumed"
+    assert lines(resumed) == lines(straight)
+    end, again = [final_state(workdir, config, program, 2) for workdir in (straight, resumed)]
+    jax.tree.map(np.testing.assert_array_equal, end.params, again.params)
+    jax.tree.map(np.testing.assert_array_equal, end.memory, again.memory)
+    for key in ("train/reward", "train/kl", "train/loss", "valid/reward", "valid/length"):
+        of_mesh, of_one = (
+            [line[key] for line in lines(folder / name) if key in line]
+            for name in ("mesh", "straight")
+        )
+        np.testing.assert_allclose(of_mesh, of_one, atol=1e-4, rtol=1e-4)
+    return end
+
+
+def test_ppo_resumes_bit_equal_and_a_mesh_has_its_losses(gpt, reward, tmp_path):
     others = tmp_path / "gpt", tmp_path / "reward"
     for source, copy in zip((gpt.workdir, reward), others):
         shutil.copytree(source, copy)
-    config = policies.build(tmp_path / "data", *others, TASKS[name])
-    _, program = train(config, tmp_path / "straight")
-    mesh = {f"mesh.{axis}": 2 for axis in ("data", "fsdp", "tensor")}
-    train(config, tmp_path / "mesh", 8, overrides=mesh)
-    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(step))
-    for other in others:
-        shutil.rmtree(other)
-    train(config, tmp_path / "resumed", program=program)
-
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    assert lines(resumed) == lines(straight)
-    ends = [final_state(workdir, config, program, 3) for workdir in (straight, resumed)]
-    jax.tree.map(np.testing.assert_array_equal, ends[0].params, ends[1].params)
-    jax.tree.map(np.testing.assert_array_equal, ends[0].memory, ends[1].memory)
-    jax.tree.map(np.testing.assert_array_equal, ends[0].params["reference"], gpt.params)
-    for key in ("reward", "kl", "loss", "length"):
-        of_mesh, of_one = ([line[f"train/{key}"] for line in lines(w) if f"train/{key}" in line]
-                           for w in (tmp_path / "mesh", straight))
-        np.testing.assert_allclose(of_mesh, of_one, atol=1e-4, rtol=1e-4)
-    task, params = open_run(resumed)
+    task = dict(name="ppo", epochs=2, minibatches=2, target_kl=0.5, horizon=20)
+    config = policies.build(tmp_path / "data", *others, task)
+    end = check(config, tmp_path, others)
+    assert float(end.memory) != config.task.kl_coefficient
+    jax.tree.map(np.testing.assert_array_equal, end.params["reference"], gpt.params)
+    task, params = open_run(tmp_path / "resumed")
     (continuation,) = task.generate(params, ["the cat"], max_tokens=3)
     assert continuation.tokens <= 3
     assert set(task.evaluate(params, "valid")) >= {"reward", "kl", "ended", "prompts"}
+
+
+def test_grpo_with_rewards_of_a_python_function(gpt, tmp_path):
+    """Its step is two programs. It learns to be brief, and resumes bit-equal."""
+    (tmp_path / "brief.py").write_text(FILE)
+    other = tmp_path / "gpt"
+    shutil.copytree(gpt.workdir, other)
+    task = dict(name="grpo", group_size=4, minibatches=2)
+    config = policies.build(tmp_path / "data", other, "", task)
+    file = [("task.name", str(tmp_path / "brief.py"))]
+    check(config, tmp_path, [other], file)
+    (last,) = [line for line in lines(tmp_path / "straight") if "valid/reward" in line]
+    assert -40 < last["valid/reward"] < 0

@@ -43,9 +43,7 @@ class GRPO(Policy):
         answered = self.answered(params, batch, context)
         answered |= self.in_parts(lambda rows: self._before(params, rows), answered)
         groups = answered["rewards"].reshape(-1, self.group_size)
-        gains = advantages.group_advantages(
-            groups, divides_by_deviation=self.divides_by_deviation
-        )
+        gains = advantages.group_advantages(groups, divides_by_deviation=self.divides_by_deviation)
         return answered | {"advantages": gains.reshape(-1)}, None
 
     def _before(self, params, rows):

@@ -1,9 +1,10 @@
 """Code that the tasks share whose model learns from rewards of its own answers."""
 
 import dataclasses
-import types
+import math
+import numbers
 from collections.abc import Callable
-from functools import cached_property
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +14,21 @@ from ml_collections import ConfigDict
 
 from transformer_jax import metrics
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, tokenizers
-from transformer_jax.data.completions import prompt_ids
-from transformer_jax.data.prompt_rows import PromptRows
-from transformer_jax.data.rows import EvalRows, train_rows
-from transformer_jax.data.sources import prompts
+from transformer_jax.data import arguments
+from transformer_jax.data.rows import EvalRows
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.placement import Placement, gathered, split_rows
-from transformer_jax.inference.answers import Answers, Writer
-from transformer_jax.inference.causal import CausalUse
-from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.answers import Answers
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks import reward
-from transformer_jax.tasks.base import BaseTask
+from transformer_jax.tasks.prompted import Prompted
 from transformer_jax.tasks.task import Batch, Context, Params
 
 _SHOWN = 3  # answers that an evaluation prints
 
 
 @dataclasses.dataclass
-class Policy(CausalUse, BaseTask):
+class Policy(Prompted):
     """A language model as a policy: its answers to prompts, their rewards, and a frozen reference.
 
     The policy is the model of `config.model`, without dropout. Below "reference" and "reward" are
@@ -40,10 +36,6 @@ class Policy(CausalUse, BaseTask):
     what is learned from answers.
     """
 
-    prompt_length: int = 64  # most tokens of a prompt; a longer one loses its beginning
-    max_tokens: int = 32  # most tokens of an answer, its end included
-    # divisor of the logits of the policy and the reference, in sampling and in learning
-    temperature: float = 1.0
     # the reward of an answer without its end, whatever it says; None: that of the reward model
     unfinished_reward: float | None = None
     clip: float = 0.2  # most change of a token's probability, as a ratio, that is rewarded
@@ -54,11 +46,15 @@ class Policy(CausalUse, BaseTask):
     reference_model: tuple = ()
     reward_model: tuple = ()
 
-    takes_model = True
-    begins_with_run = True
-    evaluates_rows = False
     other_runs = ("reference", "reward")
-    num_answers = 1  # to each prompt
+    # Optional: (prompt, answer) -> number, a pure function in a subclass, in place of a reward
+    # model. A resumed run computes the same rewards again.
+    reward_of: ClassVar[Callable[[str, str], float] | None] = None
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if cls.reward_of is not None:
+            cls.other_runs = ("reference",)
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -66,11 +62,15 @@ class Policy(CausalUse, BaseTask):
             build_model(ConfigDict({"model": dict(keys)})) if keys else None
             for keys in (self.reference_model, self.reward_model)
         )
+        if self.reward_of is not None:
+            self.rollouts = self._rollouts
         self._check()
 
     def _check(self) -> None:
         """Raises UserError for models and keys that do not suit each other."""
-        models = {"task.reference": self._reference, "task.reward": self._reward}
+        models = {"task.reference": self._reference}
+        if self.reward_of is None:
+            models["task.reward"] = self._reward
         for key, model in models.items():
             if model is None:
                 raise UserError(f"config.{key} is missing: the workdir of a run")
@@ -98,121 +98,71 @@ class Policy(CausalUse, BaseTask):
                     f"config.train.accumulation={self.config.train.accumulation} parts"
                 )
 
-    def require(self, key: str, is_right: bool, bounds: str) -> None:
-        """Raises UserError for a value of config.task.<key> out of its bounds."""
-        if not is_right:
-            raise UserError(f"config.task.{key}={getattr(self, key)}: must be {bounds}")
-
-    @property
-    def length(self) -> int:
-        """The tokens of a row: a prompt and its answer."""
-        return self.prompt_length + self.max_tokens
-
     @property
     def _num_parts(self) -> int:
         """The parts of a step's answers that are computed one after the other."""
         return self.minibatches * self.config.train.accumulation
 
-    # data
-
-    @cached_property
-    def tokenizer(self):
-        if self.tokenizer_folder is None and not self.config.data.tokenizer_files:
-            raise UserError("config.init_from is missing: the workdir of the run to train further")
-        # No tokenizer is trained, so there is no text for it.
-        return tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
-        )
-
-    def read(self, split: str) -> prompts.Prompts | None:
-        return prompts.of_split(self.config.data, split)
-
-    def _prompts(self, split: str) -> PromptRows | None:
-        texts = self.read(split)
-        if texts is None:
-            return None
-        ids = prompt_ids(self.tokenizer, list(texts), self.with_start)
-        if not ids:
-            raise UserError(f"config.data.{split}_files: no prompt in it")
-        num_cut = sum(len(prompt) > self.prompt_length for prompt in ids)
-        say(f"{split}: {len(ids):,} prompts")
-        if num_cut:
-            say(f"{num_cut:,} prompts are cut to their last {self.prompt_length} tokens")
-        return PromptRows([prompt[-self.prompt_length :] for prompt in ids], self.prompt_length)
-
-    @cached_property
-    def _valid(self) -> PromptRows | None:
-        return self._prompts("valid")
-
-    @cached_property
-    def _rows(self) -> types.SimpleNamespace:
-        self._valid  # noqa: B018, raises its errors before training
-        train = self._prompts("train")
-        if train is None:
-            raise UserError("config.data.train_files is missing: the prompts of the answers")
-        return types.SimpleNamespace(train=train_rows([train], self.config), eval={})
-
-    def rows(self):
-        return self._rows
-
-    def fingerprint(self) -> dict:
-        return {
-            "train": self.read("train").fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
-
     # parameters
-
-    def batch_spec(self, row_shape: int = 0):
-        return self.int32_spec({"prompts": (self.prompt_length,), "prompt_lengths": ()})
 
     def init(self, rng):
         tokens = jnp.zeros((1, self.length), jnp.int32)
         keys = jax.random.split(rng, 3)
-        return {
+        params = {
             **self.model.init(keys[0], tokens)["params"],
             "reference": self._reference.init(keys[1], tokens)["params"],
-            "reward": reward.init(self._reward, keys[2]),
         }
+        if self.reward_of is None:
+            params["reward"] = reward.init(self._reward, keys[2])
+        return params
 
     def group(self, path):
         return None if path[0] in self.other_runs else super().group(path)
 
     # answers
 
-    def written(self, params: Params, batch: Batch, key: jax.Array) -> Batch:
-        """Returns the arrays of `Answers` to the prompts of a batch, `num_answers` to each."""
-        prompts, lengths = (
-            jnp.repeat(batch[name], self.num_answers, axis=0)
-            for name in ("prompts", "prompt_lengths")
-        )
-        how = Sampling(temperature=self.temperature)
-        write = Writer(self.model, how, self.max_tokens, self.end_id)
-        policy = {name: tree for name, tree in params.items() if name not in self.apart}
-        return write(policy, prompts, lengths, key)._asdict()
-
     @property
     def apart(self) -> tuple[str, ...]:
-        """The subtrees of the parameters that are no part of the policy."""
         return self.heads + self.other_runs
 
-    @cached_property
-    def end_id(self) -> int:
-        """The token that ends an answer."""
-        return self.tokenizer.eos_id
-
     def rewarded(self, params: Params, batch: Batch) -> Float[Array, " B"]:
-        """Returns the rewards of answers."""
+        """Returns the rewards of answers by the reward model."""
         answers = Answers.of(batch)
         rewards = reward.rewards(self._reward, params["reward"], answers.ids, answers.lengths)
         if self.unfinished_reward is None:
             return rewards
         return jnp.where(answers.ended, rewards, self.unfinished_reward)
 
+    def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns the rewards of answers by `reward_of`. Raises UserError for what is no number."""
+        answers = Answers.of(rollouts)
+        texts = zip(*self.texts_of(answers))
+        rewards = np.array([self._score(*pair) for pair in texts], np.float32)
+        if self.unfinished_reward is None:
+            return rewards
+        return np.where(answers.ended, rewards, np.float32(self.unfinished_reward))
+
+    def _score(self, prompt: str, answer: str) -> float:
+        value = self.reward_of(prompt, answer)
+        is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+        if not is_number:
+            raise UserError(
+                f"config.task.name={self.config.task.name}: reward_of({prompt!r}, {answer!r}) is "
+                f"{value!r}; must be a finite number"
+            )
+        return value
+
     def answered(self, params: Params, batch: Batch, context: Context) -> Batch:
         """Returns the answers to the prompts of a step, with their rewards."""
+        if "rewards" in batch:  # by `scored`
+            return {name: batch[name] for name in (*Answers._fields, "rewards")}
         answers = self.written(params, batch, context.rng)
         return answers | {"rewards": self.rewarded(params, answers)}
+
+    def _rollouts(self, params: Params, batch: Batch, context: Context) -> Batch:
+        """Returns answers to the prompts of a batch, and its other arrays."""
+        others = {name: x for name, x in batch.items() if not name.startswith("prompt")}
+        return self.written(params, batch, context.rng) | others
 
     def policy_states(self, params: Params, answers: Answers) -> Float[Array, "B T M"]:
         """Returns the states of the policy that predict the tokens of answers."""
@@ -292,7 +242,7 @@ class Policy(CausalUse, BaseTask):
     @property
     def flops_of_experience(self) -> float:
         """The FLOPs of an answer before it is learned from: written, compared and rewarded."""
-        models = (self.model, self.model, self._reference, self._reward)
+        models = filter(None, (self.model, self.model, self._reference, self._reward))
         return sum(model.flops(self.length) for model in models)
 
     # evaluation
@@ -304,7 +254,7 @@ class Policy(CausalUse, BaseTask):
         return {"valid": self._evaluated} if self.read("valid") is not None else {}
 
     def _evaluated(self, params) -> dict[str, float]:
-        return self._scores(params, EvalRows(self._valid))
+        return self._scores(params, EvalRows(self._rows.valid))
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean reward and divergence of answers to the prompts of a split.
@@ -312,7 +262,7 @@ class Policy(CausalUse, BaseTask):
         Raises UserError where the run has no such split.
         """
         arguments.held_out(self.read, split, "files")
-        evaluated = EvalRows(self._prompts(split))
+        evaluated = EvalRows(self.prompt_rows(split))
         return self._scores(params, evaluated) | {"prompts": len(evaluated)}
 
     def _scores(self, params, evaluated: EvalRows) -> dict[str, float]:
@@ -323,29 +273,29 @@ class Policy(CausalUse, BaseTask):
         for number in range(evaluated.num_batches(size)):
             batch = evaluated.batch(number, range(size), size)
             done = hosts.run(step, placement, params, batch, np.int32(number))
-            measured, answers = jax.device_get(done)
+            answered = jax.device_get(done)
+            if self.reward_of is not None:
+                answered["rewards"] = self.scored(answered)
             if number == 0:
-                self._show(answers)
-            sums.append(measured)
+                self._show(Answers.of(answered))
+            sums.append(jax.device_get(self.measures(answered)))
         means = metrics.means(jax.tree.map(lambda *x: np.sum(x, dtype=np.float64), *sums))
         means.pop("filled")
         return means
 
-    def _answered(self, placement: Placement, params, batch, number):
-        """Returns the measures of the answers to a batch of prompts, and the first answers."""
+    def _answered(self, placement: Placement, params, batch, number) -> Batch:
+        """Returns the answers to a batch of prompts, as `measures` reads them."""
         with placement.use():
             key = jax.random.fold_in(jax.random.key(self.config.train.seed), number)
             batch = self.written(params, split_rows(batch), key)
-            batch["rewards"] = self.rewarded(params, batch)
+            if self.reward_of is None:
+                batch["rewards"] = self.rewarded(params, batch)
             batch["old_log_probs"] = self.policy_log_probs(params, batch)
             batch["reference_log_probs"] = self.reference_log_probs(params, batch)
-            return gathered((self.measures(batch), Answers.of(batch)))
+            return gathered(batch)
 
     def _show(self, answers: Answers) -> None:
         """Prints the first prompts with their answers."""
-        first = [*zip(answers.ids, answers.begins, answers.lengths)][:_SHOWN]
-        for ids, begin, end in first:
-            parts = [ids[:begin].tolist(), ids[begin:end].tolist()]
-            prompt, answer = self.tokenizer.decode(parts)
-            if begin:
-                say(f"an answer: {prompt!r} -> {answer!r}")
+        first = Answers(*(x[:_SHOWN][answers.begins[:_SHOWN] > 0] for x in answers))
+        for prompt, answer in zip(*self.texts_of(first)):
+            say(f"an answer: {prompt!r} -> {answer!r}")

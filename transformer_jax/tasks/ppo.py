@@ -1,5 +1,5 @@
-"""Proximal policy optimization of a language model, by a reward model (Schulman et al. 2017; Ziegler
-et al. 2019; Ouyang et al. 2022).
+"""Proximal policy optimization of a language model by rewards of its answers (Schulman et al. 2017;
+Ziegler et al. 2019; Ouyang et al. 2022).
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from transformer_jax import advantages
 from transformer_jax.data.prompt_rows import WithTexts
@@ -65,8 +66,9 @@ class PPO(Policy):
 
     @cached_property
     def _texts(self) -> TextWindows:
-        config = self.config.copy_and_resolve_references().unlock()
-        config.data.train_files, config.data.valid_files = self.text_files, None
+        config = ConfigDict(self.config).copy_and_resolve_references()
+        with config.ignore_type():
+            config.data.train_files, config.data.valid_files = self.text_files, None
         return TextWindows(config, self.text_length)
 
     @cached_property
@@ -198,9 +200,7 @@ class PPO(Policy):
     def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes.
         texts = 3 * self.model.flops(self.text_length) if self.text_files else 0.0
-        return self.flops_of_experience + self.epochs * (
-            3 * self.model.flops(self.length) + texts
-        )
+        return self.flops_of_experience + self.epochs * (3 * self.model.flops(self.length) + texts)
 
     def positions(self, row_shape: int = 0) -> int:
         return self.max_tokens

@@ -111,10 +111,14 @@ class Task(abc.ABC):
     # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
     # of each epoch are shuffled.
     passes: tuple[int, int] = (1, 1)
-    # Optional: (params, batch, context) -> (batch, memory). It runs once a step, on the whole global
-    # batch. `weights` and `loss` get the batch that it returns, such as rollouts with their
+    # Optional: (params, batch, context) -> (batch, memory). It runs once a step, on the whole
+    # global batch. `weights` and `loss` get the batch that it returns, such as rollouts with their
     # rewards. The memory is for the experience of the next step.
     experience: Callable[[Params, Batch, Context], tuple[Batch, Any]] | None = None
+    # Optional: (params, batch, context) -> rollouts, arrays (rows, ...), where the rewards are
+    # computed by Python. A step is then two compiled programs. The first one is this function. Each
+    # host calls `scored` with its rollouts. `experience` gets them all, with "rewards" (rows,).
+    rollouts: Callable[[Params, Batch, Context], Batch] | None = None
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
@@ -190,6 +194,10 @@ class Task(abc.ABC):
         A carry passes from each update to the next, and lies in the state. None: the task has none.
         """
         return None
+
+    def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns the rewards (rows,) of rollouts, for a task that has these. A pure function."""
+        raise NotImplementedError
 
     def initial_memory(self) -> Any:
         """Returns what the first `experience` gets of the step before: a tree of small arrays.

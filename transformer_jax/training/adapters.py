@@ -41,6 +41,8 @@ class Adapted(Task):
         self._adapters = Adapters.of(self._lora)
         if self.experience is not None:
             self.experience = functools.partial(self._experience, self.experience)
+        if self.rollouts is not None:
+            self.rollouts = functools.partial(self._experience, self.rollouts)
         if self.calibrated is not None:
             self.calibrated = functools.partial(self._calibrated, self.calibrated)
 

@@ -89,7 +89,7 @@ class Program:
                 f"batch, not (epochs, minibatches)={task.passes}"
             )
         if task.experience is not None or task.passes != (1, 1):
-            jax.eval_shape(train_step, state, batch)  # raises where a batch can't be divided
+            train_step.eval_shape(state, batch)  # raises where a batch can't be divided
         return cls(
             mesh=mesh,
             table=table,

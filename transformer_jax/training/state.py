@@ -183,6 +183,9 @@ def _first_sums(task, carry, memory, params) -> metrics.Metrics:
 def _first_loss(task, context, params, batch):
     """The loss of the first batch, and the memory that follows."""
     memory = context.memory
+    if task.rollouts is not None:
+        batch = task.rollouts(params, batch, context)
+        batch["rewards"] = jnp.zeros(jax.tree.leaves(batch)[0].shape[0])
     if task.experience is not None:
         batch, memory = task.experience(params, batch, context)
     return task.loss(params, batch, context._replace(memory=None)), memory

@@ -13,6 +13,7 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.tasks.task import Context
 from transformer_jax.training import frozen, schedule_free
+from transformer_jax.training.two_programs import TwoPrograms
 
 # Folded into the key of a step for its experience, and into that of an epoch for its order. No
 # microbatch, minibatch or epoch has this number.
@@ -33,7 +34,8 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     `abstract_state`.
 
     The task's `experience`, if it has one, replaces the batch. Each of its `passes` divides the
-    rows into minibatches, each with an update.
+    rows into minibatches, each with an update. Where the task has `rollouts`, the step consists of
+    two programs.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     update = _make_update(task, optimizer, shardings)
@@ -41,7 +43,7 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
     @partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     def train_step(state, batch):
         with sharding.use(mesh, table):
-            key = jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
+            key = _key(task, state)
             if task.experience is not None:
                 batch, state = _experience(task, state, batch, key)
             if task.passes == (1, 1):
@@ -50,7 +52,28 @@ def make_train_step(task, optimizer: Optimizer, mesh, table, abstract_state):
                 state = _passes(update, task.passes, state, batch, key)
             return state.replace(step=state.step + 1)
 
-    return train_step
+    if task.rollouts is None:
+        return train_step
+
+    @partial(jax.jit, out_shardings=sharding.batch_sharding(mesh, table))
+    def roll(state, batch):
+        with sharding.use(mesh, table):
+            context = _context_of_experience(state, _key(task, state))
+            rollouts = task.rollouts(state.params, _joined(batch), context)
+            return _divided(rollouts, jax.tree.leaves(batch)[0].shape[0])
+
+    return TwoPrograms(roll, task.scored, train_step)
+
+
+def _key(task, state):
+    """The key of a step."""
+    return jax.random.fold_in(jax.random.key(task.config.train.seed), state.step)
+
+
+def _context_of_experience(state, key) -> Context:
+    """The context of a task's experience, whose step has this key."""
+    key = jax.random.fold_in(key, _APART)
+    return Context(key, state.step, state.carry, train=True, memory=state.memory)
 
 
 def _experience(task, state, batch, key):
@@ -58,8 +81,7 @@ def _experience(task, state, batch, key):
 
     A memory that is not finite is not taken.
     """
-    key = jax.random.fold_in(key, _APART)
-    context = Context(key, state.step, state.carry, train=True, memory=state.memory)
+    context = _context_of_experience(state, key)
     count = jax.tree.leaves(batch)[0].shape[0]
     batch, memory = task.experience(state.params, _joined(batch), context)
     finite = jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(memory)], bool).all()

@@ -1,6 +1,6 @@
 """Prompts that a model answers: JSON lines, or text with a prompt a line.
 
-A line of *.jsonl is {"prompt": ...}, whose other keys are not read, or a JSON string.
+A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are not read.
 """
 
 import dataclasses
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.file_digests import sha256
-from transformer_jax.data.sources.preferences import text_of
+from transformer_jax.data.sources.preferences import prompt_of
 from transformer_jax.data.sources.tables import split_files
 from transformer_jax.data.sources.text_files import from_json, text_lines
+from transformer_jax.data.tokenizers.chat import Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Prompts:
     def fingerprint(self) -> dict:
         return {"prompts": sha256(self.paths)}
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Prompt]:
         for path in self.paths:
             for number, line in enumerate(text_lines(path), 1):
                 if line.strip():
@@ -36,11 +37,11 @@ def of_split(data, split: str) -> Prompts | None:
     return paths and Prompts(paths)
 
 
-def _prompt(line: str, where: str) -> str:
+def _prompt(line: str, where: str) -> Prompt:
     """Returns the prompt of a line. Raises UserError where it has none."""
     value = from_json(line, where)
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
         raise UserError(f"{where}: not a JSON object with 'prompt', and no JSON string")
-    return text_of(value, "prompt", where)
+    return prompt_of(value, where)

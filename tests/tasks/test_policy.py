@@ -1,0 +1,165 @@
+"""Answers within a step, their log-probabilities and rewards, and what a first update sees."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.tasks import policies
+from transformer_jax.config import UserError
+from transformer_jax.data.sources.prompts import Prompts
+from transformer_jax.inference.answers import Answers
+from transformer_jax.inference.sampling import Sampling
+from transformer_jax.runs.resolve import resolve
+from transformer_jax.tasks.task import Context
+from transformer_jax.training import batches, state
+from transformer_jax.training.program import Program
+
+REWARD = tuple(dict(name="gpt", vocab_size=300, d_model=8, num_layers=1, num_heads=2).items())
+
+
+def build(folder, gpt, name, **overrides):
+    """Returns the task of a policy that begins with a trained language model, and its parameters.
+
+    The parameters of the reward model are random.
+    """
+    keys = dict(name=name, reward_model=REWARD)
+    config = policies.build(folder, gpt.workdir, "", keys, **overrides)
+    task = resolve(config).task()
+    params = {**state.init_params(task), **gpt.params, "reference": gpt.params}
+    return task, params
+
+
+@pytest.fixture(scope="module")
+def ppo(gpt, tmp_path_factory):
+    """Returns a task, its parameters, and the experience of a batch."""
+    task, params = build(tmp_path_factory.mktemp("ppo"), gpt, "ppo", task__temperature=0.7)
+    batch = task.rows().train.batch(0, range(8))
+
+    @jax.jit
+    def experience(params, batch):
+        return task.experience(params, batch, Context(jax.random.key(1), memory=jnp.float32(0.2)))
+
+    return task, params, batch, *experience(params, batch)
+
+
+def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(ppo):
+    """Each draw has its own key, and the log-probabilities are those of the temperature."""
+    task, params, batch, experience, _ = ppo
+    answers = Answers.of(experience)
+    tokens, filled = answers.tokens(task.max_tokens), answers.filled(task.max_tokens)
+    how = Sampling(temperature=0.7)
+    keys = [jax.random.fold_in(jax.random.key(1), row) for row in range(8)]
+    model = task.model
+    own = model.for_decoding({k: v for k, v in params.items() if k not in task.apart})
+    lengths = jnp.array(batch["prompt_lengths"])
+    logits, decoding = model.begin(own, batch["prompts"], lengths, slots=task.length)
+    for place in range(task.max_tokens):
+        at = jnp.stack([jax.random.fold_in(key, n + place) for key, n in zip(keys, lengths)])
+        drawn = how.draw(logits, None, at)
+        of_drawn = jnp.take_along_axis(jax.nn.log_softmax(logits / 0.7), drawn[:, None], 1)[:, 0]
+        exists = filled[:, place]
+        np.testing.assert_array_equal(drawn[exists], tokens[exists, place])
+        of_forward = experience["old_log_probs"][exists, place]
+        np.testing.assert_allclose(of_forward, of_drawn[exists], atol=1e-4)
+        logits, decoding = model.step(own, decoding, drawn[:, None])
+        logits = logits[:, 0]
+    for row in range(8):
+        ids = np.array(answers.ids[row, : answers.lengths[row]])
+        end = ids[-1] == task.tokenizer.eos_id
+        assert end == answers.ended[row] and not answers.ids[row, answers.lengths[row] :].any()
+        np.testing.assert_array_equal(ids[: lengths[row]], batch["prompts"][row, : lengths[row]])
+    assert answers.ended.any() and not answers.ended.all()
+
+
+def test_the_first_experience_has_no_divergence_and_rewards_at_the_last_tokens(ppo):
+    task, params, _, experience, coefficient = ppo
+    np.testing.assert_array_equal(experience["old_log_probs"], experience["reference_log_probs"])
+    assert float(coefficient) == pytest.approx(0.2 * (1 - 0.2 * 8 / task.horizon))
+    filled = Answers.of(experience).filled(task.max_tokens)
+    gains = np.array(experience["advantages"])[filled]
+    assert abs(gains.mean()) < 1e-5 and gains.std() == pytest.approx(1, rel=1e-3)
+    task.unfinished_reward = -1.0
+    rewards = task.rewarded(params, experience)
+    assert set(np.array(rewards)[~experience["ended"]]) == {-1.0}
+    task.unfinished_reward = None
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
+    """With microbatches, too: each part of the experience has the rounding of the loss."""
+    keys = dict(task__epochs=1, task__minibatches=1, train__accumulation=2)
+    task, params = build(tmp_path, gpt, name, **keys)
+    program = Program.of(task.config, task, jax.devices()[:1])
+    begun = state.init(task, program.tx, program.state)
+    begun = begun.replace(params=jax.tree.map(jnp.array, params))
+    (batch,) = batches.stream(task.rows().train.batch, 8, 2, program.batch_sharding, range(1))
+    after = jax.device_get(program.train_step(begun, batch))
+    total, count = after.metrics["change"]
+    assert total == 0 and count > 0 and after.metrics["clip_share"][0] == 0
+    assert after.metrics["kl"][0] == 0 and after.metrics["grad_norm"][0] > 0
+
+
+def test_texts_of_pretraining_are_mixed_in(gpt, tmp_path):
+    """The gradient has the loss of texts as a language model, times its coefficient."""
+    (tmp_path / "texts.txt").write_text("the cat sat on the mat.\n\n" * 40)
+    keys = dict(task__text_files=str(tmp_path / "texts.txt"), task__text_length=16)
+    task, params = build(tmp_path, gpt, "ppo", **keys, data__cache=str(tmp_path / "cache"))
+    batch = task.rows().train.batch(0, range(8))
+    assert {k: (v.shape, v.dtype) for k, v in batch.items()} == {
+        k: (v.shape, v.dtype) for k, v in task.batch_spec(0).items()
+    }
+
+    @jax.jit
+    def measured(params, batch):
+        context = Context(jax.random.key(0), memory=task.initial_memory())
+        experience, _ = task.experience(params, batch, context)
+        return task.loss(params, experience, context), task.weights(experience)
+
+    loss, weights = measured(params, batch)
+    hidden = task.model.apply({"params": params}, batch["text_tokens"], method="hidden")
+    logits = task.model.apply({"params": params}, hidden, method="logits")
+    log_probs = jax.nn.log_softmax(logits)
+    labels = batch["text_labels"][..., None]
+    of_labels = jnp.take_along_axis(log_probs, labels, axis=-1)[..., 0]
+    np.testing.assert_allclose(loss.terms["texts"], -of_labels.sum(), rtol=1e-5)
+    assert weights["texts"] == batch["text_weights"].sum() == 8 * 16
+    assert task.coefficients["texts"] == 27.8
+
+
+def test_prompts_of_files(tmp_path):
+    messages = [{"role": "user", "content": "d"}]
+    lines = ['{"prompt": "a b", "id": 3}', "", '"c"', json.dumps({"messages": messages})]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    (tmp_path / "prompts.txt").write_text("e f\n\ng\n")
+    paths = tuple(str(tmp_path / f"prompts.{ending}") for ending in ("jsonl", "txt"))
+    assert list(Prompts(paths)) == ["a b", "c", messages, "e f", "g"]
+    for wrong, message in (
+        (["3"], "not a JSON object"),
+        ([json.dumps({"a": 1})], "no key 'prompt'"),
+    ):
+        (tmp_path / "wrong.jsonl").write_text("\n".join(wrong))
+        with pytest.raises(UserError, match=f"wrong.jsonl:1: {message}"):
+            list(Prompts((str(tmp_path / "wrong.jsonl"),)))
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("ppo", dict(task__max_tokens=0), "config.task.max_tokens=0: must be at least 1"),
+        ("ppo", dict(task__temperature=0.0), "config.task.temperature=0.0: must be above 0"),
+        ("ppo", dict(task__minibatches=3), "its 8 answers can't be divided into"),
+        ("ppo", dict(task__max_tokens=99), "their sum must be at most 64"),
+        ("ppo", dict(task__target_kl=0.0), "config.task.target_kl=0.0: must be above 0, or None"),
+        ("ppo", dict(task__decay=1.5), "config.task.decay=1.5: must be from 0 to 1"),
+        ("ppo", dict(task__reward_model=()), "config.task.reward is missing"),
+        ("ppo", dict(task__reference=""), "config.task.reference is missing"),
+        ("grpo", dict(task__group_size=1), "config.task.group_size=1: must be at least 2"),
+        ("grpo", dict(task__kl_coefficient=-1.0), "config.task.kl_coefficient=-1.0: must be"),
+    ],
+)
+def test_wrong_keys_are_refused(name, changes, message, gpt, tmp_path):
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, gpt, name, **changes)
