@@ -11,7 +11,7 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import run_length
 from transformer_jax.runs import begin, record
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.resolve import resolve
 from transformer_jax.training.loop import run
 from transformer_jax.training.state import init_params
 
@@ -42,6 +42,8 @@ ARGUMENTS = {
     "finetune/inference.py": ["pretrain", "pairs"],
     "finetune/ner.py": ["conll2003", "wikiann-cpu,features=last"],
     "preferences/dpo.py": ["dialogue"],
+    "preferences/grpo.py": ["math"],
+    "preferences/ppo.py": ["instructgpt"],
     "preferences/reward.py": ["instructgpt"],
 }
 # The others differ little from these in their tiny variants, or are trained by
@@ -61,6 +63,7 @@ OF_EACH_KIND = (
     "finetune/swag.py",
     "preferences/dpo.py:dialogue",
     "preferences/reward.py:instructgpt",
+    "preferences/ppo.py:instructgpt",
 )
 
 
@@ -91,11 +94,22 @@ def pretrained(config, folder):
     """Returns the workdir of a run of a tiny config, at step 0."""
     config = config.copy_and_resolve_references()
     use_examples(config, folder)
-    task = make_task(config)
+    task = resolve(config).task()
     workdir = folder / "run"
     workdir.mkdir()
     record.create(workdir, task, init_params(task))
     return workdir
+
+
+def other_run(config, key, folder):
+    """Returns the workdir of a run that the task of a config names, at step 0."""
+    model = dict(config.task[f"{key}_model"])["name"]
+    run = pretrained(pretraining_config(model), folder)
+    if key == "reward":
+        rewards = configs.tiny(CONFIGS / "preferences/reward.py:imdb")
+        configs.set_key(rewards, "init_from", str(run))
+        run = pretrained(rewards, folder / key)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -118,13 +132,10 @@ def test_two_steps(case, tmp_path):
         origin = pretrained(earlier, tmp_path / "pretraining")
         configs.set_key(config, "init_from", str(origin))
     for key in task.other_runs:
-        model = dict(config.task[f"{key}_model"])["name"]
-        configs.set_key(
-            config, f"task.{key}", str(pretrained(pretraining_config(model), tmp_path / key))
-        )
+        configs.set_key(config, f"task.{key}", str(other_run(config, key, tmp_path / key)))
     resolved = resolve(config, workdir)
     metrics = run(resolved.config, resolved.task(), workdir, origin=resolved.origin)
-    assert 0 < metrics["valid/loss"] < 10
+    assert 0 < metrics.get("valid/loss", 1) < 10  # a policy has rewards instead
     assert config.checkpoint.best_metric in metrics
 
 
