@@ -53,7 +53,9 @@ def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(
     how = Sampling(temperature=0.7)
     keys = [jax.random.fold_in(jax.random.key(1), row) for row in range(8)]
     model = task.model
-    own = model.for_decoding({k: v for k, v in params.items() if k not in task.apart})
+    own = model.for_decoding(
+        {k: v for k, v in params.items() if k not in ("reference", "reward", "value")}
+    )
     lengths = jnp.array(batch["prompt_lengths"])
     logits, decoding = model.begin(own, batch["prompts"], lengths, slots=task.length)
     for place in range(task.max_tokens):
@@ -87,7 +89,7 @@ def test_the_first_experience_has_no_divergence_and_rewards_at_the_last_tokens(p
     task.unfinished_reward = None
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     """With microbatches, too: each part of the experience has the rounding of the loss."""
     keys = dict(task__epochs=1, task__minibatches=1, train__accumulation=2)

@@ -6,8 +6,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from transformer_jax import advantages
 from transformer_jax.inference.answers import Answers
+from transformer_jax.tasks import advantages
 from transformer_jax.tasks.policy import Policy
 from transformer_jax.tasks.task import Context, Loss
 

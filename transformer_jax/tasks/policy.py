@@ -68,9 +68,9 @@ class Policy(Prompted):
 
     def _check(self) -> None:
         """Raises UserError for models and keys that do not suit each other."""
-        models = {"task.reference": self._reference}
-        if self.reward_of is None:
-            models["task.reward"] = self._reward
+        models = {"task.reference": self._reference, "task.reward": self._reward}
+        if self.reward_of is not None:
+            del models["task.reward"]
         for key, model in models.items():
             if model is None:
                 raise UserError(f"config.{key} is missing: the workdir of a run")
@@ -120,10 +120,6 @@ class Policy(Prompted):
         return None if path[0] in self.other_runs else super().group(path)
 
     # answers
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        return self.heads + self.other_runs
 
     def rewarded(self, params: Params, batch: Batch) -> Float[Array, " B"]:
         """Returns the rewards of answers by the reward model."""
@@ -230,7 +226,7 @@ class Policy(Prompted):
     ) -> metrics.Metrics:
         """Returns how far the policy is from the one that wrote the answers, means over tokens.
 
-        "change" is the absolute log-ratio, and "clip_share" the share of ratios that are clipped.
+        "change" is the absolute log-ratio, "clip_share" the share of ratios that are clipped.
         """
         num_tokens = filled.sum(dtype=jnp.int32)
         is_clipped = (jnp.abs(jnp.exp(log_ratios) - 1) > self.clip) & filled

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from transformer_jax import advantages
 from transformer_jax.data.prompt_rows import WithTexts
 from transformer_jax.data.text_windows import TextWindows
 from transformer_jax.inference.answers import Answers
 from transformer_jax.layers.heads import Head
+from transformer_jax.tasks import advantages
 from transformer_jax.tasks.base import check_row_length
 from transformer_jax.tasks.policy import Policy
 from transformer_jax.tasks.task import Context, Loss

@@ -1,6 +1,5 @@
 """Code of tasks that write answers to prompts: the prompts, and the answers in a compiled step."""
 
-import abc
 import dataclasses
 import types
 from functools import cached_property
@@ -36,11 +35,6 @@ class Prompted(CausalUse, BaseTask):
     begins_with_run = True
     evaluates_rows = False
     num_answers = 1  # to each prompt
-
-    @property
-    @abc.abstractmethod
-    def apart(self) -> tuple[str, ...]:
-        """The subtrees of the parameters that the model does not read."""
 
     def require(self, key: str, is_right: bool, bounds: str) -> None:
         """Raises UserError for a value of config.task.<key> out of its bounds."""
@@ -117,7 +111,8 @@ class Prompted(CausalUse, BaseTask):
         )
         how = Sampling(temperature=self.temperature)
         write = Writer(self.model, how, self.max_tokens, self.end_id)
-        own = {name: tree for name, tree in params.items() if name not in self.apart}
+        apart = self.heads + self.other_runs  # what the model does not read
+        own = {name: tree for name, tree in params.items() if name not in apart}
         return write(own, prompts, lengths, key)._asdict()
 
     def texts_of(self, answers: Answers) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transformer_jax import advantages
+from transformer_jax.tasks import advantages
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = (5, 1, 3, 0)  # of tokens; a row that fills up a batch has none
