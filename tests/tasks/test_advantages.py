@@ -1,9 +1,12 @@
 """Advantages and the losses that learn from them, against float64 references by loops."""
 
+import json
+
 import numpy as np
 import pytest
 
-from transformer_jax.tasks import advantages
+from tests.fixtures.make_trl import HERE
+from transformer_jax.tasks import advantages, grpo
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = (5, 1, 3, 0)  # of tokens; a row that fills up a batch has none
@@ -92,3 +95,18 @@ def test_the_coefficient_follows_the_divergence(divergence, error):
         *single(0.15, divergence), target=6.0, horizon=10_000 / 512
     )
     np.testing.assert_allclose(actual, 0.15 * (1 + error * 512 / 10_000), rtol=1e-6)
+
+
+def test_the_loss_of_grpo_is_that_of_trl():
+    """Each answer counts once, whatever its length (Shao et al. 2024, equation 3)."""
+    values = json.loads((HERE / "trl_grpo.json").read_text())
+    arrays = {name: np.float32(x) for name, x in values["inputs"].items()}
+    filled = np.arange(5) < np.array(values["counts"])[:, None]
+    policy, divergence = grpo.objectives(
+        arrays["log_probs"] - arrays["old_log_probs"],
+        arrays["reference_log_probs"] - arrays["log_probs"],
+        arrays["advantages"],
+        values["clip"],
+    )
+    losses = grpo.of_answers(policy + values["beta"] * divergence, filled)
+    np.testing.assert_allclose(losses.mean(), values["loss"], rtol=1e-5)

@@ -5,6 +5,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from transformer_jax.inference.answers import Answers
 from transformer_jax.tasks import advantages
@@ -62,13 +63,17 @@ class GRPO(Policy):
         filled = Answers.of(batch).filled(self.max_tokens)
         log_probs = self.policy_log_probs(params, batch)
         log_ratios = log_probs - batch["old_log_probs"]
-        gains = batch["advantages"][:, None]
-        of_policy = advantages.clipped_policy_loss(log_ratios, gains, self.clip)
-        divergence = advantages.divergence_estimates(batch["reference_log_probs"] - log_probs)
-        if self.unbiased_kl:
-            divergence *= jnp.exp(log_ratios)
-        per_answer = filled / jnp.maximum(filled.sum(axis=1, keepdims=True), 1)
-        terms = {"policy": (of_policy * per_answer).sum(), "kl": (divergence * per_answer).sum()}
+        of_policy, divergence = objectives(
+            log_ratios,
+            batch["reference_log_probs"] - log_probs,
+            batch["advantages"],
+            self.clip,
+            unbiased_kl=self.unbiased_kl,
+        )
+        terms = {
+            "policy": of_answers(of_policy, filled).sum(),
+            "kl": of_answers(divergence, filled).sum(),
+        }
         count = jnp.int32(len(filled))
         measured = self.measures(batch) | self.changes(log_ratios, filled)
         loss = terms["policy"] + self.kl_coefficient * terms["kl"]
@@ -82,3 +87,29 @@ class GRPO(Policy):
 
     def positions(self, row_shape: int = 0) -> int:
         return self.group_size * self.max_tokens
+
+
+def objectives(
+    log_ratios: Float[Array, "B T"],
+    to_reference: Float[Array, "B T"],
+    gains: Float[Array, " B"],
+    clip: float,
+    *,
+    unbiased_kl: bool = False,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Returns the clipped losses of tokens, and the estimates of their divergence.
+
+    `log_ratios` are log-probabilities less those of the policy that wrote the answers.
+    `to_reference` are those of the reference less those of the policy, and `gains` the advantages
+    of answers.
+    """
+    of_policy = advantages.clipped_policy_loss(log_ratios, gains[:, None], clip)
+    divergence = advantages.divergence_estimates(to_reference)
+    if unbiased_kl:
+        divergence *= jnp.exp(log_ratios)
+    return of_policy, divergence
+
+
+def of_answers(x: Float[Array, "B T"], filled: Bool[Array, "B T"]) -> Float[Array, " B"]:
+    """Returns the mean over the tokens of each answer."""
+    return jnp.where(filled, x, 0.0).sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
