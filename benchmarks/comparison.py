@@ -9,16 +9,14 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def parser(doc: str, objectives: list[str]) -> argparse.ArgumentParser:
-    """Returns the flags of a comparison of objectives."""
+def parser(doc: str, names: list[str], key: str = "objective") -> argparse.ArgumentParser:
+    """Returns the flags of a comparison of objectives, or of what `key` says."""
     flags = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ("text", "data", "workdir", "json"):
         flags.add_argument(f"--{name}", type=pathlib.Path)
-    flags.add_argument(
-        "--objective", choices=objectives, action="append", help="only it; may be repeated"
-    )
+    flags.add_argument(f"--{key}", choices=names, action="append", help="only it; may be repeated")
     flags.add_argument("--table", action="store_true", help="show the rows of --json")
     flags.add_argument("--tiny", action="store_true", help="two updates each, to try the script")
     return flags

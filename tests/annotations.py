@@ -10,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -45,7 +46,7 @@ def checked(function):
 
     @functools.wraps(function)
     def call(*arguments, **options):
-        leaves, structure = jax.tree.flatten((arguments, options))
+        leaves, structure = jax.tree.flatten((arguments, options), is_leaf=_is_iterator)
         kinds = (structure, *map(_kind, leaves))
         if kinds in seen:
             return function(*arguments, **options)
@@ -54,6 +55,10 @@ def checked(function):
         return result
 
     return call
+
+
+def _is_iterator(value) -> bool:
+    return isinstance(value, Iterator)
 
 
 def _kind(value):

@@ -18,8 +18,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_eight():
-    assert [path.name[0] for path in NOTEBOOKS] == list("12345678")
+def test_there_are_nine():
+    assert [path.name[0] for path in NOTEBOOKS] == list("123456789")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
