@@ -58,13 +58,15 @@ class Policy(Prompted):
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        self._reference, self._reward = (
-            build_model(ConfigDict({"model": dict(keys)})) if keys else None
-            for keys in (self.reference_model, self.reward_model)
-        )
-        if self.reward_of is not None:
+        self._reference = self._built(self.reference_model)
+        self._reward = None if self.reward_of else self._built(self.reward_model)
+        if self.reward_of:
             self.rollouts = self._rollouts
         self._check()
+
+    def _built(self, keys: tuple):
+        """Returns the model of another run; None where the config names no such run."""
+        return build_model(ConfigDict({"model": dict(keys)})) if keys else None
 
     def _check(self) -> None:
         """Raises UserError for models and keys that do not suit each other."""
