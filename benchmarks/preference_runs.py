@@ -35,10 +35,10 @@ RUNS = {
         },
     ),
     "reward": ("configs/preferences/reward.py:imdb", 500, {"task.length": 96}),
-    "dpo": ("configs/preferences/dpo.py:imdb", 500, {"task.length": 96}),
+    "dpo": ("configs/preferences/dpo.py:imdb", 250, {"task.length": 96}),
     "ipo": (
         "configs/preferences/dpo.py:imdb",
-        500,
+        250,
         {"task.length": 96, "task.objective": "ipo"},
     ),
     "ppo": ("configs/preferences/ppo.py:imdb", 0, {"task.max_tokens": policies.MAX_TOKENS}),

@@ -50,13 +50,14 @@ TASKS = {
         task=dict(
             prompt_length=24,
             max_tokens=24,
+            epochs=2,
             minibatches=2,
             kl_coefficient=0.1,
-            target_kl=6.0,
-            horizon=2000,
+            target_kl=7.0,
+            horizon=1000,
             whitens_rewards=False,
         ),
-        optimizer=dict(learning_rate=3e-4, schedule="linear", warmup_steps=0, b2=0.98),
+        optimizer=dict(learning_rate=2e-4, schedule="linear", warmup_steps=0, b2=0.98),
     ),
 }
 # The variant for tests: it trains in seconds on a CPU.
