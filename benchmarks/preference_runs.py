@@ -174,9 +174,9 @@ class Story:
         row = policies.summary([scores for scores, _ in measured])
         row["samples"] = [[each.prompt, each.text] for each in measured[0][1][:4]]
         if part in RUNS:
-            records = [read_record(self.run(part, seed)) for seed in seeds]
-            row["minutes"] = float(np.mean([record["minutes"] for record in records]))
-            row["updates"] = RUNS[part][1]
+            folders = [self.run(part, seed) for seed in seeds]
+            row["minutes"] = float(np.mean([read_record(each)["minutes"] for each in folders]))
+            row["updates"] = updates(folders[0])
         return row
 
 
@@ -206,6 +206,13 @@ def read_record(folder: pathlib.Path) -> dict:
     """Returns whether a run is complete, and the minutes that its training has taken."""
     path = folder.with_suffix(".json")
     return json.loads(path.read_text()) if path.exists() else {"complete": False, "minutes": 0.0}
+
+
+def updates(folder: pathlib.Path) -> int:
+    """Returns the number of updates of a run."""
+    from transformer_jax.runs import record
+
+    return record.read(folder).config.train.num_steps
 
 
 def last_scores(folder: pathlib.Path) -> dict:
