@@ -134,8 +134,9 @@ class Policy(Prompted):
     def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
         """Returns the rewards of answers by `reward_of`. Raises UserError for what is no number."""
         answers = Answers.of(rollouts)
-        texts = zip(*self.texts_of(answers))
-        rewards = np.array([self._score(*pair) for pair in texts], np.float32)
+        rows = zip(answers.begins, *self.texts_of(answers))
+        # A row that fills up the last batch of an evaluation has no prompt.
+        rewards = np.array([self._score(*texts) if n else 0.0 for n, *texts in rows], np.float32)
         if self.unfinished_reward is None:
             return rewards
         return np.where(answers.ended, rewards, np.float32(self.unfinished_reward))
