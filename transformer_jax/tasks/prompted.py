@@ -50,12 +50,16 @@ class Prompted(CausalUse, BaseTask):
 
     @cached_property
     def tokenizer(self):
-        if self.tokenizer_folder is None and not self.config.data.tokenizer_files:
+        if not self._has_tokenizer:
             raise UserError("config.init_from is missing: the workdir of the run to train further")
         # No tokenizer is trained, so there is no text for it.
         return tokenizers.of_run(
             self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
+
+    @property
+    def _has_tokenizer(self) -> bool:
+        return self.tokenizer_folder is not None or bool(self.config.data.tokenizer_files)
 
     def read(self, split: str) -> prompts.Prompts | None:
         return prompts.of_split(self.config.data, split)
@@ -100,8 +104,8 @@ class Prompted(CausalUse, BaseTask):
 
     @cached_property
     def end_id(self) -> int:
-        """The token that ends an answer."""
-        return completions.end_id(self.tokenizer)
+        """The token that ends an answer; 0 in a run that is only planned, without a tokenizer."""
+        return completions.end_id(self.tokenizer) if self._has_tokenizer else 0
 
     def written(self, params: Params, batch: Batch, key: jax.Array) -> Batch:
         """Returns the arrays of `Answers` to the prompts of a batch, `num_answers` to each."""
