@@ -1,6 +1,7 @@
 """Answers within a step, their log-probabilities and rewards, and what a first update sees."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tasks import policies
+from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.prompts import Prompts
 from transformer_jax.inference.answers import Answers
@@ -17,6 +19,7 @@ from transformer_jax.tasks.task import Context
 from transformer_jax.training import batches, state
 from transformer_jax.training.program import Program
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
 REWARD = tuple(dict(name="gpt", vocab_size=300, d_model=8, num_layers=1, num_heads=2).items())
 
 
@@ -129,6 +132,13 @@ def test_texts_of_pretraining_are_mixed_in(gpt, tmp_path):
     np.testing.assert_allclose(loss.terms["texts"], -of_labels.sum(), rtol=1e-5)
     assert weights["texts"] == batch["text_weights"].sum() == 8 * 16
     assert task.coefficients["texts"] == 27.8
+
+
+def test_a_run_is_planned_without_a_tokenizer():
+    config = configs.tiny(ROOT / "configs/preferences/ppo.py:imdb")
+    task = resolve(config).task()
+    program = Program.of(config, task, jax.devices()[:1])
+    assert task.end_id == 0 and program.state.memory.shape == ()
 
 
 def test_prompts_of_files(tmp_path):

@@ -26,15 +26,15 @@ def reward(gpt, tmp_path_factory):
     return policies.reward_run(tmp_path_factory.mktemp("reward"), gpt.workdir)
 
 
-def check(config, folder, others, overrides=()):
-    """Trains a run straight, resumed after its first step, and on a mesh of eight devices.
+def check(config, folder, others, mesh, overrides=()):
+    """Trains a run straight, resumed after its first step, and on a mesh.
 
-    The runs of reference and reward are no longer needed after the first step. Returns the program
-    of one device and the state at the end.
+    The runs of reference and reward are no longer needed after the first step. Returns the state at
+    the end of the straight run.
     """
     _, program = train(config, folder / "straight", overrides=overrides)
-    mesh = [(f"mesh.{axis}", 2) for axis in ("data", "fsdp", "tensor")]
-    train(config, folder / "mesh", 8, overrides=[*overrides, *mesh])
+    halved = [(f"mesh.{axis}", 2) for axis in mesh]
+    train(config, folder / "mesh", 2 ** len(mesh), overrides=[*overrides, *halved])
     shutil.copytree(folder / "straight", folder / "resumed")
     shutil.rmtree(folder / "resumed" / "checkpoints" / "2")
     for other in others:
@@ -61,7 +61,7 @@ def test_ppo_resumes_bit_equal_and_a_mesh_has_its_losses(gpt, reward, tmp_path):
         shutil.copytree(source, copy)
     task = dict(name="ppo", epochs=2, minibatches=2, target_kl=0.5, horizon=20)
     config = policies.build(tmp_path / "data", *others, task)
-    end = check(config, tmp_path, others)
+    end = check(config, tmp_path, others, ("data", "fsdp", "tensor"))
     assert float(end.memory) != config.task.kl_coefficient
     jax.tree.map(np.testing.assert_array_equal, end.params["reference"], gpt.params)
     task, params = open_run(tmp_path / "resumed")
@@ -78,6 +78,6 @@ def test_grpo_with_rewards_of_a_python_function(gpt, tmp_path):
     task = dict(name="grpo", group_size=4, minibatches=2)
     config = policies.build(tmp_path / "data", other, "", task)
     file = [("task.name", str(tmp_path / "brief.py"))]
-    check(config, tmp_path, [other], file)
+    check(config, tmp_path, [other], ("data",), file)
     (last,) = [line for line in lines(tmp_path / "straight") if "valid/reward" in line]
     assert -40 < last["valid/reward"] < 0
