@@ -14,18 +14,18 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data import arguments, rows, tokenizers
+from transformer_jax.data import arguments, rows
 from transformer_jax.finetuning import lengths
-from transformer_jax.inference.causal import CausalUse
 from transformer_jax.pictures.progress import say
 from transformer_jax.tasks import preferences
-from transformer_jax.tasks.base import BaseTask, check_row_length
+from transformer_jax.tasks.base import check_row_length
+from transformer_jax.tasks.continued import Continued
 from transformer_jax.tasks.preferences import Pairs, PreferenceTask
 from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
-class DPO(PreferenceTask, CausalUse, BaseTask):
+class DPO(PreferenceTask, Continued):
     """The losses of Rafailov et al. 2023, equation 7, and of Azar et al. 2023, equation 17.
 
     The implicit reward of a completion is beta times the logarithm of its probability, over that of
@@ -43,8 +43,6 @@ class DPO(PreferenceTask, CausalUse, BaseTask):
     # gives its own
     reference_model: tuple = ()
 
-    takes_model = True
-    begins_with_run = True
     other_runs = ("reference",)
 
     def __post_init__(self):
@@ -88,15 +86,6 @@ class DPO(PreferenceTask, CausalUse, BaseTask):
             )
 
     # data
-
-    @cached_property
-    def tokenizer(self):
-        if self.tokenizer_folder is None and not self.config.data.tokenizer_files:
-            raise UserError("config.init_from is missing: the workdir of the run to train further")
-        # No tokenizer is trained, so there is no text for it.
-        return tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
-        )
 
     @property
     def room(self) -> int:
@@ -147,12 +136,6 @@ class DPO(PreferenceTask, CausalUse, BaseTask):
     def rows(self):
         return self._rows
 
-    def fingerprint(self) -> dict:
-        return {
-            "train": self.read("train").fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
-
     # training
 
     def batch_spec(self, row_shape: int):
@@ -195,9 +178,6 @@ class DPO(PreferenceTask, CausalUse, BaseTask):
         if self.objective == "sigmoid":
             return preferences.bradley_terry(self.beta * differences, preferred)
         return squared_distance(differences, preferred, self.beta)
-
-    def derived(self, name, means):
-        return {}
 
     def flops(self, row_shape: int = 0) -> float:
         # A backward pass costs two forward passes; the reference has none.

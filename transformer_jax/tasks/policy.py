@@ -246,9 +246,6 @@ class Policy(Prompted):
 
     # evaluation
 
-    def derived(self, name, means):
-        return {}
-
     def evaluations(self):
         return {"valid": self._evaluated} if self.read("valid") is not None else {}
 

@@ -8,20 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
-from transformer_jax.data import completions, tokenizers
+from transformer_jax.data import completions
 from transformer_jax.data.prompt_rows import PromptRows
 from transformer_jax.data.rows import train_rows
 from transformer_jax.data.sources import prompts
 from transformer_jax.inference.answers import Answers, Writer
-from transformer_jax.inference.causal import CausalUse
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.pictures.progress import say
-from transformer_jax.tasks.base import BaseTask
+from transformer_jax.tasks.continued import Continued
 from transformer_jax.tasks.task import Batch, Params
 
 
 @dataclasses.dataclass
-class Prompted(CausalUse, BaseTask):
+class Prompted(Continued):
     """A language model that writes answers to the prompts of `config.data`.
 
     A row of a batch is a prompt: `prompts` (P,) and `prompt_lengths` (), int32.
@@ -31,8 +30,6 @@ class Prompted(CausalUse, BaseTask):
     max_tokens: int = 32  # most tokens of an answer, its end included
     temperature: float = 1.0  # divisor of the logits, in sampling and in learning
 
-    takes_model = True
-    begins_with_run = True
     evaluates_rows = False
     num_answers = 1  # to each prompt
 
@@ -47,19 +44,6 @@ class Prompted(CausalUse, BaseTask):
         return self.prompt_length + self.max_tokens
 
     # data
-
-    @cached_property
-    def tokenizer(self):
-        if not self._has_tokenizer:
-            raise UserError("config.init_from is missing: the workdir of the run to train further")
-        # No tokenizer is trained, so there is no text for it.
-        return tokenizers.of_run(
-            self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
-        )
-
-    @property
-    def _has_tokenizer(self) -> bool:
-        return self.tokenizer_folder is not None or bool(self.config.data.tokenizer_files)
 
     def read(self, split: str) -> prompts.Prompts | None:
         return prompts.of_split(self.config.data, split)
@@ -91,12 +75,6 @@ class Prompted(CausalUse, BaseTask):
     def rows(self):
         return self._rows
 
-    def fingerprint(self) -> dict:
-        return {
-            "train": self.read("train").fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-        }
-
     def batch_spec(self, row_shape: int = 0):
         return self.int32_spec({"prompts": (self.prompt_length,), "prompt_lengths": ()})
 
@@ -105,7 +83,7 @@ class Prompted(CausalUse, BaseTask):
     @cached_property
     def end_id(self) -> int:
         """The token that ends an answer; 0 in a run that is only planned, without a tokenizer."""
-        return completions.end_id(self.tokenizer) if self._has_tokenizer else 0
+        return completions.end_id(self.tokenizer) if self.has_tokenizer else 0
 
     def written(self, params: Params, batch: Batch, key: jax.Array) -> Batch:
         """Returns the arrays of `Answers` to the prompts of a batch, `num_answers` to each."""
