@@ -18,6 +18,7 @@ CLASSIFIER = (
     1000,
     {"task.text": "2", "task.label": "1", "task.length": 64, "task.group_by_length": 8},
 )
+DPO = {"task.length": 96, "task.group_by_length": 8}
 # run: (config, updates, other keys); 0 updates: those of the config
 RUNS = {
     "lm": ("configs/gpt/imdb.py:tiny", 1000, {}),
@@ -35,11 +36,11 @@ RUNS = {
         },
     ),
     "reward": ("configs/preferences/reward.py:imdb", 500, {"task.length": 96}),
-    "dpo": ("configs/preferences/dpo.py:imdb", 250, {"task.length": 96}),
+    "dpo": ("configs/preferences/dpo.py:imdb", 250, DPO),
     "ipo": (
         "configs/preferences/dpo.py:imdb",
         250,
-        {"task.length": 96, "task.objective": "ipo"},
+        DPO | {"task.objective": "ipo"},
     ),
     "ppo": ("configs/preferences/ppo.py:imdb", 0, {"task.max_tokens": policies.MAX_TOKENS}),
     "grpo": ("configs/preferences/grpo.py:imdb", 0, {"task.max_tokens": policies.MAX_TOKENS}),
