@@ -145,7 +145,7 @@ def _write(draw) -> None:
     elif options.prompts or options.num_samples > 1:
         repeated = (prompt for prompt in prompts for _ in range(options.num_samples))
         to_print, to_continue = itertools.tee(repeated)
-        _print_objects(to_print, draw(_asked(to_continue)))
+        _print_objects(to_print, draw(_as_turns(to_continue)))
     else:
         _print_as_written(draw, prompts[0])
 
@@ -159,7 +159,7 @@ def _say_that_it_answers(tokenizer) -> None:
         say("this run knows the marks of conversations; --chat answers, this continues plain text")
 
 
-def _asked(prompts):
+def _as_turns(prompts):
     """Returns the prompts as they are continued. Behind --system each is a conversation."""
     if cli.FLAGS.system is None:
         return prompts
@@ -188,7 +188,7 @@ def _choose(draw, prompts) -> None:
     reward, params = cli.open_run("score", "scores completions", flag="reward")
     to_print, to_continue = itertools.tee(prompts)
     score = partial(reward.score, params)
-    chosen = best_of(draw, score, _asked(to_continue), options.best_of)
+    chosen = best_of(draw, score, _as_turns(to_continue), options.best_of)
     if options.prompts:
         _print_objects(to_print, chosen)
     else:
@@ -220,7 +220,7 @@ def _print_objects(prompts, continuations) -> None:
 def _print_as_written(draw, prompt: str) -> None:
     """Prints the prompt and its continuation, or an answer, while the model writes it."""
     show = Streamed(cli.FLAGS.stop, before=_before(prompt))
-    (drawn,) = draw(_asked([prompt]), watch=show)
+    (drawn,) = draw(_as_turns([prompt]), watch=show)
     show.end(drawn.text)
 
 

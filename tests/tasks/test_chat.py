@@ -337,8 +337,8 @@ def test_flags_that_do_not_go_together(chats, gpt):
     chat = ["generate", f"--workdir={chats.workdir}"]
     refused(call(*chat, "--system=a"), "--system: only with --chat")
     refused(call(*chat, "--chat", "--beam=2"), "--beam and --chat: an answer has no --beam")
-    several = call(*chat, "--chat", "--num_samples=2")
-    refused(several, "--num_samples and --chat without --prompts: a conversation has no")
+    refusal = call(*chat, "--chat", "--num_samples=2")
+    refused(refusal, "--num_samples and --chat without --prompts: a conversation has no")
     other = call("generate", f"--workdir={gpt.workdir}", "--chat", text="a\n")
     refused(other, "this run knows no marks of conversations")
 

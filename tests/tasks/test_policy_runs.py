@@ -43,9 +43,9 @@ def check(config, folder, others, mesh, overrides=()):
 
     straight, resumed = folder / "straight", folder / "resumed"
     assert lines(resumed) == lines(straight)
-    end, again = [final_state(workdir, config, program, 2) for workdir in (straight, resumed)]
-    jax.tree.map(np.testing.assert_array_equal, end.params, again.params)
-    jax.tree.map(np.testing.assert_array_equal, end.memory, again.memory)
+    end, resumed_end = [final_state(workdir, config, program, 2) for workdir in (straight, resumed)]
+    jax.tree.map(np.testing.assert_array_equal, end.params, resumed_end.params)
+    jax.tree.map(np.testing.assert_array_equal, end.memory, resumed_end.memory)
     for key in ("train/reward", "train/kl", "train/loss", "valid/reward", "valid/length"):
         of_mesh, of_one = (
             [line[key] for line in lines(folder / name) if key in line]

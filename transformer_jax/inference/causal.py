@@ -82,10 +82,7 @@ class CausalUse:
         return Generator(self.model, tokenizer, batch, placement)
 
     def reply(self, params, messages: Prompt, **options) -> Continuation:
-        """Returns the assistant's answer to one prompt of `replies`, with its options and errors.
-
-        The answer is that of the first prompt of `replies`.
-        """
+        """Returns the assistant's answer to one prompt. See `replies` for options and errors."""
         encode, write = self._answering(params, **options)
         return next(write([encode(messages)]))
 

@@ -15,15 +15,15 @@ def room_of_answer(model: Any) -> int:
     return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)
 
 
-def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, asked: Prompt) -> list[int]:
+def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, turns: Prompt) -> list[int]:
     """Returns the ids of a conversation that leaves room for `max_tokens` in the window.
 
     The oldest turns are left out until it does. A turn is a message of the user with those that
     follow it. The message of the system stays. Raises UserError where the last turn alone is too
     long, and for messages that are no conversation.
     """
-    messages = as_messages(asked)
-    chat.check_asked(messages, "messages")
+    messages = as_messages(turns)
+    chat.check_turns(messages, "messages")
     room = model.window - max_tokens
     begins = [place for place, message in enumerate(messages) if message["role"] == "user"]
     has_system = messages[0]["role"] == "system"
@@ -39,8 +39,8 @@ def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, asked: Prompt)
 
 def each(encode: Callable[[Prompt], list[int]], prompts: Iterable[Prompt]) -> Iterator[list[int]]:
     """Yields the ids of each prompt. An error names its number."""
-    for number, asked in enumerate(prompts, 1):
+    for number, turns in enumerate(prompts, 1):
         try:
-            yield encode(asked)
+            yield encode(turns)
         except UserError as error:
             raise UserError(f"prompt {number}: {error}") from None

@@ -106,8 +106,8 @@ def adapted_coefficient(
 ) -> Float[Array, ""]:
     """Returns the coefficient of the penalty after a batch (Ziegler et al. 2019, section 2.2).
 
-    It grows where the divergence is above its target. `horizon` is in batches: of a relative error
-    of up to 0.2, the part 1 / horizon is added.
+    It grows where the divergence is above its target, and falls where it is below. The change is
+    the relative error, at most 0.2, divided by `horizon`, a number of batches.
     """
     error = jnp.clip(divergence / target - 1, -0.2, 0.2)
     return coefficient * (1 + error / horizon)

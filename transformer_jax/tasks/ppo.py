@@ -84,12 +84,12 @@ class PPO(Policy):
 
     def batch_spec(self, row_shape: int = 0):
         spec = super().batch_spec(row_shape)
+        if not self.text_files:
+            return spec
         keys = ["text_tokens", "text_labels", "text_weights"]
         if self.config.data.mask_documents:
             keys += ["text_positions", "text_segment_ids"]
-        return spec | (
-            self.int32_spec(dict.fromkeys(keys, (self.text_length,))) if self.text_files else {}
-        )
+        return spec | self.int32_spec(dict.fromkeys(keys, (self.text_length,)))
 
     # training
 

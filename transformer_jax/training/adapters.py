@@ -31,8 +31,8 @@ def adapted(task: type[Task]) -> type[Task]:
 class Adapted(Task):
     """The methods of a task that read parameters with adapters.
 
-    `loss`, `experience`, `calibrated` and `evaluations` of the task itself get parameters without
-    them.
+    `loss`, `rollouts`, `experience`, `calibrated` and `evaluations` of the task itself get
+    parameters without them.
     """
 
     def __init__(self, *args, **options):
@@ -40,9 +40,9 @@ class Adapted(Task):
         self._lora = self.config.lora
         self._adapters = Adapters.of(self._lora)
         if self.experience is not None:
-            self.experience = functools.partial(self._experience, self.experience)
+            self.experience = functools.partial(self._with_merged, self.experience)
         if self.rollouts is not None:
-            self.rollouts = functools.partial(self._experience, self.rollouts)
+            self.rollouts = functools.partial(self._with_merged, self.rollouts)
         if self.calibrated is not None:
             self.calibrated = functools.partial(self._calibrated, self.calibrated)
 
@@ -62,8 +62,8 @@ class Adapted(Task):
     def loss(self, params: Params, batch: Batch, context: Context) -> Loss:
         return super().loss(low_rank.joined(params, self._adapters.lazy), batch, context)
 
-    def _experience(self, experience, params: Params, batch: Batch, context: Context):
-        return experience(low_rank.joined(params, self._adapters.merged), batch, context)
+    def _with_merged(self, function, params: Params, batch: Batch, context: Context):
+        return function(low_rank.joined(params, self._adapters.merged), batch, context)
 
     def _calibrated(self, calibrated, params: Params) -> Params:
         """Returns the parameters with those that are measured, which belong to heads."""

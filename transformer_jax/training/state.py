@@ -55,7 +55,7 @@ class TrainState:
         return self.step * self.updates_per_step
 
     def rest(self) -> dict[str, Any]:
-        """The parts of a checkpoint beside parameters and metrics; those that the task has.
+        """The parts of a checkpoint beside parameters and metrics. Carry and memory may be missing.
 
         Decoding reads only the parameters. The metrics are saved as JSON, because their names may
         change.
@@ -173,8 +173,8 @@ def _first_sums(task, carry, memory, params) -> metrics.Metrics:
     context = Context(jax.random.key(0), jnp.int32(0), carry, jnp.float32(1), True, memory)
     first = partial(_first_loss, task, context)
     loss, following = jax.eval_shape(first, params, task.batch_spec(0))
-    _check_same(task, "its loss returns the carry", carry, loss.carry)
-    _check_same(task, "its experience returns the memory", memory, following)
+    _check_same(task, "loss", "carry", carry, loss.carry)
+    _check_same(task, "experience", "memory", memory, following)
     norms = ("grad_norm", "update_norm", "param_norm")
     norm = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     return loss.metrics | dict.fromkeys(norms, norm)
@@ -191,14 +191,13 @@ def _first_loss(task, context, params, batch):
     return task.loss(params, batch, context._replace(memory=None)), memory
 
 
-def _check_same(task, returns: str, initial, following) -> None:
-    """Raises UserError where a step gets a tree of other shapes than it returns."""
+def _check_same(task, method: str, kind: str, initial, following) -> None:
+    """Raises UserError where a method of the task changes the shapes of its carry or memory."""
     before, after = (
         jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (initial, following)
     )
     if before != after:
-        kind = returns.split()[-1]
         raise UserError(
-            f"config.task.name={task.config.task.name!r}: {returns} {after}, initial_{kind} "
-            f"{before}; they must have the same shapes and dtypes"
+            f"config.task.name={task.config.task.name!r}: its {method} returns the {kind} "
+            f"{after}, initial_{kind} {before}; they must have the same shapes and dtypes"
         )

@@ -1,6 +1,6 @@
 """A training step in two compiled programs, between which each host scores its own rows.
 
-It serves tasks whose rewards are computed by Python: see `Task.rollouts`.
+It is for tasks whose rewards are computed by Python: see `Task.rollouts`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class TwoPrograms(NamedTuple):
     learn: Any
 
     def __call__(self, state, batch: Arrays):
-        rollouts = hosts.compiled(self.roll, state, batch)(state, batch)
+        rollouts = hosts.run(self.roll, state, batch)
         return self.learn(state, rollouts | {"rewards": rewards(self.score, rollouts)})
 
     def lower(self, state, batch: Arrays):

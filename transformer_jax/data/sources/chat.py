@@ -95,8 +95,8 @@ def check(messages, where: str) -> None:
         _check_text(message["content"], f"{name}: 'content'")
 
 
-def check_asked(messages, where: str) -> None:
-    """Raises UserError where `messages` are no conversation that the assistant is to answer."""
+def check_turns(messages, where: str) -> None:
+    """Raises UserError where `messages` are no conversation that ends with the user."""
     check(messages, where)
     if messages[-1]["role"] != "user":
         raise UserError(f"{where}: the last one must be of the user, whom the model answers")

@@ -84,7 +84,7 @@ def prompt_of(value: dict, where: str) -> Prompt:
         return text_of(value, "prompt", where)
     if "prompt" in value:
         raise UserError(f"{where}: 'messages' and 'prompt': give one of them")
-    chat.check_asked(value["messages"], where)
+    chat.check_turns(value["messages"], where)
     return value["messages"]
 
 
