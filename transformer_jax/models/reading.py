@@ -1,7 +1,7 @@
 """How models read texts: the units of their inputs, and the states of a source's layers."""
 
 import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 from jaxtyping import Array, ArrayLike, Float, Int
@@ -13,6 +13,7 @@ class Reading:
     A unit is the input at one position. It is the id of a token, or an array of numbers.
     """
 
+    inputs: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
     unit_shape: ClassVar[tuple[int, ...]] = ()
 
     @property

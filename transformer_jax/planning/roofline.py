@@ -59,6 +59,8 @@ def _layers_flops(task) -> float:
 
     The size of the vocabulary enters the FLOPs through this projection only.
     """
+    if not task.model.vocab_size:
+        return task.flops(0)
     without_output = copy.copy(task)
     without_output.model = task.model.clone(vocab_size=0)
     return without_output.flops(0)

@@ -134,6 +134,12 @@ def _task(config, tokenizer):
             f"config.source.name={config.source.name!r}: config.task.name={config.task.name!r} "
             "reads config.data"
         )
+    model = configs.named_class("model", config.model.name)
+    if model.inputs != task.inputs:
+        raise UserError(
+            f"config.model.name={config.model.name!r}: reads {model.inputs}, and "
+            f"config.task.name={config.task.name!r} gives {task.inputs}"
+        )
     if task.reads_source:
         configs.build_source(config)  # raises its errors before anything is compiled
     file_digests.remember_in(config.data)

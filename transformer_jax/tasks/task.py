@@ -5,7 +5,7 @@ The loop knows neither the model nor the data.
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -122,6 +122,7 @@ class Task(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
+    inputs: Literal["tokens", "images", "sound"] = "tokens"  # of the model in config.model
     # Whether the gradients of a batch are sums over its rows. Parts of the batch are then computed
     # separately, and their gradients added.
     sums_over_rows: bool = True

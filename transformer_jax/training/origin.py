@@ -72,7 +72,7 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     same_head = of_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
     )
-    vocab_size = part.config.model.vocab_size
+    vocab_size = _vocab_size(part.config)
     names = [name for name in wanted if same_head or not name.startswith("head/")]
     shared = {name: _origin(config, name, stored) for name in names}
     shared = {name: source for name, source in shared.items() if source in stored}
@@ -88,7 +88,7 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         if beginning.layers and traits[_joined(beginning.prefix, name)].is_stack:
             stacks[name] = _chosen(beginning, shape[0])
             shape = (len(stacks[name]), *shape[1:])
-        may_grow = name in _vocabulary(config) and vocab_size <= config.model.vocab_size
+        may_grow = name in _vocabulary(config) and vocab_size <= _vocab_size(config)
         may_grow |= _origins_of_rows(config, name, shape, wanted[name].shape) is not None
         _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
     new = sorted(wanted.keys() - shared.keys())
@@ -168,7 +168,7 @@ class Match:
             if rows is not None:
                 put = jax.jit(lambda stored: stored[np.array(rows)], out_shardings=leaf.sharding)
                 return put(np.asarray(value))
-            grows = self.vocab_size < config.model.vocab_size or value.shape != leaf.shape
+            grows = self.vocab_size < _vocab_size(config) or value.shape != leaf.shape
             if name not in vocabulary or name not in restored or not grows:
                 return value
             # The rows of new tokens are as initialised. A table of another shape is on one device.
@@ -264,6 +264,11 @@ def _name(path) -> str:
 def _vocabulary(config) -> tuple[str, ...]:
     """The names of the tensors whose rows are the tokens of the vocabulary."""
     return named_class("model", config.model.name).vocabulary
+
+
+def _vocab_size(config) -> int:
+    """The number of tokens; 0 for a model of images or sound."""
+    return config.model.get("vocab_size", 0)
 
 
 def _origin(config, name: str, stored: Mapping) -> str:
