@@ -37,7 +37,7 @@ SEEDS = 2
 PRETRAININGS = {
     "roberta": representations.Pretraining(
         "configs/encoders/pretrain.py:roberta",
-        3000,
+        4000,
         {"task.phases": "((0.75,32,5),(0.2,128,20),(0.05,512,76))"},
         {"model.d_model": 16, "model.vocab_size": 400},
     ),
