@@ -59,6 +59,7 @@ MODELS = {
     | dict(max_length=48),
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
+    "esm": dict(name="esm", **SHARED),
     "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
     "glove": dict(name="glove", vocab_size=80, d_model=8),
 }
@@ -109,6 +110,7 @@ TASKS = {
         dict(name="words_in_context", length=16, negatives=4, shared_noise=8),
     ),
     "glove": (build_bert, dict(name="glove", window=3, length=32)),
+    "esm": (build_bert, dict(name="masked_residues", length=24)),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
     "t5": (
         build_bert,
@@ -120,6 +122,8 @@ TASKS = {
         ),
     ),
 }
+# The records of tasks that read no texts.
+SOURCES = {"esm": dict(name="protein_families", families=2, members=16)}
 STEPS = 3
 # Families that draw the rotations of their hashing for each microbatch, as others draw dropout.
 DRAWING = ("reformer",)
@@ -128,7 +132,8 @@ DRAWING = ("reformer",)
 def config_of(family, folder, accumulation=1, **mesh):
     build, task = TASKS[family]
     other = build(folder)
-    config = configs.experiment(model=MODELS[family], task=task, mesh=mesh)
+    source = SOURCES.get(family, {})
+    config = configs.experiment(model=MODELS[family], task=task, source=source, mesh=mesh)
     for section in ("data", "optimizer", "decode"):
         config[section] = other[section]
     train = dict(num_steps=STEPS, log_every=1, batch=8, accumulation=accumulation)
