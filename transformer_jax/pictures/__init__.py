@@ -13,6 +13,7 @@ from transformer_jax.pictures.attention_maps import (
 from transformer_jax.pictures.bars import bars
 from transformer_jax.pictures.confusion_matrix import confusion
 from transformer_jax.pictures.figure import save
+from transformer_jax.pictures.image_grids import images, shares
 from transformer_jax.pictures.learning_curves import curves, growth
 from transformer_jax.pictures.noised import noised
 from transformer_jax.pictures.position_vectors import positions, similarity
@@ -25,6 +26,7 @@ __all__ = [
     "confusion",
     "curves",
     "growth",
+    "images",
     "masks",
     "mean_attention",
     "neighbours",
@@ -32,5 +34,6 @@ __all__ = [
     "place_of",
     "positions",
     "save",
+    "shares",
     "similarity",
 ]
