@@ -17,17 +17,13 @@ attention --workdir=DIR --text="..." --output=FILE.png
                   --workdir the sinusoids of Vaswani et al. 2017
     masks         the keys that a query sees: causal, padding, packed and local masks
     confusion     a classification: how often each label of --set was predicted as each label
-    rollout       the parts of images that a classification's state comes from, by the attention of
-                  all layers: the files of --image, or the first images of --set
-    reconstruction  images, their visible patches, and the pixels that masked_patches predicts
     curves        the learning curves of one or more --workdir, from their metrics.jsonl
 """
 
 from absl import flags
 
 from transformer_jax.cli import flags as cli
-from transformer_jax.cli import image_pictures, process, word_pictures
-from transformer_jax.cli.curves import curves
+from transformer_jax.cli import process, word_pictures
 from transformer_jax.config import UserError
 
 # The sentences of Uszkoreit 2017.
@@ -42,8 +38,6 @@ _FLAGS = {  # of each picture, beside --output
     "positions": ("workdir", "step"),
     "masks": (),
     "confusion": ("workdir", "step", "set"),
-    "rollout": ("workdir", "step", "image", "set"),
-    "reconstruction": ("workdir", "step", "image", "set"),
     "curves": ("workdir", "against", "metrics"),
 }
 
@@ -67,10 +61,7 @@ def define_flags() -> None:
     flags.DEFINE_list("words", [], "analogy: a,b,c: the word to c as b is to a.")
     flags.DEFINE_string("analogies", None, "analogy: a file of sections and of four words a line.")
     flags.DEFINE_bool("pieces", False, "attention: between tokens instead of words.")
-    flags.DEFINE_enum(
-        "set", "valid", ["valid", "test"], "confusion, rollout, reconstruction: part of the data."
-    )
-    flags.DEFINE_multi_string("image", [], "An image file; may be repeated.")
+    flags.DEFINE_enum("set", "valid", ["valid", "test"], "confusion: part of the data.")
     flags.DEFINE_string(
         "against",
         "step",
@@ -99,8 +90,6 @@ def main() -> None:
         "positions": positions,
         "masks": masks,
         "confusion": confusion,
-        "rollout": rollout,
-        "reconstruction": reconstruction,
         "curves": curves,
     }[picture]
     pictures.save(draw(options), path)
@@ -225,12 +214,42 @@ def confusion(options):
     return pictures.confusion(**scores["confusion"], title=title)
 
 
-def rollout(options):
-    return image_pictures.rollout(options, _folder(options))
+def curves(options):
+    from transformer_jax import pictures
+
+    if not options.workdir:
+        raise UserError("--workdir=... is missing: folder of a run; it may be repeated")
+    runs = {}
+    for folder in options.workdir:
+        name = folder.rstrip("/").rpartition("/")[2] if len(options.workdir) > 1 else ""
+        runs[name] = _metrics(folder, options)
+    if len(runs) < len(options.workdir):
+        raise UserError(
+            "--workdir: two runs of the same name; their folders must differ in the last part"
+        )
+    # The legends name several runs.
+    title = options.workdir[0] if len(options.workdir) == 1 else ""
+    panels = {name: (name,) for name in options.metrics}
+    return pictures.curves(runs, panels, options.against, title)
 
 
-def reconstruction(options):
-    return image_pictures.reconstruction(options, _folder(options))
+def _metrics(folder: str, options) -> list[dict]:
+    """Returns the lines of a run's metrics.jsonl, which must have the metrics asked for."""
+    from transformer_jax.runs import record
+    from transformer_jax.storage import buckets
+
+    path = buckets.folder_of_run(folder) / "metrics.jsonl"
+    if not path.is_file():
+        raise UserError(f"--workdir={folder}: no metrics.jsonl here")
+    lines = record.metrics(folder)
+    known = sorted({name for line in lines for name in line})
+    for flag, name in (
+        ("against", options.against),
+        *(("metrics", name) for name in options.metrics),
+    ):
+        if name not in known:
+            raise UserError(f"--{flag}={name}: not in {path}; there are: {', '.join(known)}")
+    return lines
 
 
 def _opened(options, *allowed: str):

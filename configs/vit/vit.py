@@ -68,7 +68,6 @@ def get_config(shape="b16"):
             schedule="linear",
             warmup_steps=10_000,
             weight_decay=0.03,
-            clip_norm=1.0,
         ),
         checkpoint=dict(every=10_000, best_metric="valid/accuracy", best_mode="max"),
         decode=dict(batch=256),
