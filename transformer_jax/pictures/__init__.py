@@ -12,6 +12,7 @@ from transformer_jax.pictures.attention_maps import (
 )
 from transformer_jax.pictures.bars import bars
 from transformer_jax.pictures.confusion_matrix import confusion
+from transformer_jax.pictures.contact_map import contact_maps
 from transformer_jax.pictures.figure import save
 from transformer_jax.pictures.image_grids import images, shares
 from transformer_jax.pictures.learning_curves import curves, growth
@@ -24,6 +25,7 @@ __all__ = [
     "attention",
     "bars",
     "confusion",
+    "contact_maps",
     "curves",
     "growth",
     "images",
