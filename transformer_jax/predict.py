@@ -1,4 +1,4 @@
-"""Predicts with a fine-tuned run, one line of stdin at a time: python -m transformer_jax.predict
+"""Predicts with a fine-tuned run or a classifier, one line of stdin at a time: python -m transformer_jax.predict
 --workdir=DIR < texts > labels
 
 A line of stdin holds, by the task of the run:
@@ -11,6 +11,8 @@ A line of stdin holds, by the task of the run:
                      the beginning of all choices (SWAG), it stands between them
     reward           a prompt, a tab and a completion, or {"prompt": ..., "completion": ...}; prints
                      its normalised reward
+    image_classification
+                     the path of an image file
 
 --json gives an object a line, with probabilities. An empty line gives an empty line, with --json an
 object with an empty text and a null label.

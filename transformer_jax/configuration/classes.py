@@ -19,7 +19,7 @@ _SHARED = (
     *("descent", "negative_sampling", "policy", "prompted", "advantages", "continued"),
     "protein_task",
     *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
-    "sensory",
+    *("sensory", "image_task"),
 )
 
 
