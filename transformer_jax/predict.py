@@ -1,4 +1,4 @@
-"""Predicts with a fine-tuned run or a classifier, one line of stdin at a time: python -m transformer_jax.predict
+"""Predicts with a fine-tuned run, one line of stdin at a time: python -m transformer_jax.predict
 --workdir=DIR < texts > labels
 
 A line of stdin holds, by the task of the run:
