@@ -17,7 +17,9 @@ attention --workdir=DIR --text="..." --output=FILE.png
                   --workdir the sinusoids of Vaswani et al. 2017
     masks         the keys that a query sees: causal, padding, packed and local masks
     result        the results of a run, where its task draws them: the contacts of a protein in
-                  --text=RESIDUES, or of the first held-out one beside the truth
+                  --text=RESIDUES, or of the first held-out one beside the truth; the patches that
+                  the class of an image comes from, by attention rollout, or the reconstructed
+                  ones of masked_patches, for files --text=FILE or the first held-out images
     confusion     a classification: how often each label of --set was predicted as each label
     curves        the learning curves of one or more --workdir, from their metrics.jsonl
 """

@@ -5,7 +5,7 @@ scikit-learn.
 
     python -m transformer_jax.train --config=configs/vit/digits.py --workdir=runs/digits
     python -m transformer_jax.evaluate --workdir=runs/digits --set=test
-    python -m transformer_jax.inspect rollout --workdir=runs/digits --output=rollout.png
+    python -m transformer_jax.inspect result --workdir=runs/digits --output=rollout.png
 
 Training images are moved by up to a pixel, and mixed with others.
 """

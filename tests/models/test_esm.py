@@ -27,9 +27,18 @@ def build(**options):
 
 
 # Those of transformers' EsmForMaskedLM with the published configs.
-@pytest.mark.parametrize(
-    "config, count", [("esm1b.py", 652_393_434), ("esm2.py:650m", 651_080_000)]
-)
+PARAMETERS = {
+    "esm1b.py": 652_359_094,
+    "esm2.py:8m": 7_512_474,
+    "esm2.py:35m": 33_501_394,
+    "esm2.py:150m": 148_140_154,
+    "esm2.py:650m": 651_043_254,
+    "esm2.py:3b": 2_839_005_634,
+    "esm2.py:15b": 15_129_100_194,
+}
+
+
+@pytest.mark.parametrize("config, count", PARAMETERS.items(), ids=PARAMETERS)
 def test_published_parameter_counts(config, count):
     model = configs.build_model(configs.load(str(CONFIGS / "esm" / config)))
     shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))["params"]

@@ -46,9 +46,9 @@ def run(tmp_path_factory):
 def test_three_proteins_are_learned(run):
     task, params = open_run(run)
     scores = task.evaluate(params, "valid")
-    assert scores["ece"] == pytest.approx(np.exp(scores["loss"])) and scores["ece"] < 1.5
-    assert scores["accuracy"] > 0.9 and scores["records"] == 24
-    assert 1 < scores["ngrams"]["both_sides"]["ece"] < scores["ngrams"]["left"]["ece"] < 4
+    assert scores["ece"] == pytest.approx(np.exp(scores["loss"])) and scores["ece"] < 2
+    assert scores["accuracy"] > 0.8 and scores["records"] == 24
+    assert all(1 < ngram["ece"] < 4 for ngram in scores["ngrams"].values())
     ((filled,),) = task.fill(params, ["MKTAYIAK<mask>RQISFVKSHFS"], 1)
     assert filled[0].word == "Q" and filled[0].probability > 0.5
     ((pieces, states),) = task.features(params, ["MKT"])

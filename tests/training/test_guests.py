@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
+from tests.tasks.images import DECODER, MODEL
+from tests.tasks.images import build as build_digits
 from tests.tasks.preferences import build_reward
 from tests.tasks.test_chat import build as build_chats
+from tests.tasks.test_masked_residues import build as build_proteins
 from tests.tasks.test_masked_targets import build as build_targets
 from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses
@@ -62,6 +65,8 @@ MODELS = {
     "esm": dict(name="esm", **SHARED),
     "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
     "glove": dict(name="glove", vocab_size=80, d_model=8),
+    "vit": MODEL,
+    "masked patches": MODEL | dict(positions="sinusoidal"),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
@@ -110,7 +115,9 @@ TASKS = {
         dict(name="words_in_context", length=16, negatives=4, shared_noise=8),
     ),
     "glove": (build_bert, dict(name="glove", window=3, length=32)),
-    "esm": (build_bert, dict(name="masked_residues", length=24)),
+    "esm": (build_proteins, dict(name="masked_residues", length=24)),
+    "vit": (build_digits, dict(name="image_classification", shift=1, flip=True, mixup=0.2)),
+    "masked patches": (build_digits, dict(name="masked_patches", shift=1, **DECODER)),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),
     "t5": (
         build_bert,
@@ -122,8 +129,6 @@ TASKS = {
         ),
     ),
 }
-# The records of tasks that read no texts.
-SOURCES = {"esm": dict(name="protein_families", families=2, members=16)}
 STEPS = 3
 # Families that draw the rotations of their hashing for each microbatch, as others draw dropout.
 DRAWING = ("reformer",)
@@ -132,7 +137,7 @@ DRAWING = ("reformer",)
 def config_of(family, folder, accumulation=1, **mesh):
     build, task = TASKS[family]
     other = build(folder)
-    source = SOURCES.get(family, {})
+    source = other.source.to_dict()
     config = configs.experiment(model=MODELS[family], task=task, source=source, mesh=mesh)
     for section in ("data", "optimizer", "decode"):
         config[section] = other[section]

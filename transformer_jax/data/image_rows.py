@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_jax.data import augmentation, images, rows
+from transformer_jax.data import augmentation, images
 from transformer_jax.data.image_records import ENCODED, SHAPE
+from transformer_jax.data.rows import Row, generator
 from transformer_jax.data.store import Records
 
 if TYPE_CHECKING:  # an optional library
@@ -35,23 +36,23 @@ class View:
     def shape(self) -> tuple[int, int, int]:
         return self.side, self.side, self.channels
 
-    def pixels(self, image: "Image", generator: np.random.Generator | None) -> np.ndarray:
+    def pixels(self, image: "Image", random: np.random.Generator | None) -> np.ndarray:
         """Returns the pixels of an image, uint8 (S, S, C). The generator draws the augmentation."""
         mode = "L" if self.channels == 1 else "RGB"
         if not self.augments:
             box = augmentation.centre_box(image.size, self.side / self.resize)
             return images.pixels_of(augmentation.resized(image, box, self.side, mode))
         if self.random_crop:
-            box = augmentation.random_box(image.size, self.random_crop, generator)
+            box = augmentation.random_box(image.size, self.random_crop, random)
         else:
             box = augmentation.centre_box(image.size)
         image = augmentation.resized(image, box, self.side, mode)
         if self.flip:
-            image = augmentation.flipped(image, generator)
+            image = augmentation.flipped(image, random)
         if self.rand_augment:
-            image = augmentation.rand_augmented(image, *self.rand_augment, generator)
+            image = augmentation.rand_augmented(image, *self.rand_augment, random)
         pixels = images.pixels_of(image)
-        return augmentation.shifted(pixels, self.shift, generator) if self.shift else pixels
+        return augmentation.shifted(pixels, self.shift, random) if self.shift else pixels
 
 
 class ImageRows:
@@ -67,21 +68,19 @@ class ImageRows:
     def __len__(self) -> int:
         return len(self.records)
 
-    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[rows.Row]:
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         contents = self.records.read([number for number, _ in numbers])
         return [
-            self.row(number, content, rows.generator(self.key, number, epoch))
+            self.row(number, content, generator(self.key, number, epoch))
             for (number, epoch), content in zip(numbers, contents)
         ]
 
-    def row(self, number: int, content: np.ndarray, generator: np.random.Generator) -> rows.Row:
+    def row(self, number: int, content: np.ndarray, random: np.random.Generator) -> Row:
         """Returns the row of a record, from its content."""
-        pixels = self.pixels(number, content, generator)
+        pixels = self.pixels(number, content, random)
         return {"images": pixels, "weight": np.ones((), np.int32)}
 
-    def pixels(
-        self, number: int, content: np.ndarray, generator: np.random.Generator
-    ) -> np.ndarray:
+    def pixels(self, number: int, content: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Returns the pixels of a record, uint8 (S, S, C)."""
         shape = self._shapes[number]
         if shape[2] == ENCODED:
@@ -89,7 +88,7 @@ class ImageRows:
             image = images.opened(content.tobytes(), where, self.view.max_pixels)
         else:
             image = images.of_pixels(content.reshape(shape))
-        return self.view.pixels(image, generator)
+        return self.view.pixels(image, random)
 
 
 class LabelledRows(ImageRows):
@@ -111,34 +110,32 @@ class LabelledRows(ImageRows):
         super().__init__(records, view, key)
         self.labels, self.mixup = labels, mixup
 
-    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[rows.Row]:
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         if not self.mixup:
             return super().rows(numbers)
-        generators = [rows.generator(self.key, *number) for number in numbers]
-        partners = [int(generator.integers(len(self))) for generator in generators]
+        randoms = [generator(self.key, *number) for number in numbers]
+        partners = [int(random.integers(len(self))) for random in randoms]
         both = [*(number for number, _ in numbers), *partners]
         contents = self.records.read(both)
         drawn = [
-            self.pixels(number, content, generator)
-            for number, content, generator in zip(both, contents, 2 * generators)
+            self.pixels(number, content, random)
+            for number, content, random in zip(both, contents, 2 * randoms)
         ]
-        count = len(numbers)
-        return [
-            self._mixed(drawn[i], drawn[count + i], both[i], partners[i], generators[i])
-            for i in range(count)
-        ]
+        pairs = zip(drawn, drawn[len(numbers) :])
+        labels = zip(self.labels[both], self.labels[partners])
+        return [self._mixed(*each) for each in zip(pairs, labels, randoms)]
 
-    def _mixed(self, first, second, number: int, partner: int, generator) -> rows.Row:  # noqa: PLR0917
-        share = generator.beta(self.mixup, self.mixup)
+    def _mixed(self, pair, labels: tuple[int, int], random: np.random.Generator) -> Row:
+        share = random.beta(self.mixup, self.mixup)
         return {
-            "images": augmentation.mixed(first, second, share),
-            "labels": np.array([self.labels[number], self.labels[partner]], np.int32),
+            "images": augmentation.mixed(*pair, share),
+            "labels": np.array(labels, np.int32),
             "shares": np.array([share, 1 - share], np.float32),
         }
 
-    def row(self, number: int, content: np.ndarray, generator: np.random.Generator) -> rows.Row:
+    def row(self, number: int, content: np.ndarray, random: np.random.Generator) -> Row:
         return {
-            "images": self.pixels(number, content, generator),
+            "images": self.pixels(number, content, random),
             "labels": np.array([self.labels[number]], np.int32),
             "shares": np.ones(1, np.float32),
         }
@@ -151,9 +148,9 @@ class PermutedRows(ImageRows):
         super().__init__(records, view, key)
         self.num_patches = num_patches
 
-    def row(self, number: int, content: np.ndarray, generator: np.random.Generator) -> rows.Row:
-        row = super().row(number, content, generator)
-        return row | {"order": generator.permutation(self.num_patches).astype(np.int32)}
+    def row(self, number: int, content: np.ndarray, random: np.random.Generator) -> Row:
+        row = super().row(number, content, random)
+        return row | {"order": random.permutation(self.num_patches).astype(np.int32)}
 
 
 class FileRows:
@@ -165,7 +162,7 @@ class FileRows:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[rows.Row]:
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
         return [{"images": self._pixels(self.paths[number])} for number, _ in numbers]
 
     def _pixels(self, path: str) -> np.ndarray:

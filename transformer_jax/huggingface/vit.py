@@ -87,8 +87,8 @@ class ViT(family.Family):
         ):
             if config[section][key] != value:
                 raise UserError(
-                    f"config.{section}.{key}={config[section][key]!r}: {self.architecture} has only "
-                    f"{value!r}"
+                    f"config.{section}.{key}={config[section][key]!r}: {self.architecture} has "
+                    f"only {value!r}"
                 )
 
     def other_keys(self, config, tokenizer):

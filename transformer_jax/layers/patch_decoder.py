@@ -5,7 +5,7 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import flops, patches
@@ -36,7 +36,7 @@ class PatchDecoder(nn.Module):
     def __call__(
         self,
         states: Float[Array, "B L M"],
-        order: Int[Array, "B N"],
+        order: Int[ArrayLike, "B N"],
         *,
         train: bool = False,
     ) -> Float[Array, "B N F"]:

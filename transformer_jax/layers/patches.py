@@ -9,12 +9,15 @@ from jaxtyping import Array, ArrayLike, Float, Int, Num
 def normalised(
     images: Num[ArrayLike, "B H W C"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "B H W C"]:
-    """Returns (images / 255 - mean) / std, float32. `mean` and `std` hold a number, or one a channel."""
+    """Returns (images / 255 - mean) / std, float32.
+
+    `mean` and `std` hold a number, or one for each channel.
+    """
     values = jnp.asarray(images).astype(jnp.float32) / 255
     return (values - np.array(mean, np.float32)) / np.array(std, np.float32)
 
 
-def patches(images: Num[ArrayLike, "B H W C"], side: int) -> Num[Array, "B N P Q C"]:
+def patches(images: Num[ArrayLike, "B H W C"], side: int) -> Num[ArrayLike, "B N P Q C"]:
     """Returns the patches of images, row by row from the upper left one, P = Q = `side`."""
     batch, height, width, channels = images.shape
     rows, columns = height // side, width // side
@@ -22,7 +25,7 @@ def patches(images: Num[ArrayLike, "B H W C"], side: int) -> Num[Array, "B N P Q
     return split.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, side, side, channels)
 
 
-def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[Array, "B H H C"]:
+def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[ArrayLike, "B H H C"]:
     """Returns the square images that have these patches."""
     batch, number, side, _, channels = patches.shape
     rows = round(number**0.5)

@@ -35,7 +35,7 @@ class ViT(Sensory):
     image_size: int = 224  # pixels of a side of an image
     patch_size: int = 16  # pixels of a side of a patch
     channels: int = 3  # of an image: 1 for grey, 3 for red, green and blue
-    # subtracted from the values of a pixel, which are from 0 to 1: a number, or one for each channel
+    # subtracted from the values of a pixel, which are from 0 to 1: a number, or one a channel
     mean: tuple = (0.5,)
     std: tuple = (0.5,)  # divides these differences
     d_model: int = 768  # width of the residual stream
@@ -178,8 +178,8 @@ class ViT(Sensory):
         expected = (self.image_size, self.image_size, self.channels)
         if images.shape[1:] != expected:
             raise UserError(
-                f"images of shape {images.shape[1:]}: must be {expected}, as config.model.image_size"
-                " and config.model.channels say"
+                f"images of shape {images.shape[1:]}: must be {expected}, as "
+                "config.model.image_size and config.model.channels say"
             )
         pixels = patches.normalised(images, self.mean, self.std)
         x = self.patch_embed(patches.patches(pixels, self.patch_size))  # (B, N, M)
@@ -187,7 +187,9 @@ class ViT(Sensory):
         x = x + of_patches
         if visible is not None:
             x = patches.taken(x, visible)
-        token = jnp.broadcast_to(self.class_embed.astype(x.dtype) + of_class, (len(x), 1, x.shape[2]))
+        token = jnp.broadcast_to(
+            self.class_embed.astype(x.dtype) + of_class, (len(x), 1, x.shape[2])
+        )
         x = jnp.concatenate([token, x], axis=1)
         x = sharding.constrain(x, "batch", "length", None)
         return self.embed_dropout(x, train=train)

@@ -1,7 +1,7 @@
 """Classification of images, from nothing or on a pre-trained model (Dosovitskiy et al. 2020)."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from transformer_jax import pictures
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments, rows, store
 from transformer_jax.data.image_rows import FileRows, LabelledRows
@@ -208,6 +209,19 @@ class ImageClassification(ImageTask):
         label = self.names[int(logits.argmax())]
         probabilities = dict(zip(self.names, map(float, scipy.special.softmax(logits))))
         return Prediction(label, {"file": path, "label": label, "probabilities": probabilities})
+
+    def result(self, params, texts: Sequence[str]):
+        """Returns the figure of the attention rollout over images, with their predicted classes.
+
+        `texts` are paths of image files; without one, the images are the first held-out ones.
+        """
+        shown = self.shown(texts)
+        placement = Placement.of(params, self.config.mesh)
+        rows_of_mesh = np.resize(shown, (placement.rows(len(shown)), *shown.shape[1:]))
+        logits = jax.device_get(hosts.run(self._compiled, placement, params, rows_of_mesh))
+        classes = [self.names[place] for place in logits[: len(shown)].argmax(axis=-1)]
+        title = "attention rollout (Abnar & Zuidema 2020), and the predicted classes"
+        return pictures.shares(shown, self.rollout(params, shown), title, classes)
 
     def _outputs(self, params, component, title: str = "") -> Iterator[np.ndarray]:
         """Yields the logits (N, classes) of the rows of a component, batch by batch, in order."""

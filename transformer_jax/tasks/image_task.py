@@ -1,6 +1,7 @@
 """Code that the tasks of images share: the view of an image, and its augmentation."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -10,13 +11,14 @@ import numpy as np
 
 from transformer_jax.config import UserError, build_model
 from transformer_jax.data import rows, store
-from transformer_jax.data.image_rows import ImageRows, View
+from transformer_jax.data.image_rows import FileRows, ImageRows, View
 from transformer_jax.inference import rollout
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.tasks.base import SourceTask
 from transformer_jax.tasks.task import Params
 
 _MOST_MAGNITUDE = 10
+_SHOWN = 8  # images of a picture
 
 
 @dataclasses.dataclass
@@ -137,6 +139,19 @@ class ImageTask(SourceTask):
     def of_model(self, params: Params) -> Params:
         """Returns the parameters of the model, without the heads that the task puts on it."""
         return {name: tree for name, tree in params.items() if name not in self.heads}
+
+    def shown(self, paths: Sequence[str]) -> np.ndarray:
+        """Returns images uint8 (N, S, S, C): those of files, or the first held-out ones.
+
+        Without held-out images, they are the first training images.
+        """
+        if paths:
+            component = FileRows(paths, self.view, self.source.max_bytes)
+        else:
+            records = self.source.records("valid") or self.source.records("train")
+            component = ImageRows(records, self.view, self.philox_key)
+        count = len(paths) or min(len(component), _SHOWN)
+        return np.stack([row["images"] for row in component.rows([(n, 0) for n in range(count)])])
 
     def rollout(self, params: Params, images: np.ndarray) -> np.ndarray:
         """Returns the attention rollout of images uint8 (N, S, S, C): maps float32 (N, G, G).

@@ -1,6 +1,7 @@
 """Masked autoencoders: pre-training by the pixels of hidden patches (He et al. 2021)."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
 
+from transformer_jax import pictures
 from transformer_jax.config import UserError
 from transformer_jax.data import rows, store
 from transformer_jax.data.image_rows import PermutedRows
@@ -173,6 +175,15 @@ class MaskedPatches(ImageTask):
             self._pixels(np.where(is_visible, original, 0.0)),
             self._pixels(np.where(is_visible, original, predicted)),
         )
+
+    def result(self, params, texts: Sequence[str]):
+        """Returns the figure of images, their visible patches, and their reconstruction.
+
+        `texts` are paths of image files; without one, the images are the first held-out ones.
+        """
+        originals, visible, reconstructed = self.reconstruct(params, self.shown(texts))
+        images = {"image": originals, "visible": visible, "reconstructed": reconstructed}
+        return pictures.images(images, f"{self.mask_ratio:.0%} of the patches hidden")
 
     def _pixels(self, flat: Float[np.ndarray, "B N F"]) -> np.ndarray:
         """Returns images uint8 (B, S, S, C) from the values of their patches."""

@@ -67,7 +67,9 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         )
     checkpoints = _opened(part, config, wanted)
     folder, step = checkpoints.folder, checkpoints.pick("best")
-    stored = tensor_names.below(tensor_names.by_name(checkpoints.abstract_params(step)), beginning.part)
+    stored = tensor_names.below(
+        tensor_names.by_name(checkpoints.abstract_params(step)), beginning.part
+    )
     of_task = beginning.prefix in named_class("task", config.task.name).other_runs
     same_head = of_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
@@ -154,7 +156,9 @@ class Match:
             say(f"  {len(self.new)} new, as initialised: {', '.join(self.new)}")
         if self.dropped:
             say(f"  {len(self.dropped)} dropped, not in this model: {', '.join(self.dropped)}")
-        vocabulary = {tensor_names.joined(self.beginning.prefix, name) for name in growth.vocabulary(config)}
+        vocabulary = {
+            tensor_names.joined(self.beginning.prefix, name) for name in growth.vocabulary(config)
+        }
 
         def with_known_rows(leaf, value):
             return leaf.at[: self.vocab_size].set(value[: self.vocab_size])

@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn: 1,797 grey images of 8 x 8 pixels, nothing to download."""
+"""The handwritten digits of scikit-learn: 1,797 grey images of 8 x 8 pixels."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ _STARTS = {"test": (0, 360), "valid": (360, 540), "train": (540, 1797)}
 class Digits(ImageSource):
     """Handwritten digits of 8 x 8 pixels: 1,257 to train on, 180 valid and 360 test images.
 
-    They are the test part of the digits of the University of California at Irvine (Alpaydin & Kaynak
-    1998), in a fixed random order. The levels from 0 to 16 become 0 to 255.
+    They come with scikit-learn (Alpaydin & Kaynak 1998) and are shuffled once and for all. The
+    levels from 0 to 16 become 0 to 255.
     """
 
     def label_names(self, split):
