@@ -75,10 +75,10 @@ def _digits():
             patch_size=2,
             channels=1,
             d_model=64,
-            num_layers=4,
+            num_layers=3,
             num_heads=4,
             init_std=0.08,
-            unroll=4,
+            unroll=3,
         ),
         # Half of the 16 patches: fewer say too little about a digit of 8 x 8 pixels.
         task=dict(
@@ -86,12 +86,12 @@ def _digits():
             mask_ratio=0.5,
             normalise_pixels=False,
             shift=1,
-            decoder_layers=2,
+            decoder_layers=1,
             decoder_width=64,
             decoder_heads=4,
         ),
         source=dict(name="digits"),
-        train=dict(num_steps=3000, batch=64, log_every=100, eval_every=1 / 10),
+        train=dict(num_steps=1500, batch=64, log_every=100, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
             learning_rate=2e-3,
@@ -101,6 +101,6 @@ def _digits():
             weight_decay=0.05,
             clip_norm=1.0,
         ),
-        checkpoint=dict(every=1 / 10),
+        checkpoint=dict(every=1 / 5),
         decode=dict(batch=180),
     )
