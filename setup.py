@@ -53,6 +53,7 @@ EXTRAS = {
     "test": [
         "pytest>=8",
         "pytest-xdist>=3.5",
+        "Pillow>=10.1",
         "beartype>=0.22,<1",  # checks jaxtyping's annotations
         "scikit-learn>=1.3",
         "seqeval>=1.2.2",
@@ -63,6 +64,7 @@ EXTRAS = {
         "ruff>=0.15,<0.18",  # and the code is formatted as it formats it
         "rouge-score>=0.1.2,<0.2",
     ],
+    "vision": ["Pillow>=10.1", "scikit-learn>=1.3"],  # images are decoded; a set of digits
     "docs": ["mkdocs-material>=9.5,<10"],
     "notebook": ["ipykernel>=6.29", "jupyter>=1.1", "nbclient>=0.10"],
 }

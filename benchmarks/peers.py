@@ -144,6 +144,22 @@ def electra(
     )
 
 
+def vit(*, side: int, patch: int, layers: int, width: int, classes: int) -> torch.nn.Module:
+    """Returns a classifier of images of `side` pixels."""
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            image_size=side,
+            patch_size=patch,
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+            num_labels=classes,
+            attn_implementation="sdpa",
+        )
+    )
+
+
 class _ElectraPair(torch.nn.Module):
     """ELECTRA's pre-training, of which transformers has only the two models.
 
@@ -232,10 +248,7 @@ def train_step(
     if kernel:
         model.set_attn_implementation(_names[kernel])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    batches = [
-        {name: torch.tensor(array, device=DEVICE).long() for name, array in batch.items()}
-        for batch in batches
-    ]
+    batches = [{name: _placed(array) for name, array in batch.items()} for batch in batches]
     forward = model
     if compiled:
         forward = torch.compile(model, dynamic=False if len(batches) == 1 else None)
@@ -250,6 +263,12 @@ def train_step(
         synchronise()
 
     return step
+
+
+def _placed(array: np.ndarray) -> torch.Tensor:
+    """Returns whole numbers as int64, others as they are, on the device."""
+    placed = torch.tensor(array, device=DEVICE)
+    return placed if placed.is_floating_point() else placed.long()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,12 @@ def stepping(task, batches: list[dict[str, np.ndarray]]) -> Callable[[], None]:
     """Returns a function that makes an update with each of the batches and waits for the end."""
     program = Program.of(task.config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batches = [
-        {
-            name: jax.device_put(np.asarray(array, np.int32)[None], program.batch[name].sharding)
-            for name, array in batch.items()
-        }
-        for batch in batches
-    ]
+
+    def placed(name, array):
+        spec = program.batch[name]
+        return jax.device_put(np.asarray(array, spec.dtype)[None], spec.sharding)
+
+    batches = [{name: placed(name, array) for name, array in batch.items()} for batch in batches]
 
     def step():
         nonlocal state

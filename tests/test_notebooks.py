@@ -15,11 +15,17 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 ROOT = pathlib.Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_nine():
-    assert [path.name[0] for path in NOTEBOOKS] == list("123456789")
+def _number(path: pathlib.Path) -> int:
+    return int(path.name.partition("_")[0])
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=_number)
+
+
+def test_they_are_numbered_from_1():
+    assert [_number(path) for path in NOTEBOOKS] == [*range(1, len(NOTEBOOKS) + 1)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

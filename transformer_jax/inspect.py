@@ -16,6 +16,10 @@ attention --workdir=DIR --text="..." --output=FILE.png
     positions     the position vectors of the run, learned ones by their cosine similarity; without
                   --workdir the sinusoids of Vaswani et al. 2017
     masks         the keys that a query sees: causal, padding, packed and local masks
+    result        the results of a run, where its task draws them: the contacts of a protein in
+                  --text=RESIDUES, or of the first held-out one beside the truth; the patches that
+                  the class of an image comes from, by attention rollout, or the reconstructed
+                  ones of masked_patches, for files --text=FILE or the first held-out images
     confusion     a classification: how often each label of --set was predicted as each label
     curves        the learning curves of one or more --workdir, from their metrics.jsonl
 """
@@ -23,7 +27,7 @@ attention --workdir=DIR --text="..." --output=FILE.png
 from absl import flags
 
 from transformer_jax.cli import flags as cli
-from transformer_jax.cli import process, word_pictures
+from transformer_jax.cli import model_pictures, process, word_pictures
 from transformer_jax.config import UserError
 
 # The sentences of Uszkoreit 2017.
@@ -37,6 +41,7 @@ _FLAGS = {  # of each picture, beside --output
     "analogy": ("workdir", "step", "words", "analogies"),
     "positions": ("workdir", "step"),
     "masks": (),
+    "result": ("workdir", "step", "text"),
     "confusion": ("workdir", "step", "set"),
     "curves": ("workdir", "against", "metrics"),
 }
@@ -89,6 +94,7 @@ def main() -> None:
         "analogy": analogy,
         "positions": positions,
         "masks": masks,
+        "result": result,
         "confusion": confusion,
         "curves": curves,
     }[picture]
@@ -150,54 +156,15 @@ def analogy(options):
 
 
 def positions(options):
-    import numpy as np
-
-    from transformer_jax import pictures
-    from transformer_jax.layers.embeddings import position_codes, sinusoids
-
-    if not options.workdir:
-        return pictures.positions(
-            np.asarray(sinusoids(np.arange(100), 128)),
-            "sinusoids (Vaswani et al. 2017, section 3.5): 100 positions, d_model 128",
-        )
-    task, params, folder = _opened(options)
-    if "position_embed" in params:
-        table = np.asarray(params["position_embed"]["embedding"], np.float32)
-        return pictures.similarity(table, f"learned positions, {folder}")
-    kind = task.config.model.get("positions", "none")
-    if kind == "none":
-        name = task.config.model.name
-        raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")
-    length = min(task.model.window, 256)
-    width = task.model.position_width or task.model.d_model
-    return pictures.positions(
-        np.asarray(position_codes(kind, np.arange(length), width, task.model.max_length)),
-        f"{kind} positions of {folder}: {length} positions, width {width}",
-    )
+    return model_pictures.positions(*_opened(options) if options.workdir else ())
 
 
 def masks(options):
-    import jax.numpy as jnp
-    import numpy as np
+    return model_pictures.masks()
 
-    from transformer_jax import pictures
-    from transformer_jax.layers.masks import Mask
 
-    length = 12
-    padding = jnp.array([[1] * 8 + [0] * 4])
-    packed = jnp.array([[1] * 5 + [2] * 4 + [3] * 3])
-    examples = {
-        "causal": Mask(causal=True),
-        "padding: 8 tokens of 12": Mask(key_segments=padding),
-        "packed: 5 + 4 + 3 tokens": Mask(query_segments=packed, key_segments=packed),
-        "packed and causal": Mask(causal=True, query_segments=packed, key_segments=packed),
-        "local: a window of 4": Mask(causal=True, window=jnp.int32(4)),
-    }
-    dense = {
-        name: np.broadcast_to(mask.dense(length, length)[0, 0], (length, length))
-        for name, mask in examples.items()
-    }
-    return pictures.masks(dense, "keys that a query sees (dark)")
+def result(options):
+    return model_pictures.result(options.text, *_opened(options))
 
 
 def confusion(options):

@@ -23,8 +23,8 @@ from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.runs.train import train
 from transformer_jax.tasks.task import Context
 from transformer_jax.training import optimizer, state
-from transformer_jax.training.origin import by_name
 from transformer_jax.training.program import Program
+from transformer_jax.training.tensor_names import by_name
 
 STEPS = 4
 LORA = dict(lora__rank=2, lora__alpha=4.0, lora__matrices=("*/kernel",))

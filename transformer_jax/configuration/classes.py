@@ -17,8 +17,9 @@ _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
 _SHARED = (
     *("task", "base", "masked_texts", "next_tokens", "pairs", "preferences", "word_task"),
     *("descent", "negative_sampling", "policy", "prompted", "advantages", "continued"),
+    "protein_task",
     *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
-    "sensory",
+    *("sensory", "image_task"),
 )
 
 

@@ -29,7 +29,7 @@ def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
         # The head scores one choice at a time, so config.json does not say how many choices there
         # are. The default is two.
         return keys | {"choices": ("2", "3"), "label": "4"}
-    labels = _read_labels(hf_config)
+    labels = read_labels(hf_config)
     if config.task.name == "tagging":
         return keys | {"labels": labels}
     # transformers infers a missing problem_type in the same way.
@@ -64,8 +64,8 @@ def write_keys(task: ConfigDict) -> dict:
     """Returns the keys of config.json for `config.task`. Raises UserError as `check` does."""
     check(task)
     if task.get("regression"):
-        return _label_maps(("LABEL_0",)) | {"problem_type": "regression"}
-    return _label_maps(task.labels) if "labels" in task else {}
+        return label_maps(("LABEL_0",)) | {"problem_type": "regression"}
+    return label_maps(task.labels) if "labels" in task else {}
 
 
 class FineTuned:
@@ -91,7 +91,8 @@ class FineTuned:
         return keys | ({self.dropout_key: config.task.head_dropout} if self.dropout_key else {})
 
 
-def _label_maps(labels) -> dict:
+def label_maps(labels) -> dict:
+    """Returns the keys of config.json for the names of labels."""
     labels = [str(label) for label in labels]
     return {
         "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -99,7 +100,7 @@ def _label_maps(labels) -> dict:
     }
 
 
-def _read_labels(hf_config: dict) -> tuple[str, ...]:
+def read_labels(hf_config: dict) -> tuple[str, ...]:
     """Returns the labels by number.
 
     Without id2label, the labels have the names that transformers gives them. Their number is

@@ -57,6 +57,10 @@ def _conv1d_merge(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1, x.shape[-1])
 
 
+def _convolution(x: np.ndarray) -> np.ndarray:
+    return x.transpose(3, 2, 0, 1)
+
+
 # From an array of one layer here to Hugging Face's. The results are views: writing to one fills the
 # array. torch.nn.Linear has kernels (outputs, inputs), OpenAI's Conv1D (inputs, outputs).
 LAYOUTS = {
@@ -70,6 +74,7 @@ LAYOUTS = {
     "outputs_first": _outputs_first,  # kernel (H, D, M) -> (M, H, D)
     "conv1d": _conv1d,  # kernel (M, H, D) -> (M, H D)
     "conv1d_merge": _conv1d_merge,  # kernel (H, D, M) -> (H D, M)
+    "convolution": _convolution,  # kernel of patches (P, P, C, M) -> (M, C, P, P)
 }
 # {Hugging Face's name: (layout, path in our parameters, ...)}. Our arrays stand side by side on the
 # last axis. "{}" in a name stands for the number of a layer: our arrays then hold all layers of a

@@ -274,18 +274,18 @@ def weights_in(
     model: nn.Module,
     params,
     stack: str,
-    *tokens: Int[ArrayLike, "1 _"],
+    *inputs: Shaped[ArrayLike, "1 ..."],
     method: str = "hidden",
     cross: bool = False,
     **options: Int[ArrayLike, "1 _"],
 ) -> np.ndarray:
     """Returns the attention weights (layers, H, Q, K) float32 of one stack of a model.
 
-    The model is applied to one row: `tokens`, and the arrays in `options`, are (1, L).
+    The model is applied to one row: its `inputs` are (1, ...), such as tokens (1, L).
     """
     # A pattern of several blocks has one array for each, of every n-th layer.
     name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
-    captured = activations.capture(model, params, [name], *tokens, method=method, **options)
+    captured = activations.capture(model, params, [name], *inputs, method=method, **options)
     names = sorted(captured, key=lambda name: (len(name), name))
     weights = np.stack([captured[name][:, 0] for name in names], axis=1)
     return weights.reshape(-1, *weights.shape[2:])

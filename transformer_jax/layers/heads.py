@@ -17,14 +17,16 @@ from transformer_jax.layers.recurrent import Unidirectional
 class Head(nn.Module):
     """Dropout and one affine map: (..., M) -> float32 (..., features).
 
-    With `pools`, dropout, an affine map and tanh precede them. All is computed in float32: bfloat16
-    would round different scores to equal ones.
+    With `pools`, dropout, an affine map and tanh precede them. A head of `zeros` begins with a
+    kernel of zeros. All is computed in float32: bfloat16 would round different scores to equal
+    ones.
     """
 
     features: int
     dropout: float = 0.0
     use_bias: bool = True
     pools: bool = False
+    zeros: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
@@ -40,7 +42,7 @@ class Head(nn.Module):
             axes=("embed", None),
             use_bias=self.use_bias,
             head=True,
-            kernel_init=init,
+            kernel_init=nn.initializers.zeros if self.zeros else init,
             name="out",
         )
         return output(x)

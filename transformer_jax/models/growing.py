@@ -1,7 +1,7 @@
 """How the parameters of a model begin with those of an earlier run of another shape or family."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class Growing:
@@ -21,5 +21,15 @@ class Growing:
         """Returns the row in an earlier run with which each row of a longer tensor begins.
 
         None where a tensor of `stored` rows cannot become one of `wanted` rows.
+        """
+        return None
+
+    @classmethod
+    def resize(
+        cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> Callable[[Any], Any] | None:
+        """Returns the function from a stored array to one of another shape, such as positions.
+
+        None where the tensor cannot change its shape.
         """
         return None

@@ -12,7 +12,9 @@ from transformer_jax.pictures.attention_maps import (
 )
 from transformer_jax.pictures.bars import bars
 from transformer_jax.pictures.confusion_matrix import confusion
+from transformer_jax.pictures.contact_map import contact_maps
 from transformer_jax.pictures.figure import save
+from transformer_jax.pictures.image_grids import images, shares
 from transformer_jax.pictures.learning_curves import curves, growth
 from transformer_jax.pictures.noised import noised
 from transformer_jax.pictures.position_vectors import positions, similarity
@@ -23,8 +25,10 @@ __all__ = [
     "attention",
     "bars",
     "confusion",
+    "contact_maps",
     "curves",
     "growth",
+    "images",
     "masks",
     "mean_attention",
     "neighbours",
@@ -32,5 +36,6 @@ __all__ = [
     "place_of",
     "positions",
     "save",
+    "shares",
     "similarity",
 ]

@@ -177,12 +177,12 @@ def _absolute(folder: str):
     return buckets.path(folder).resolve()
 
 
-def labels(names: list[str], config, earlier: Record) -> list[str]:
-    """Returns the labels of a fine-tuning, `names` in its training examples.
+def labels(names: list[str], config, earlier: Record | None) -> list[str]:
+    """Returns the labels of a task, `names` in its training examples.
 
     They keep the order of the earlier run's head where that head has all of them.
     """
-    if earlier.config.task.name != config.task.name:
+    if earlier is None or earlier.config.task.name != config.task.name:
         return names
     of_head = [str(label) for label in earlier.config.task.labels]
     return of_head if set(names) <= set(of_head) else names

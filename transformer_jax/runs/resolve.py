@@ -99,7 +99,7 @@ def _copy(config: ConfigDict | str | os.PathLike, files: record.Files) -> Config
 
 
 def _with_labels(config: ConfigDict, recorded: Record | None, earlier: Record) -> ConfigDict:
-    """Returns a fine-tuning config with its labels by name: its own, recorded, or in its data."""
+    """Returns a config with its labels by name: its own, recorded, or in its data."""
     if "labels" not in config.task or config.task.labels:
         return config
     if recorded:

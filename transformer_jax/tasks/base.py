@@ -134,15 +134,23 @@ class SourceTask(BaseTask):
     def component(self, records: store.Records) -> rows.Component:
         """Returns the rows of the records of a split."""
 
+    def of_split(self, split: str) -> rows.Component | None:
+        """Returns the rows of a split, "train", "valid" or "test"; None for no such split.
+
+        By default, the rows of all splits are made alike.
+        """
+        records = self.source.records(split)
+        return None if records is None else self.component(records)
+
     @cached_property
     def source(self):
         return build_source(self.config)
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
-        train = rows.train_rows([self.component(self.source.records("train"))], self.config)
-        valid = self.source.records("valid")
-        evaluated = {} if valid is None else {"valid": rows.EvalRows(self.component(valid))}
+        train = rows.train_rows([self.of_split("train")], self.config)
+        valid = self.of_split("valid")
+        evaluated = {} if valid is None else {"valid": rows.EvalRows(valid)}
         return types.SimpleNamespace(train=train, eval=evaluated)
 
     def rows(self):
@@ -153,10 +161,10 @@ class SourceTask(BaseTask):
 
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean metrics of a split. Raises UserError where the run has no such split."""
-        records = arguments.held_out(self.source.records, split, "files")
-        means = self.mean_metrics(params, rows.EvalRows(self.component(records)))
+        component = arguments.held_out(self.of_split, split, "files")
+        means = self.mean_metrics(params, rows.EvalRows(component))
         means.pop("filled")
-        return means | self.derived(split, means) | {"records": len(records)}
+        return means | self.derived(split, means) | {"records": len(component)}
 
 
 def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:

@@ -1,7 +1,6 @@
 """BERT's pre-training: masked tokens and, unless rows are single texts, the next sentence."""
 
 import dataclasses
-from functools import partial
 from typing import Literal
 
 import jax
@@ -12,7 +11,7 @@ from transformer_jax.config import UserError, build_model
 from transformer_jax.data import arguments
 from transformer_jax.data.masked_rows import MaskedRows
 from transformer_jax.losses import label_nll
-from transformer_jax.tasks.masked_texts import MaskedTextTask
+from transformer_jax.tasks.masked_texts import MaskedTextTask, masked_loss, states
 from transformer_jax.tasks.task import Context, Loss
 
 
@@ -101,35 +100,13 @@ class MaskedLM(MaskedTextTask):
 
     def states(self, model, params, batch, context: Context) -> jax.Array:
         """Returns a model's states of the rows (B, L, M)."""
-        return model.apply(
-            {"params": params},
-            batch["tokens"],
-            **self.inputs(batch),
-            train=context.train,
-            method="hidden",
-            rngs={"dropout": context.rng} if context.train else None,
-        )
+        return states(model, params, batch["tokens"], self.inputs(batch), context)
 
     def of_states(self, params, batch, hidden: jax.Array) -> Loss:
         """Returns the loss of the rows whose states are `hidden` (B, L, M)."""
-        apply = partial(self.model.apply, {"params": params})
-        # Logits are computed at the masked positions only.
-        masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
-        filled = batch["segment_ids"] > 0
-        mlm, _, correct = apply(method="output").cross_entropy(
-            apply(masked, method="transformed"),
-            batch["masked_labels"],
-            batch["masked_weights"].astype(jnp.float32),
-        )
-        count = batch["masked_weights"].sum(dtype=jnp.int32)
-        terms = {"mlm": mlm}
-        metrics = {
-            "loss": (mlm, count),
-            "accuracy": (correct, count),
-            "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
-        }
+        terms, metrics, _ = masked_loss(self.model, params, batch, hidden)
         if self.next_sentence:
-            logits = apply(hidden, method="next_logits")
+            logits = self.model.apply({"params": params}, hidden, method="next_logits")
             is_row = self.paired(batch)
             label = 1 - batch["follows"]
             nsp = jnp.sum(label_nll(logits, label) * is_row)

@@ -144,6 +144,9 @@ class Task(abc.ABC):
     # parameters with those that are measured over data, not learned, such as a mean of outputs.
     # These belong to `heads`, and no training loss may depend on them.
     calibrated: Callable[[Params], Params] | None = None
+    # Optional: (params, texts) -> a figure of matplotlib, for `inspect result`. `texts` are those
+    # of --text, or none. It shows the results of the run, such as the contacts of a protein.
+    result: Callable[[Params, Sequence[str]], Any] | None = None
 
     @classmethod
     def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from transformer_jax.configuration.beginnings import Beginning
 from transformer_jax.layers import low_rank
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
-from transformer_jax.training import adapters, optimizer
+from transformer_jax.training import adapters, growth, tensor_names
 from transformer_jax.training.checkpoint import Checkpoints
 
 _HEAD_KEYS = ("name", "labels", "regression")  # of config.task: they determine a head
@@ -42,7 +42,7 @@ class Origin:
         A head matches only if its task and labels are the same, or if the task names its run in a
         key of its own. Raises UserError where a tensor has
         another shape, or where no tensor is shared. Only the tensors of the vocabulary, and those
-        with `origins_of_rows`, may have fewer rows.
+        for which the model has a rule (growth.py), may have another shape.
         """
         return [_match(part, config, program, self.parts) for part in self.parts]
 
@@ -56,9 +56,9 @@ class Origin:
 def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
     beginning = part.beginning
     prefixes = {other.beginning.prefix for other in parts}
-    inner = {prefix for prefix in prefixes if _is_below(prefix, beginning.prefix)}
-    everything = by_name(program.state.params)
-    wanted = _below(everything, beginning.prefix, inner - {beginning.prefix})
+    inner = {prefix for prefix in prefixes if tensor_names.is_below(prefix, beginning.prefix)}
+    everything = tensor_names.by_name(program.state.params)
+    wanted = tensor_names.below(everything, beginning.prefix, inner - {beginning.prefix})
     if not wanted:
         first = sorted({name.partition("/")[0] for name in everything})
         raise UserError(
@@ -67,30 +67,32 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         )
     checkpoints = _opened(part, config, wanted)
     folder, step = checkpoints.folder, checkpoints.pick("best")
-    stored = _below(by_name(checkpoints.abstract_params(step)), beginning.part)
+    stored = tensor_names.below(
+        tensor_names.by_name(checkpoints.abstract_params(step)), beginning.part
+    )
     of_task = beginning.prefix in named_class("task", config.task.name).other_runs
     same_head = of_task or all(
         _plain(part.config.task, key) == _plain(config.task, key) for key in _HEAD_KEYS
     )
-    vocab_size = _vocab_size(part.config)
+    vocab_size = growth.vocab_size(part.config)
     names = [name for name in wanted if same_head or not name.startswith("head/")]
-    shared = {name: _origin(config, name, stored) for name in names}
+    shared = {name: growth.origin(config, name, stored) for name in names}
     shared = {name: source for name, source in shared.items() if source in stored}
     if not shared:
         lacks = f"it has {min(stored)}, which this model lacks" if stored else "it is empty"
         raise UserError(
             f"config.init_from={beginning.run}: shares no tensor with this model; {lacks}"
         )
-    traits = by_name(program.traits)
+    traits = tensor_names.by_name(program.traits)
     stacks = {}
     for name, source in sorted(shared.items()):
         shape = tuple(stored[source].shape)
-        if beginning.layers and traits[_joined(beginning.prefix, name)].is_stack:
+        if beginning.layers and traits[tensor_names.joined(beginning.prefix, name)].is_stack:
             stacks[name] = _chosen(beginning, shape[0])
             shape = (len(stacks[name]), *shape[1:])
-        may_grow = name in _vocabulary(config) and vocab_size <= _vocab_size(config)
-        may_grow |= _origins_of_rows(config, name, shape, wanted[name].shape) is not None
-        _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
+        may_grow = name in growth.vocabulary(config) and vocab_size <= growth.vocab_size(config)
+        if growth.change(config, name, shape, wanted[name].shape) is None:
+            _check_shape(folder, name, shape, wanted[name].shape, may_grow=may_grow)
     new = sorted(wanted.keys() - shared.keys())
     if new and of_task:
         # Nothing trains these parameters.
@@ -103,7 +105,7 @@ def _match(part: Part, config, program, parts: Iterable[Part]) -> "Match":
         step=step,
         beginning=beginning,
         shared=shared,
-        new=[_joined(beginning.prefix, name) for name in new],
+        new=[tensor_names.joined(beginning.prefix, name) for name in new],
         dropped=sorted(_unread(stored.keys() - set(shared.values()), beginning, parts)),
         stacks=stacks,
         vocab_size=vocab_size,
@@ -154,21 +156,22 @@ class Match:
             say(f"  {len(self.new)} new, as initialised: {', '.join(self.new)}")
         if self.dropped:
             say(f"  {len(self.dropped)} dropped, not in this model: {', '.join(self.dropped)}")
-        vocabulary = {_joined(self.beginning.prefix, name) for name in _vocabulary(config)}
+        vocabulary = {
+            tensor_names.joined(self.beginning.prefix, name) for name in growth.vocabulary(config)
+        }
 
         def with_known_rows(leaf, value):
             return leaf.at[: self.vocab_size].set(value[: self.vocab_size])
 
-        own = {_joined(self.beginning.prefix, name): name for name in self.shared}
+        own = {tensor_names.joined(self.beginning.prefix, name): name for name in self.shared}
 
         def restored_or_initial(path, leaf):
-            name = _name(path)
+            name = tensor_names.of_path(path)
             value = restored.get(name, leaf)
-            rows = _origins_of_rows(config, own.get(name, ""), value.shape, leaf.shape)
-            if rows is not None:
-                put = jax.jit(lambda stored: stored[np.array(rows)], out_shardings=leaf.sharding)
-                return put(np.asarray(value))
-            grows = self.vocab_size < _vocab_size(config) or value.shape != leaf.shape
+            change = growth.change(config, own.get(name, ""), value.shape, leaf.shape)
+            if change is not None:
+                return jax.jit(change, out_shardings=leaf.sharding)(np.asarray(value))
+            grows = self.vocab_size < growth.vocab_size(config) or value.shape != leaf.shape
             if name not in vocabulary or name not in restored or not grows:
                 return value
             # The rows of new tokens are as initialised. A table of another shape is on one device.
@@ -182,30 +185,30 @@ class Match:
 
         A tensor of another shape is on one device.
         """
-        wanted = by_name(abstract_params)
+        wanted = tensor_names.by_name(abstract_params)
         places = {}
         for name, source in self.shared.items():
-            places.setdefault(_joined(self.beginning.part, source), []).append(name)
+            places.setdefault(tensor_names.joined(self.beginning.part, source), []).append(name)
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def place(path, leaf):
-            name = next(iter(places.get(_name(path), ())), "")
-            like = wanted.get(_joined(self.beginning.prefix, name)) if name else None
+            name = next(iter(places.get(tensor_names.of_path(path), ())), "")
+            like = wanted.get(tensor_names.joined(self.beginning.prefix, name)) if name else None
             is_same = like is not None and tuple(like.shape) == tuple(leaf.shape)
             # The layers of a stack are not split.
             sharding = like.sharding if is_same or name in self.stacks else one_device
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         stored = self.checkpoints.abstract_params(self.step)
-        placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=_is_leaf)
-        tensors = by_name(self.checkpoints.restore_params(placed, self.step))
+        placed = jax.tree_util.tree_map_with_path(place, stored, is_leaf=tensor_names.is_leaf)
+        tensors = tensor_names.by_name(self.checkpoints.restore_params(placed, self.step))
         restored = {}
         for stored_name, (first, *copies) in places.items():
             tensor = self._of_layers(first, tensors[stored_name])
-            restored[_joined(self.beginning.prefix, first)] = tensor
+            restored[tensor_names.joined(self.beginning.prefix, first)] = tensor
             for name in copies:
                 # An update takes the memory of each parameter, so that two can't share it.
-                restored[_joined(self.beginning.prefix, name)] = jnp.copy(tensor)
+                restored[tensor_names.joined(self.beginning.prefix, name)] = jnp.copy(tensor)
         return restored
 
     def _of_layers(self, name: str, tensor: jax.Array) -> jax.Array:
@@ -216,29 +219,12 @@ class Match:
         return jax.jit(lambda stack: stack[layers], out_shardings=tensor.sharding)(tensor)
 
 
-def _below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
-    """The tensors below a prefix, by the rest of their names; without those below `apart`."""
-    return {
-        name[len(prefix) :].lstrip("/"): tensor
-        for name, tensor in tensors.items()
-        if _is_below(name, prefix) and not any(_is_below(name, other) for other in apart)
-    }
-
-
-def _is_below(name: str, prefix: str) -> bool:
-    return not prefix or name == prefix or name.startswith(f"{prefix}/")
-
-
 def _unread(names: Iterable[str], beginning: Beginning, parts: Iterable[Part]) -> list[str]:
     """Returns the names in the checkpoint of those that no other part of its run takes."""
     others = [other.beginning for other in parts if other.beginning.run == beginning.run]
     taken = [other.part for other in others if other.part and other.part != beginning.part]
-    stored = [_joined(beginning.part, name) for name in names]
-    return [name for name in stored if not any(_is_below(name, part) for part in taken)]
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}/{name}" if prefix else name
+    stored = [tensor_names.joined(beginning.part, name) for name in names]
+    return [name for name in stored if not any(tensor_names.is_below(name, part) for part in taken)]
 
 
 def _chosen(beginning: Beginning, num_layers: int) -> list[int]:
@@ -249,43 +235,6 @@ def _chosen(beginning: Beginning, num_layers: int) -> list[int]:
             f"{beginning.run}, which has {num_layers}, numbered from 0"
         )
     return layers
-
-
-def by_name(tree) -> dict:
-    """The leaves of a tree of arrays, or of their shapes, by name, such as "norm/scale"."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)
-    return {_name(path): leaf for path, leaf in leaves}
-
-
-def _name(path) -> str:
-    return "/".join(optimizer.names(path))
-
-
-def _vocabulary(config) -> tuple[str, ...]:
-    """The names of the tensors whose rows are the tokens of the vocabulary."""
-    return named_class("model", config.model.name).vocabulary
-
-
-def _vocab_size(config) -> int:
-    """The number of tokens; 0 for a model of images or sound."""
-    return config.model.get("vocab_size", 0)
-
-
-def _origin(config, name: str, stored: Mapping) -> str:
-    """Returns the name of the stored tensor with which a tensor begins, if there is one."""
-    return name if name in stored else named_class("model", config.model.name).origin(name)
-
-
-def _origins_of_rows(config, name: str, stored: tuple, wanted: tuple) -> Sequence[int] | None:
-    """Returns the stored row with which each row of a tensor begins, where it has more rows."""
-    if not stored or not stored[0] < wanted[0]:
-        return None
-    model = named_class("model", config.model.name)
-    return model.origins_of_rows(name, stored[0], wanted[0])
-
-
-def _is_leaf(x) -> bool:
-    return hasattr(x, "shape")
 
 
 def _check_shape(folder, name: str, stored, wanted, *, may_grow: bool) -> None:

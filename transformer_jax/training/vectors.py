@@ -6,7 +6,7 @@ import numpy as np
 from transformer_jax.config import UserError
 from transformer_jax.data import vector_files
 from transformer_jax.pictures.progress import say
-from transformer_jax.training import optimizer, origin
+from transformer_jax.training import tensor_names
 
 
 def check(task, program, *, is_new: bool) -> None:
@@ -19,7 +19,7 @@ def check(task, program, *, is_new: bool) -> None:
     if not (train.init_vectors or train.freeze_vectors):
         return
     key = "init_vectors" if train.init_vectors else "freeze_vectors"
-    table = origin.by_name(program.state.params).get(task.model.word_table)
+    table = tensor_names.by_name(program.state.params).get(task.model.word_table)
     if task.reads_source or table is None:
         raise UserError(
             f"config.train.{key}={train[key]}: a {task.config.task.name} run has no embeddings of "
@@ -59,7 +59,7 @@ def put(task, params):
     places, vectors = np.array([*rows]), np.stack([*rows.values()])
 
     def with_vectors(key_path, leaf):
-        if "/".join(optimizer.names(key_path)) != task.model.word_table:
+        if tensor_names.of_path(key_path) != task.model.word_table:
             return leaf
         put = jax.jit(lambda table: table.at[places].set(vectors), out_shardings=leaf.sharding)
         return put(leaf)

@@ -87,12 +87,18 @@ def digest(folder: str) -> str:
     return digest
 
 
-def examples(folder: str, split: str) -> Iterator[dict]:
-    """Yields the examples of a prepared split: dictionaries of features."""
+def examples(folder: str, split: str, encoded: tuple[str, ...] = ()) -> Iterator[dict]:
+    """Yields the examples of a prepared split: dictionaries of features.
+
+    The features `encoded`, such as images, are the bytes of their files. Raises UserError where the
+    set lacks one of them.
+    """
     import tensorflow_datasets
 
     builder = tensorflow_datasets.builder_from_directory(folder)
-    yield from builder.as_data_source(split=split)
+    check_features(folder, dict(builder.info.features or {}), encoded)
+    skipped = {name: tensorflow_datasets.decode.SkipDecoding() for name in encoded}
+    yield from builder.as_data_source(split=split, decoders=skipped or None)
 
 
 def parts(folder: str, split: str) -> list[str]:

@@ -12,6 +12,7 @@ from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.marian import Marian
 from transformer_jax.data.tokenizers.published_bpe import PublishedBPE
+from transformer_jax.data.tokenizers.residues import Residues
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.t5 import T5
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ KINDS = {
         ALBERT,
         XLNet,
         Marian,
+        Residues,
     )
 }
 SHARED = "shared.model"  # the SentencePiece model of both sides of a pair
@@ -76,7 +78,7 @@ def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None
 
 
 def read_published(folder: pathlib.Path) -> Tokenizer:
-    """Returns a published tokenizer: of GPT, GPT-2, BERT, Llama, Qwen2, BART, T5, XLNet, ALBERT.
+    """Returns a published tokenizer, such as that of GPT-2, BERT, Llama, T5, XLNet or ESM.
 
     Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
     """
@@ -84,7 +86,10 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
         config = folder / "tokenizer_config.json"
         settings = json.loads(config.read_bytes()) if config.exists() else {}
         if (folder / "vocab.txt").exists():
-            return wordpiece.of_vocabulary(list(text_lines(str(folder / "vocab.txt"))), settings)
+            pieces = list(text_lines(str(folder / "vocab.txt")))
+            if Residues.has(pieces):
+                return Residues.of(pieces)
+            return wordpiece.of_vocabulary(pieces, settings)
         of_library = None
         if (folder / "tokenizer.json").exists():
             text = (folder / "tokenizer.json").read_bytes().decode()
@@ -104,7 +109,7 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
                 pieces = t5.with_sentinels(pieces, settings)
             return _of_unigram(pieces, table, settings)
         raise ValueError(
-            "it should hold vocab.txt (BERT), vocab.json and merges.txt, encoder.json and "
+            "it should hold vocab.txt (BERT, ESM), vocab.json and merges.txt, encoder.json and "
             "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet, ALBERT)"
         )
 

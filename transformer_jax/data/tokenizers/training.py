@@ -15,6 +15,7 @@ from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.loading import check_size, load, of_files, read_published
 from transformer_jax.data.tokenizers.pair import Pair, check_pair, check_source
+from transformer_jax.data.tokenizers.residues import Residues
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
@@ -50,6 +51,14 @@ def chat_of_run(
     """
     tokenizer = _read(folder, data) or train_cached(text(), data, vocab_size - len(marks))
     tokenizer = chat.with_marks(tokenizer, marks)
+    check_size(tokenizer, vocab_size)
+    return tokenizer
+
+
+def residues_of_run(folder: pathlib.Path | None, data, vocab_size: int) -> Tokenizer:
+    """Returns the tokenizer of a run on proteins: read as that of `of_run`, else ESM's alphabet."""
+    tokenizer = _read(folder, data) or Residues.of()
+    tokenizer.required("cls", "sep", "mask", user="a model of proteins")
     check_size(tokenizer, vocab_size)
     return tokenizer
 

@@ -1,0 +1,135 @@
+"""Arrays of images in .npy and .npz files, read one image at a time."""
+
+import contextlib
+import io
+import pathlib
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.storage import buckets, errors
+
+ENDINGS = (".npy", ".npz")
+_IMAGES, _LABELS = "images", "labels"  # arrays of an .npz file
+_LABELS_ENDING = ".labels.npy"  # of the file of labels beside an .npy file of images
+_BLOCK = 2**20  # bytes
+
+
+def is_labels(path: str) -> bool:
+    """Returns whether a file holds the labels of another one."""
+    return path.endswith(_LABELS_ENDING)
+
+
+def images(path: str, max_pixels: int) -> Iterator[np.ndarray]:
+    """Yields the images of a file, uint8 (H, W, C) each, from an array (N, H, W) or (N, H, W, C).
+
+    The array is that of an .npy file, or "images" in an .npz file. Raises UserError for another
+    array, a damaged file, and images of more than `max_pixels`.
+    """
+    with _array(path, _IMAGES) as (stream, shape, dtype):
+        if dtype != np.uint8 or len(shape) not in (3, 4) or 0 in shape:
+            raise UserError(f"{path}: {dtype} {shape}: images are uint8 (N, H, W) or (N, H, W, C)")
+        size = shape[1:] if len(shape) == 4 else (*shape[1:], 1)
+        if size[2] not in (1, 3):
+            raise UserError(f"{path}: images with {size[2]} channels: must have 1 or 3")
+        if size[0] * size[1] > max_pixels:
+            raise UserError(
+                f"{path}: images of {size[1]} x {size[0]} pixels: may have at most "
+                f"config.source.max_pixels={max_pixels}"
+            )
+        for number in range(shape[0]):
+            content = _read(stream, int(np.prod(size)), f"{path}: image {number}")
+            yield np.frombuffer(content, np.uint8).reshape(size)
+
+
+def labels(path: str) -> np.ndarray | None:
+    """Returns the labels of a file's images, int64 (N,); None where there are none.
+
+    They are the array "labels" of an .npz file. For FILE.npy, they are in FILE.labels.npy. Raises
+    UserError where they are not as many whole numbers from 0 as there are images.
+    """
+    with _array(path, _IMAGES) as (_, shape, _):
+        count = shape[0] if shape else 0
+    if path.endswith(".npy"):
+        path = path.removesuffix(".npy") + _LABELS_ENDING
+        if not buckets.path(path).is_file():
+            return None
+    elif not _has_labels(path):
+        return None
+    with _array(path, _LABELS) as (stream, shape, dtype):
+        if dtype.kind not in "iu" or shape != (count,):
+            raise UserError(
+                f"{path}: labels of {dtype} {shape}: must be whole numbers ({count},), one for "
+                "each image"
+            )
+        content = _read(stream, count * dtype.itemsize, path)
+    values = np.frombuffer(content, dtype).astype(np.int64)
+    if values.min(initial=0) < 0:
+        raise UserError(f"{path}: label {values.min()}: must be at least 0")
+    return values
+
+
+def _has_labels(path: str) -> bool:
+    with _zip(path) as archive:
+        return f"{_LABELS}.npy" in archive.namelist()
+
+
+@contextlib.contextmanager
+def _zip(path: str) -> Iterator[zipfile.ZipFile]:
+    with errors.reading(path), buckets.open_at(path, 0) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except zipfile.BadZipFile as error:
+            raise UserError(f"{path}: not an .npz file ({error})") from None
+        with archive:
+            yield archive
+
+
+@contextlib.contextmanager
+def _array(path: str, name: str) -> Iterator[tuple[io.BufferedIOBase, tuple, np.dtype]]:
+    """Yields (stream of the values, shape, dtype) of an array in a file."""
+    with contextlib.ExitStack() as stack:
+        if path.endswith(".npz"):
+            archive = stack.enter_context(_zip(path))
+            try:
+                stream = stack.enter_context(archive.open(f"{name}.npy"))
+            except KeyError:
+                there = ", ".join(pathlib.PurePath(each).stem for each in archive.namelist())
+                raise UserError(f"{path}: no array {name!r}, only {there or 'nothing'}") from None
+        else:
+            stack.enter_context(errors.reading(path))
+            stream = stack.enter_context(buckets.open_at(path, 0))
+        yield stream, *_header(path, stream)
+
+
+def _header(path: str, stream: io.BufferedIOBase) -> tuple[tuple[int, ...], np.dtype]:
+    """Returns (shape, dtype) of an array in row-major order. No object is unpickled."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, is_fortran, dtype = read(stream)
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not an array of NumPy ({error})") from None
+    if is_fortran or dtype.hasobject:
+        raise UserError(f"{path}: an array of objects or in Fortran's order; save it in C's order")
+    return shape, dtype
+
+
+def _read(stream: io.BufferedIOBase, size: int, where: str) -> bytes:
+    """Returns the next `size` bytes. Raises UserError where the file ends before."""
+    blocks = []
+    try:
+        while size:
+            block = stream.read(min(size, _BLOCK))
+            if not block:
+                raise UserError(f"{where}: the file is damaged (it ends within the array)")
+            blocks.append(block)
+            size -= len(block)
+    except (EOFError, zipfile.BadZipFile, ValueError) as error:
+        raise UserError(f"{where}: the file is damaged ({error})") from None
+    return b"".join(blocks)

@@ -1,0 +1,78 @@
+"""Images as sequences of square patches, and the positions of patches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, Num
+
+
+def normalised(
+    images: Num[ArrayLike, "B H W C"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Array, "B H W C"]:
+    """Returns (images / 255 - mean) / std, float32.
+
+    `mean` and `std` hold a number, or one for each channel.
+    """
+    values = jnp.asarray(images).astype(jnp.float32) / 255
+    return (values - np.array(mean, np.float32)) / np.array(std, np.float32)
+
+
+def patches(images: Num[ArrayLike, "B H W C"], side: int) -> Num[ArrayLike, "B N P Q C"]:
+    """Returns the patches of images, row by row from the upper left one, P = Q = `side`."""
+    batch, height, width, channels = images.shape
+    rows, columns = height // side, width // side
+    split = jnp.reshape(images, (batch, rows, side, columns, side, channels))
+    return split.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, side, side, channels)
+
+
+def joined(patches: Num[ArrayLike, "B N P P C"]) -> Num[ArrayLike, "B H H C"]:
+    """Returns the square images that have these patches."""
+    batch, number, side, _, channels = patches.shape
+    rows = round(number**0.5)
+    grid = jnp.reshape(patches, (batch, rows, rows, side, side, channels))
+    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * side, rows * side, channels)
+
+
+def taken(x: Num[Array, "B N M"], places: Int[ArrayLike, "B K"]) -> Num[Array, "B K M"]:
+    """Returns the vectors at these places of each row."""
+    return jnp.take_along_axis(x, jnp.asarray(places)[..., None], axis=1, mode="clip")
+
+
+def grid_sinusoids(rows: int, features: int) -> Float[np.ndarray, "N M"]:
+    """Returns sinusoidal positions of a square grid of rows^2 patches, float32.
+
+    The first half of the features encodes the column of a patch, the second its row. Each half is
+    the sines, then the cosines, of p / 10000^(4i/M) (He et al. 2021, section 3, and their code).
+    """
+    rates = 10_000.0 ** (-np.arange(features // 4) / (features // 4))  # (M / 4,)
+    angles = np.arange(rows)[:, None] * rates
+    codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # (rows, M / 2)
+    of_columns = np.tile(codes, (rows, 1))
+    of_rows = np.repeat(codes, rows, axis=0)
+    return np.concatenate([of_columns, of_rows], axis=1).astype(np.float32)
+
+
+def side_of_grid(rows: int) -> tuple[int, int]:
+    """Returns (side of the grid, number of other rows) of a table with `rows` positions.
+
+    The other row is that of a class token, and comes first.
+    """
+    for others in (0, 1):
+        side = round((rows - others) ** 0.5)
+        if side**2 == rows - others:
+            return side, others
+    raise ValueError(f"a table of {rows} rows has no square grid")
+
+
+def interpolated(table: Float[ArrayLike, "N M"], rows: int) -> Float[Array, "_ M"]:
+    """Returns a table of the positions of a square grid, interpolated to `rows` positions.
+
+    The interpolation is linear in both directions (Dosovitskiy et al. 2020, section 3.2). The
+    position of a class token stays as it is.
+    """
+    before, others = side_of_grid(len(table))
+    after, _ = side_of_grid(rows)
+    grid = jnp.reshape(table[others:], (before, before, -1))
+    shape = (after, after, grid.shape[-1])
+    grid = jax.image.resize(grid, shape, "linear", antialias=False)
+    return jnp.concatenate([table[:others], grid.reshape(after**2, -1)])

@@ -1,0 +1,154 @@
+"""Contacts of proteins: a regression on the attention maps of a trained model (Rao et al. 2020)."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax import pictures
+from transformer_jax.config import UserError
+from transformer_jax.data import proteins
+from transformer_jax.finetuning.predictions import Prediction
+from transformer_jax.inference import contacts
+from transformer_jax.tasks.protein_task import ProteinTask
+from transformer_jax.tasks.task import Context, Loss
+
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass
+class Contacts(ProteinTask):
+    """Logistic regression of the contacts of residues, on corrected maps of all heads.
+
+    The model of the run in `config.init_from` stays as it is. "precision" is the share of true
+    contacts among the N likeliest pairs of a protein of N residues, as a mean over proteins.
+    """
+
+    min_separation: int = 6  # least distance in the sequence of two residues in contact
+    l1: float = 0.0  # weight of the sum of the absolute weights of the regression
+
+    takes_model = True
+    begins_with_run = True
+    written_as = "masked_residues"
+
+    def __post_init__(self):
+        super().__post_init__()
+        contacts.check_contacts(self.model, self.config.model.name)
+        if not 1 <= self.min_separation < self.length:
+            raise UserError(
+                f"config.task.min_separation={self.min_separation}: must be from 1 to "
+                f"config.task.length - 1 = {self.length - 1}"
+            )
+        if self.l1 < 0:
+            raise UserError(f"config.task.l1={self.l1}: must be at least 0")
+        self.coefficients = {"contacts": 1.0} | ({"l1": self.l1} if self.l1 else {})
+
+    def component(self, records):
+        seed = self.config.data.seed
+        return proteins.ContactMaps(records, self.tokenizer, self.length, seed)
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        places = (self.length - 2, self.length - 2)
+        return super().batch_spec(row_shape) | self.int32_spec({"contacts": places})
+
+    def weights(self, batch):
+        num_pairs = self._pairs(batch).sum(dtype=jnp.float32)
+        num_rows = (batch["segment_ids"][..., 0] > 0).sum(dtype=jnp.float32)
+        return {"contacts": num_pairs, "l1": num_rows} if self.l1 else {"contacts": num_pairs}
+
+    def _pairs(self, batch) -> Bool[Array, "*B P P"]:
+        """Returns the pairs of residues, the first in front, that may touch."""
+        is_residue = contacts.residues(batch["segment_ids"])
+        places = jnp.arange(is_residue.shape[-1])
+        is_far = places[None] - places[:, None] >= self.min_separation
+        return is_far & is_residue[..., :, None] & is_residue[..., None, :]
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        segment_ids, touch = batch["segment_ids"], batch["contacts"]
+        logits = contacts.logits(self.model, params, batch["tokens"], segment_ids)
+        pairs = self._pairs(batch)
+        losses = jax.nn.softplus(logits) - touch * logits
+        total = jnp.sum(losses * pairs)
+        num_residues = contacts.residues(segment_ids).sum(axis=1)
+        rows = (segment_ids[:, 0] > 0).sum(dtype=jnp.int32)
+        precisions = precision(_allowed(logits, pairs), touch, num_residues)
+        filled = (segment_ids > 0).sum(dtype=jnp.int32)
+        metrics = {
+            "loss": (total, pairs.sum(dtype=jnp.int32)),
+            "precision": (precisions.sum(), rows),
+            "filled": (filled, jnp.int32(segment_ids.size)),
+        }
+        terms = {"contacts": total}
+        if self.l1:
+            # The sum over rows, whose number is the denominator.
+            terms["l1"] = rows * jnp.abs(params["contact"]["kernel"]).sum()
+        return Loss(terms, metrics)
+
+    def group(self, path):
+        return "" if path[0] == "contact" else None
+
+    def flops(self, row_shape: int = 0) -> float:
+        return self.model.flops(self.length, 0)
+
+    def derived(self, name, means):
+        return {}
+
+    # use
+
+    def predict(
+        self, params, lines: Iterable[str], *, long: str | None = None
+    ) -> Iterator[Prediction]:
+        """Yields the likeliest contacts of each line of residues, as many as it has residues.
+
+        The text is I-J:PROBABILITY, separated by spaces; I and J count from 1. An empty line has an
+        empty prediction. Raises UserError for a protein longer than `config.model.max_length`.
+        """
+        if long not in (None, "refuse"):
+            raise UserError(f"long={long!r}: must be refuse")
+        for probabilities in self.contacts(params, lines):
+            size = len(probabilities)
+            pairs = contacts.likeliest(probabilities, size, self.min_separation)
+            text = " ".join(f"{i}-{j}:{p:.3f}" for i, j, p in pairs)
+            yield Prediction(text, {"contacts": [[i, j, round(p, 6)] for i, j, p in pairs]})
+
+    def result(self, params, texts: Sequence[str]) -> "Figure":
+        """Returns a picture of the contacts of a protein of residues.
+
+        Without a text it is the first of the validation split, beside its true contacts.
+        """
+        touch = None
+        if not texts:
+            records = self.source.records("valid")
+            if records is None:
+                raise UserError("--text=... is missing: this run has no validation data to draw")
+            ((text, pairs),) = proteins.Stored(records).read([0])
+            texts = [text[: self.model.window - 2]]
+            pairs = pairs[(pairs < len(texts[0])).all(axis=1)]
+            touch = proteins.contact_map(pairs, len(texts[0]))
+        (probabilities,) = self.contacts(params, texts[:1])
+        return pictures.contact_maps(np.asarray(probabilities), touch, f"contacts of {texts[0]}")
+
+
+def _allowed(logits: Float[Array, "B P P"], pairs: Bool[Array, "B P P"]) -> Float[Array, "B P P"]:
+    return jnp.where(pairs, jax.lax.stop_gradient(logits), -jnp.inf)
+
+
+def precision(
+    logits: Float[Array, "B P P"], touch: Int[Array, "B P P"], num_residues: Int[Array, " B"]
+) -> Float[Array, " B"]:
+    """Returns the share of contacts among the likeliest pairs of each row, as many as residues.
+
+    Pairs with the logit -inf do not count.
+    """
+    batch, places, _ = logits.shape
+    highest, numbers = jax.lax.top_k(logits.reshape(batch, -1), places)
+    is_true = jnp.take_along_axis(touch.reshape(batch, -1), numbers, axis=1)
+    counts = (jnp.arange(places) < num_residues[:, None]) & (highest > -jnp.inf)
+    return jnp.sum(is_true * counts, axis=1) / jnp.maximum(counts.sum(axis=1), 1)

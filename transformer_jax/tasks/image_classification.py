@@ -1,0 +1,246 @@
+"""Classification of images, from nothing or on a pre-trained model (Dosovitskiy et al. 2020)."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from transformer_jax import pictures
+from transformer_jax.config import UserError
+from transformer_jax.data import arguments, rows, store
+from transformer_jax.data.image_rows import FileRows, LabelledRows
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.finetuning.predictions import Prediction
+from transformer_jax.inference.batching import chunks
+from transformer_jax.layers.heads import Head
+from transformer_jax.losses import label_nll
+from transformer_jax.pictures.progress import track
+from transformer_jax.scores import predictions as scores
+from transformer_jax.tasks.image_task import ImageTask
+from transformer_jax.tasks.task import Context, Loss
+
+_EVALUATION = Context()
+
+
+@dataclasses.dataclass
+class ImageClassification(ImageTask):
+    """A class for each image, by a linear head whose kernel begins with zeros.
+
+    With config.init_from, the model begins with that of an earlier run, such as one of
+    masked_patches. Its positions are interpolated where config.model.image_size differs.
+    """
+
+    # all classes, in the order of the head; (): those of the training images, sorted
+    labels: tuple = ()
+    label_smoothing: float = 0.0  # share of the probability that is spread over all classes
+    # mix each training image with another one, in a ratio drawn from Beta(mixup, mixup); 0: do not
+    mixup: float = 0.0
+    # a layer with tanh in front of the head, as in the paper's pre-training
+    hidden_head: bool = False
+    head_dropout: float = 0.0  # dropout before the head
+    frozen: bool = False  # train only the head
+
+    takes_model = True
+    heads = ("head",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.mixup < 0:
+            raise UserError(f"config.task.mixup={self.mixup}: must not be negative")
+        if not 0 <= self.head_dropout < 1:
+            raise UserError(
+                f"config.task.head_dropout={self.head_dropout}: must be at least 0 and below 1"
+            )
+        if "pool" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: has no state that sums up an image"
+            )
+
+    # classes and rows
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The classes in the order of the head."""
+        names = [str(label) for label in self.labels] or [*self._names_of("train")]
+        if len(names) < 2:
+            raise UserError(
+                f"config.data.train_files: only one class, {names[0]!r}; a classification needs two"
+            )
+        return names
+
+    def _names_of(self, split: str) -> tuple[str, ...]:
+        """Returns the names of the labels of a split's records."""
+        if names := self.source.label_names(split):
+            return names
+        raise UserError(
+            f"config.data.{split}_files: images without labels; a folder for each class, or an "
+            "array 'labels' beside the images, gives them"
+        )
+
+    def images_of(self, split: str, records: store.Records) -> rows.Component:
+        names = self._names_of(split)
+        for name in names:
+            if name not in self._places:
+                raise UserError(
+                    f"config.data.{split}_files: unknown class {name!r}; the classes are: "
+                    f"{', '.join(self.names[:20])}"
+                )
+        labels = np.array([self._places[name] for name in names])[records.array("label")]
+        mixup = self.mixup if split == "train" else 0.0
+        return LabelledRows(records, self.view_of(split), self.philox_key, labels, mixup)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    def batch_spec(self, row_shape):
+        shape = (self.config.train.batch, 2 if self.mixup else 1)
+        return self.image_spec() | {
+            "labels": jax.ShapeDtypeStruct(shape, jnp.int32),
+            "shares": jax.ShapeDtypeStruct(shape, jnp.float32),
+        }
+
+    # training
+
+    @property
+    def head(self) -> Head:
+        return Head(len(self.names), self.head_dropout, pools=self.hidden_head, zeros=True)
+
+    def init(self, rng):
+        head_key, model_key = jax.random.split(rng)
+        vector = jnp.zeros((1, self.model.d_model))
+        head = self.head.init(head_key, vector)["params"]
+        return {**self.init_model(model_key), "head": head}
+
+    def group(self, path):
+        return None if self.frozen and path[0] != "head" else super().group(path)
+
+    def weights(self, batch):
+        return {"loss": batch["shares"].sum()}
+
+    def logits(self, params, images, context: Context = _EVALUATION) -> jax.Array:
+        """Returns the logits (B, classes) float32 of images uint8 (B, S, S, C)."""
+        of_model, of_head = jax.random.split(context.rng) if context.train else (None, None)
+        apply = partial(self.model.apply, {"params": self.of_model(params)})
+        train = context.train and not self.frozen
+        rngs = {"dropout": of_model} if train else None
+        hidden = apply(images, train=train, rngs=rngs, method="hidden")
+        hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
+        return self.head.apply(
+            {"params": params["head"]},
+            apply(hidden, method="pooled"),
+            train=context.train,
+            rngs={"dropout": of_head} if context.train else None,
+        )
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        logits = self.logits(params, batch["images"], context)
+        labels, shares = batch["labels"], batch["shares"]
+        each = jnp.broadcast_to(logits[:, None], (*labels.shape, logits.shape[-1]))
+        nll = jnp.sum(label_nll(each, labels) * shares)
+        smoothing = self.label_smoothing if context.train else 0.0
+        loss = nll
+        if smoothing:
+            of_all = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)  # (B,)
+            loss = (1 - smoothing) * nll + smoothing * jnp.sum(of_all * shares.sum(axis=-1))
+        is_right = logits.argmax(axis=-1)[:, None] == labels
+        count = shares.sum()
+        metrics = {
+            "loss": (loss, count),
+            "accuracy": (jnp.sum(is_right * shares), count),
+            "filled": (count, jnp.float32(len(shares))),
+        }
+        return Loss({"loss": loss}, metrics)
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes; a frozen model has none.
+        passes = 1 if self.frozen else 3
+        return passes * self.model.flops(self.model.num_patches)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return 1
+
+    # evaluation and use
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the mean loss and the scores of a split.
+
+        Raises UserError where the run has no such split.
+        """
+        component = arguments.held_out(self.of_split, split, "files")
+        logits = np.concatenate([*self._outputs(params, component, f"evaluating {split}")])
+        labels, predicted, count = component.labels, logits.argmax(axis=-1), len(self.names)
+        log_probabilities = scipy.special.log_softmax(logits, axis=-1)
+        counts = scores.confusion(labels, predicted, count).tolist()
+        return {
+            "loss": float(-log_probabilities[np.arange(len(labels)), labels].mean()),
+            "accuracy": scores.accuracy(labels, predicted),
+            "macro_f1": scores.macro_f1(labels, predicted, range(count)),
+            "confusion": {"labels": self.names, "counts": counts},
+            "records": len(labels),
+        }
+
+    def predict(
+        self, params, lines: Iterable[str], *, long: str | None = None
+    ) -> Iterator[Prediction]:
+        """Yields the class of each image file; a line is the path of one.
+
+        An empty line has an empty prediction. Raises UserError for a file that is no image, and
+        where `long` is not None: images have no length.
+        """
+        if long is not None:
+            raise UserError(f"--long={long}: this run reads images, which have no length")
+        for chunk in chunks(arguments.as_texts(lines), self.config.decode.batch):
+            paths = [line.strip() for line in chunk]
+            files = FileRows([path for path in paths if path], self.view, self.source.max_bytes)
+            outputs = np.concatenate([*self._outputs(params, files)]) if len(files) else ()
+            remaining = iter(outputs)
+            for path in paths:
+                yield self._prediction(path, next(remaining) if path else None)
+
+    def _prediction(self, path: str, logits: np.ndarray | None) -> Prediction:
+        if logits is None:
+            return Prediction("", {"file": "", "label": None, "probabilities": None})
+        label = self.names[int(logits.argmax())]
+        probabilities = dict(zip(self.names, map(float, scipy.special.softmax(logits))))
+        return Prediction(label, {"file": path, "label": label, "probabilities": probabilities})
+
+    def result(self, params, texts: Sequence[str]):
+        """Returns the figure of the attention rollout over images, with their predicted classes.
+
+        `texts` are paths of image files; without one, the images are the first held-out ones.
+        """
+        shown = self.shown(texts)
+        placement = Placement.of(params, self.config.mesh)
+        rows_of_mesh = np.resize(shown, (placement.rows(len(shown)), *shown.shape[1:]))
+        logits = jax.device_get(hosts.run(self._compiled, placement, params, rows_of_mesh))
+        classes = [self.names[place] for place in logits[: len(shown)].argmax(axis=-1)]
+        title = "attention rollout (Abnar & Zuidema 2020), and the predicted classes"
+        return pictures.shares(shown, self.rollout(params, shown), title, classes)
+
+    def _outputs(self, params, component, title: str = "") -> Iterator[np.ndarray]:
+        """Yields the logits (N, classes) of the rows of a component, batch by batch, in order."""
+        placement = Placement.of(params, self.config.mesh)
+        size = placement.rows(self.config.decode.batch)
+        evaluated = rows.EvalRows(component)
+        count = evaluated.num_batches(size)
+        for number in track(range(count), f"{title} (batches)", count) if title else range(count):
+            images = evaluated.batch(number, range(size), size)["images"]
+            computed = hosts.run(self._compiled, placement, params, images)
+            yield jax.device_get(computed)[: len(component) - number * size]
+
+    @cached_property
+    def _compiled(self):
+        """The function of (placement, params, images) to logits."""
+
+        @partial(jax.jit, static_argnums=0)
+        def logits(placement, params, images):
+            with placement.use():
+                return gathered(self.logits(params, split_rows(images)))
+
+        return logits

@@ -1,0 +1,193 @@
+"""Masked autoencoders: pre-training by the pixels of hidden patches (He et al. 2021)."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Num
+
+from transformer_jax import pictures
+from transformer_jax.config import UserError
+from transformer_jax.data import rows, store
+from transformer_jax.data.image_rows import PermutedRows
+from transformer_jax.layers import patches
+from transformer_jax.layers.linear import compute_dtype
+from transformer_jax.layers.patch_decoder import PatchDecoder
+from transformer_jax.tasks.image_task import ImageTask
+from transformer_jax.tasks.task import Context, Loss
+
+_EPSILON = 1e-6  # added to the variance of a patch, as in the published code
+_EVALUATION = Context()
+
+
+class Reconstructions(NamedTuple):
+    """Images uint8 (N, S, S, C), from 0 to 255."""
+
+    originals: np.ndarray
+    visible: np.ndarray  # hidden patches are grey
+    reconstructed: np.ndarray  # visible patches as they are, the pixels of the others as predicted
+
+
+@dataclasses.dataclass
+class MaskedPatches(ImageTask):
+    """Predicting the pixels of hidden patches from the others, which alone the model reads.
+
+    A decoder over all patches predicts them. The loss is the mean squared error on hidden patches
+    (section 3). A fine-tuning by image_classification leaves the decoder out.
+    """
+
+    mask_ratio: float = 0.75  # share of the patches of an image that are hidden
+    # predict the pixels of a patch less their mean and over their standard deviation
+    normalise_pixels: bool = True
+    decoder_layers: int = 8  # number of the decoder's blocks
+    decoder_width: int = 512  # width of the decoder's residual stream
+    decoder_heads: int = 16  # attention heads of a layer of the decoder
+
+    heads = ("decoder",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        count = self.model.num_patches
+        if not 0 < self.mask_ratio < 1 or not 0 < self.num_visible < count:
+            raise UserError(
+                f"config.task.mask_ratio={self.mask_ratio}: must hide some of {count} patches, and "
+                "leave some"
+            )
+        if self.normalise_pixels and self.decoder.features < 2:
+            raise UserError(
+                "config.task.normalise_pixels=True: a patch of one number has no deviation; set it "
+                "to false"
+            )
+        if min(self.decoder_layers, self.decoder_width, self.decoder_heads) < 1:
+            raise UserError("config.task.decoder_*: layers, width and heads must be at least 1")
+        if self.decoder_width % self.decoder_heads or self.decoder_width % 4:
+            raise UserError(
+                f"config.task.decoder_width={self.decoder_width}: must be a multiple of "
+                f"config.task.decoder_heads={self.decoder_heads} and of 4"
+            )
+
+    @property
+    def num_visible(self) -> int:
+        return int(self.model.num_patches * (1 - self.mask_ratio))
+
+    # rows
+
+    def images_of(self, split: str, records: store.Records) -> rows.Component:
+        count = self.model.num_patches
+        return PermutedRows(records, self.view_of(split), self.philox_key, count)
+
+    def batch_spec(self, row_shape):
+        shapes = {"weight": (), "order": (self.model.num_patches,)}
+        return self.image_spec() | self.int32_spec(shapes)
+
+    # training
+
+    @cached_property
+    def decoder(self) -> PatchDecoder:
+        model = self.model
+        return PatchDecoder(
+            model.patch_size**2 * model.channels,
+            self.decoder_width,
+            self.decoder_layers,
+            self.decoder_heads,
+            init_std=model.init_std,
+            dtype=compute_dtype(model.dtype),
+        )
+
+    def init(self, rng):
+        model_key, decoder_key = jax.random.split(rng)
+        states = jnp.zeros((1, 1 + self.num_visible, self.model.d_model))
+        order = jnp.arange(self.model.num_patches)[None]
+        decoder = self.decoder.init(decoder_key, states, order)["params"]
+        return {**self.init_model(model_key), "decoder": decoder}
+
+    def weights(self, batch):
+        return {"loss": batch["weight"].sum().astype(jnp.float32)}
+
+    def predicted(self, params, batch, context: Context = _EVALUATION) -> Float[Array, "B N F"]:
+        """Returns the predictions of all patches; "order" has the visible ones first."""
+        visible = batch["order"][:, : self.num_visible]
+        states = self.model.apply(
+            {"params": self.of_model(params)},
+            batch["images"],
+            visible=visible,
+            train=context.train,
+            rngs={"dropout": context.rng} if context.train else None,
+            method="hidden",
+        )
+        return self.decoder.apply({"params": params["decoder"]}, states, batch["order"])
+
+    def targets(self, images: Num[Array, "B H W C"]) -> tuple[Array, Array, Array]:
+        """Returns (the numbers to predict (B, N, F), mean and deviation of each patch (B, N, 1)).
+
+        The numbers are normalised by mean and deviation where config.task.normalise_pixels.
+        """
+        pixels = patches.normalised(images, self.model.mean, self.model.std)
+        flat = patches.patches(pixels, self.model.patch_size)
+        flat = flat.reshape(*flat.shape[:2], -1)
+        mean = flat.mean(axis=-1, keepdims=True)
+        deviation = jnp.sqrt(flat.var(axis=-1, keepdims=True, ddof=1) + _EPSILON)
+        return (flat - mean) / deviation if self.normalise_pixels else flat, mean, deviation
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        predicted = self.predicted(params, batch, context)
+        targets, _, _ = self.targets(batch["images"])
+        errors = jnp.square(predicted - targets).mean(axis=-1)  # (B, N)
+        hidden = batch["order"][:, self.num_visible :]
+        of_row = jnp.take_along_axis(errors, hidden, axis=1, mode="clip").mean(axis=1)
+        loss = jnp.sum(of_row * batch["weight"])
+        count = batch["weight"].sum(dtype=jnp.int32)
+        num_hidden = hidden.shape[1]
+        filled = (count * num_hidden, jnp.int32(hidden.size))
+        return Loss({"loss": loss}, {"loss": (loss, count), "filled": filled})
+
+    def flops(self, row_shape: int = 0) -> float:
+        count, width = self.model.num_patches, self.model.d_model
+        encoder = self.model.flops(self.num_visible)
+        return 3 * (encoder + self.decoder.flops(self.num_visible, count, width))
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.model.num_patches - self.num_visible
+
+    # use
+
+    def reconstruct(self, params, images: np.ndarray) -> Reconstructions:
+        """Returns images uint8 (N, S, S, C), their visible patches, and their reconstruction.
+
+        The hidden patches of an image are those of an evaluation's row of the same number.
+        """
+        count = self.model.num_patches
+        generators = [rows.generator(self.philox_key, n, 0) for n in range(len(images))]
+        order = np.stack([generator.permutation(count) for generator in generators])
+        batch = {"images": jnp.asarray(images), "order": jnp.asarray(order, jnp.int32)}
+        predicted = jax.jit(self.predicted)(params, batch)
+        targets, mean, deviation = self.targets(batch["images"])
+        original = targets * deviation + mean if self.normalise_pixels else targets
+        if self.normalise_pixels:
+            predicted = predicted * deviation + mean
+        is_visible = np.argsort(order, axis=1)[..., None] < self.num_visible
+        return Reconstructions(
+            np.asarray(images),
+            self._pixels(np.where(is_visible, original, 0.0)),
+            self._pixels(np.where(is_visible, original, predicted)),
+        )
+
+    def result(self, params, texts: Sequence[str]):
+        """Returns the figure of images, their visible patches, and their reconstruction.
+
+        `texts` are paths of image files; without one, the images are the first held-out ones.
+        """
+        originals, visible, reconstructed = self.reconstruct(params, self.shown(texts))
+        images = {"image": originals, "visible": visible, "reconstructed": reconstructed}
+        return pictures.images(images, f"{self.mask_ratio:.0%} of the patches hidden")
+
+    def _pixels(self, flat: Float[np.ndarray, "B N F"]) -> np.ndarray:
+        """Returns images uint8 (B, S, S, C) from the values of their patches."""
+        side, channels = self.model.patch_size, self.model.channels
+        images = patches.joined(flat.reshape(*flat.shape[:2], side, side, channels))
+        values = np.asarray(images) * np.array(self.model.std) + np.array(self.model.mean)
+        return np.clip(np.rint(255 * values), 0, 255).astype(np.uint8)

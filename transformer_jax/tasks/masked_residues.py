@@ -1,0 +1,132 @@
+"""Masked residues of proteins: the pre-training of ESM (Rives et al. 2021)."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError
+from transformer_jax.data import arguments, proteins
+from transformer_jax.data.long_lines import LongLines
+from transformer_jax.distributed.placement import Placement
+from transformer_jax.finetuning.predictions import Prediction
+from transformer_jax.inference import mutations
+from transformer_jax.scores import residue_ngrams
+from transformer_jax.tasks.base import perplexity
+from transformer_jax.tasks.masked_texts import MASKED, masked_loss, states
+from transformer_jax.tasks.protein_task import ProteinTask
+from transformer_jax.tasks.task import Context, Loss
+
+_COUNTED = 2**24  # residues of the training split that n-gram models count
+
+
+@dataclasses.dataclass
+class MaskedResidues(ProteinTask):
+    """A row is one protein, or a part of it that each epoch draws anew.
+
+    Of the predicted residues, 80 % are masked, 10 % become another one and 10 % stay. "ece" is the
+    exponential of the cross-entropy.
+    """
+
+    mask_share: float = 0.15  # share of the tokens of a row that are predicted
+
+    coefficients = {"mlm": 1.0}
+
+    def __post_init__(self):
+        super().__post_init__()
+        if "fill" not in self.model.can:
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: does not fill masks; take a model "
+                "that does, such as esm"
+            )
+        if not 0 < self.mask_share <= 1:
+            raise UserError(
+                f"config.task.mask_share={self.mask_share}: must be more than 0 and at most 1"
+            )
+
+    def component(self, records):
+        seed = self.config.data.seed
+        return proteins.MaskedProteins(
+            records, self.tokenizer, self.length, seed, share=self.mask_share
+        )
+
+    # training
+
+    def batch_spec(self, row_shape: int):
+        predictions = proteins.max_predictions(self.length, self.mask_share)
+        masked = self.int32_spec(dict.fromkeys(MASKED, (predictions,)))
+        return super().batch_spec(row_shape) | masked
+
+    def weights(self, batch):
+        return {"mlm": batch["masked_weights"].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        inputs = {"segment_ids": batch["segment_ids"]}
+        hidden = states(self.model, params, batch["tokens"], inputs, context)
+        return masked_loss(self.model, params, batch, hidden)
+
+    def group(self, path):
+        return None if path[0] in ("contact", "pooler", "nsp") else super().group(path)
+
+    def flops(self, row_shape: int = 0) -> float:
+        predictions = proteins.max_predictions(self.length, self.mask_share)
+        # A backward pass costs two forward passes.
+        return 3 * self.model.flops(self.length, predictions)
+
+    # evaluation and use
+
+    def derived(self, name, means):
+        return {"ece": perplexity(means["loss"])}
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns loss, accuracy and ECE of a split, and those of n-gram models of its training.
+
+        Raises UserError where the run has no such split.
+        """
+        scores = super().evaluate(params, split)
+        counted, evaluated = (
+            proteins.Stored(self.source.records(name)).text(self.tokenizer, _COUNTED)
+            for name in ("train", split)
+        )
+        ngrams = residue_ngrams.scores(
+            counted, evaluated, self.tokenizer.vocab_size, self.tokenizer.eos_id
+        )
+        return scores | {"ngrams": ngrams}
+
+    def predict(
+        self, params, lines: Iterable[str], *, long: str | None = None
+    ) -> Iterator[Prediction]:
+        """Yields the score of the mutations of each line, in order.
+
+        A line is residues, a tab, and mutations such as A10V,K3R. The score is the sum of log
+        p(mutant) - log p(wild) with all mutated places masked. An empty line has an empty
+        prediction. `long` decides about a protein longer than `config.model.max_length`: "skip"
+        leaves its prediction empty, "refuse", the default, raises UserError. Raises UserError for a
+        line of another form.
+        """
+        room = self.model.window - 2
+        limit = f"config.model.max_length={self.model.max_length} tokens, including two around it"
+        treatment = LongLines(long or "refuse", ("refuse", "skip"), limit)
+        mutants = []
+        with treatment:
+            for number, line in enumerate(arguments.as_texts(lines), 1):
+                mutant = mutations.of_line(number, line) if line.strip() else None
+                if mutant and len(mutant.residues) > room:
+                    treatment.add(number)
+                    mutant = None
+                mutants.append(mutant)
+        placement = Placement.of(params, self.config.mesh)
+        batch = placement.rows(self.config.decode.batch)
+        marginals = mutations.Marginals(self.model, self.tokenizer, batch, placement)
+        scores = marginals(params, [mutant for mutant in mutants if mutant])
+        return (_prediction(mutant, scores) for mutant in mutants)
+
+
+def _prediction(mutant: mutations.Mutant | None, scores: Iterator) -> Prediction:
+    if mutant is None:
+        return Prediction("", {"score": None, "mutations": {}})
+    values = next(scores).tolist()
+    by_name = {str(mutation): value for mutation, value in zip(mutant.mutations, values)}
+    total = math.fsum(values)
+    return Prediction(f"{total:.4f}", {"score": total, "mutations": by_name})
