@@ -75,10 +75,11 @@ def _digits():
             patch_size=2,
             channels=1,
             d_model=64,
-            num_layers=3,
+            num_layers=2,
             num_heads=4,
-            init_std=0.08,
-            unroll=3,
+            pool="mean",
+            init_std=0.125,
+            unroll=2,
         ),
         # Half of the 16 patches: fewer say too little about a digit of 8 x 8 pixels.
         task=dict(
@@ -91,10 +92,10 @@ def _digits():
             decoder_heads=4,
         ),
         source=dict(name="digits"),
-        train=dict(num_steps=1500, batch=64, log_every=100, eval_every=1 / 5),
+        train=dict(num_steps=3000, batch=32, log_every=100, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
-            learning_rate=2e-3,
+            learning_rate=3e-3,
             schedule="cosine",
             warmup_steps=0.05,
             b2=0.95,
