@@ -18,7 +18,7 @@ _SHARED = (
     *("task", "base", "masked_texts", "next_tokens", "pairs", "preferences", "word_task"),
     *("descent", "negative_sampling", "policy", "prompted", "advantages", "continued"),
     *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
-    "sensory",
+    *("sensory", "speech"),
 )
 
 
