@@ -81,7 +81,5 @@ def _library():
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its shared library
-        raise UserError(
-            "WAV and FLAC are read by soundfile: pip install -e '.[audio]'"
-        ) from None
+        raise UserError("WAV and FLAC are read by soundfile: pip install -e '.[audio]'") from None
     return soundfile

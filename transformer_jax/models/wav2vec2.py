@@ -1,4 +1,4 @@
-"""wav2vec 2.0: an encoder of sound, learned by telling masked frames apart (Baevski et al. 2020)."""
+"""wav2vec 2.0: an encoder of sound that tells masked frames apart (Baevski et al. 2020)."""
 
 from functools import partial
 from typing import Literal, NamedTuple
@@ -263,7 +263,7 @@ class Wav2Vec2(Sensory):
 
     @nn.nowrap
     def is_feature(self, path: tuple[str, ...]) -> bool:
-        """Returns whether a parameter is one of the convolutions over samples, or of their norms."""
+        """Returns whether a parameter is that of a convolution over samples, or of its norm."""
         return path[0].startswith("convolution")
 
     @nn.nowrap

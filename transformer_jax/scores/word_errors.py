@@ -40,7 +40,7 @@ def _counts(output: str, reference: str) -> tuple[int, int, int, int]:
 
 
 def _rate(errors: float, count: float) -> float:
-    return 100 * errors / max(count, 1)
+    return float(100 * errors / max(count, 1))
 
 
 def _library():
