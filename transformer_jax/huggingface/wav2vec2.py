@@ -133,7 +133,6 @@ class _PreTraining(_Speech):
 
     def other_keys(self, config, tokenizer):
         return super().other_keys(config, tokenizer) | {
-            "mask_time_prob": config.task.masked,
             "num_negatives": config.task.distractors,
             "contrastive_logits_temperature": config.task.similarity_temperature,
             "diversity_loss_weight": config.task.diversity_weight,
