@@ -176,9 +176,11 @@ def _smoothed(tracks: np.ndarray) -> np.ndarray:
 def _pulses(states: int, pitch: float, rng: np.random.Generator) -> Float[np.ndarray, " S"]:
     """Returns pulses of the vocal cords, whose pitch falls and wavers."""
     size = states * _HOP + _WINDOW
-    wavering = np.repeat(rng.normal(0, 0.02, size // 1600 + 2), 1600)[:size]
-    wavering = np.convolve(wavering, np.ones(1600) / 1600, mode="same")
-    course = pitch * (1 + 3 * wavering) * np.linspace(1.1, 0.85, size)
+    places = np.arange(size)
+    # A new pitch ten times a second.
+    wavering = rng.normal(0, 0.03, size // 1600 + 2)
+    wavering = np.interp(places, 1600 * np.arange(len(wavering)), wavering)
+    course = pitch * (1 + wavering) * np.linspace(1.1, 0.85, size)
     phase = np.cumsum(course) / RATE
     pulses = np.zeros(size)
     starts = np.flatnonzero(np.diff(np.floor(phase)) > 0)
@@ -196,10 +198,18 @@ def _filtered(
     voiced = np.fft.rfft(pulses[places] * window, _FFT) * _tract(tracks[:, :3], voice)
     hissing = np.fft.rfft(noise[places] * window, _FFT) * _band(tracks[:, 5], tracks[:, 6])
     spectra = tracks[:, 3, None] * voiced + tracks[:, 4, None] * hissing
-    parts = np.fft.irfft(spectra, _FFT)
-    sound = np.zeros(starts[-1] + _FFT)
-    np.add.at(sound, starts[:, None] + np.arange(_FFT), parts)
-    return sound
+    return _overlapped(np.fft.irfft(spectra, _FFT))
+
+
+def _overlapped(parts: Float[np.ndarray, "states W"]) -> Float[np.ndarray, " S"]:
+    """Returns the sum of parts, each of which begins `_HOP` samples after the one before."""
+    count, width = parts.shape
+    hops = -(-width // _HOP)
+    parts = np.pad(parts, ((0, 0), (0, hops * _HOP - width))).reshape(count, hops, _HOP)
+    sound = np.zeros((count + hops - 1, _HOP))
+    for hop in range(hops):
+        sound[hop : hop + count] += parts[:, hop]
+    return sound.reshape(-1)
 
 
 def _tract(formants: Float[np.ndarray, "states 3"], voice: Voice) -> np.ndarray:
@@ -208,8 +218,8 @@ def _tract(formants: Float[np.ndarray, "states 3"], voice: Voice) -> np.ndarray:
     centres = np.concatenate([formants, fourth], axis=1)[..., None]
     ratio = _FREQUENCIES / centres
     damping = ratio * _WIDTHS[:, None] / centres
-    gains = 1 / np.sqrt((1 - ratio**2) ** 2 + damping**2)
-    return gains.prod(axis=1) * (1 + _FREQUENCIES / 300) ** -voice.tilt
+    gains = np.square(1 - ratio * ratio) + np.square(damping)
+    return (1 + _FREQUENCIES / 300) ** -voice.tilt / np.sqrt(gains.prod(axis=1))
 
 
 def _band(centres: Float[np.ndarray, " N"], widths: Float[np.ndarray, " N"]) -> np.ndarray:
