@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
+from tests.tasks import speech
 from tests.tasks.preferences import build_reward
 from tests.tasks.test_chat import build as build_chats
 from tests.tasks.test_masked_targets import build as build_targets
@@ -61,6 +62,8 @@ MODELS = {
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
     "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
     "glove": dict(name="glove", vocab_size=80, d_model=8),
+    "masked speech": speech.MODEL | dict(feature_gradient=0.1),
+    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=True, layer_drop=0.0),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
@@ -119,16 +122,20 @@ TASKS = {
             target_length=12,
         ),
     ),
+    "masked speech": (speech.build, speech.TASKS["masked_speech"]),
+    "transcripts": (speech.build, speech.TASKS["ctc"]),
 }
 STEPS = 3
-# Families that draw the rotations of their hashing for each microbatch, as others draw dropout.
-DRAWING = ("reformer",)
+# Families that draw for each microbatch, as others draw dropout: the rotations of their hashing, or
+# the noise of their quantizer.
+DRAWING = ("reformer", "masked speech")
 
 
 def config_of(family, folder, accumulation=1, **mesh):
     build, task = TASKS[family]
     other = build(folder)
-    config = configs.experiment(model=MODELS[family], task=task, mesh=mesh)
+    source = {key: value for key, value in other.source.items() if value}
+    config = configs.experiment(model=MODELS[family], task=task, source=source, mesh=mesh)
     for section in ("data", "optimizer", "decode"):
         config[section] = other[section]
     train = dict(num_steps=STEPS, log_every=1, batch=8, accumulation=accumulation)

@@ -16,6 +16,7 @@ from transformer_jax.storage import buckets
 # Six minutes of one channel at 16 kHz, one minute of stereo at 48 kHz.
 MOST_SAMPLES = 5_760_000
 FORMATS = ("WAV", "FLAC")
+_UNKNOWN_SIZE = 2**32 - 1
 _RATES = range(1_000, 400_000)  # samples a second
 
 
@@ -40,11 +41,12 @@ def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Int16[np.nd
             if not (start[:4] == b"fLaC" or (start[:4], start[8:]) == (b"RIFF", b"WAVE")):
                 wrong = "the file is empty" if not start else f"not {' or '.join(FORMATS)}"
                 raise DamagedSound(f"{where}: {wrong}")
+            complete = start[:4] == b"fLaC" or _is_whole(start, buckets.size(path))
             content.seek(0)
             with soundfile.SoundFile(content) as opened:
                 _check(opened, where, most_samples)
                 sound = opened.read(opened.frames, dtype="float32", always_2d=True)
-                complete = len(sound) == opened.frames
+                complete &= len(sound) == opened.frames
                 rate = opened.samplerate
     except (soundfile.SoundFileError, OSError, RuntimeError) as error:
         line = " ".join(str(error).split())
@@ -52,6 +54,12 @@ def read(path: str, where: str, most_samples: int = MOST_SAMPLES) -> Int16[np.nd
     if not complete or not np.isfinite(sound).all():
         raise DamagedSound(f"{where}: damaged: it ends early, or its samples are not finite")
     return quantized(_resampled(sound.mean(axis=1), rate))
+
+
+def _is_whole(start: bytes, size: int) -> bool:
+    """Returns whether a WAV file has the size that its header says. A stream does not know it."""
+    declared = int.from_bytes(start[4:8], "little")
+    return declared == _UNKNOWN_SIZE or declared + 8 <= size
 
 
 def _check(opened, where: str, most_samples: int) -> None:
