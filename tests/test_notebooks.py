@@ -18,9 +18,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_each_has_a_number():
+def test_their_numbers_differ():
     numbers = sorted(int(path.name.partition("_")[0]) for path in NOTEBOOKS)
-    assert numbers[:9] == [*range(1, 10)] and len({*numbers}) == len(numbers)
+    assert numbers[:9] == [*range(1, 10)] and len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -134,7 +134,7 @@ DRAWING = ("reformer", "masked speech")
 def config_of(family, folder, accumulation=1, **mesh):
     build, task = TASKS[family]
     other = build(folder)
-    source = {key: value for key, value in other.source.items() if value}
+    source = other.source.to_dict()
     config = configs.experiment(model=MODELS[family], task=task, source=source, mesh=mesh)
     for section in ("data", "optimizer", "decode"):
         config[section] = other[section]

@@ -41,7 +41,7 @@ def _third_side(x: np.ndarray) -> np.ndarray:
     return x[None, None]
 
 
-def _convolution(x: np.ndarray) -> np.ndarray:
+def _time_convolution(x: np.ndarray) -> np.ndarray:
     return x.T
 
 
@@ -74,7 +74,7 @@ LAYOUTS = {
     "first_side": _first_side,  # table (N, M) -> (N, 1, M)
     "second_side": _second_side,  # table (N, M) -> (1, N, M)
     "third_side": _third_side,  # vector (K,) -> (1, 1, K)
-    "convolution": _convolution,  # kernel (K, inputs, outputs) -> (outputs, inputs, K)
+    "time_convolution": _time_convolution,  # kernel (K, inputs, outputs) -> (outputs, inputs, K)
     "linear": _linear,  # kernel (M, ...) -> (outputs, M)
     "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
     "outputs_first": _outputs_first,  # kernel (H, D, M) -> (M, H, D)

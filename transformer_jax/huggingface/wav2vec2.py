@@ -65,7 +65,7 @@ _ENCODER = {
     **linear("wav2vec2.feature_projection.projection", "projection"),
     f"{_POSITIONS}.bias": ("same", "positions/bias"),
     f"{_POSITIONS}.parametrizations.weight.original0": ("third_side", "positions/scale"),
-    f"{_POSITIONS}.parametrizations.weight.original1": ("convolution", "positions/direction"),
+    f"{_POSITIONS}.parametrizations.weight.original1": ("time_convolution", "positions/direction"),
     **norm("wav2vec2.encoder.layer_norm", "norm"),
     **layers("wav2vec2.encoder.layers.{}.", "encoder/layers/", _LAYER),
 }
@@ -90,7 +90,7 @@ class _Speech(family.Family):
         table = dict(self.tensors)
         for number in range(len(model.convolution_widths)):
             layer = f"wav2vec2.feature_extractor.conv_layers.{number}"
-            table[f"{layer}.conv.weight"] = ("convolution", f"convolution_{number}/kernel")
+            table[f"{layer}.conv.weight"] = ("time_convolution", f"convolution_{number}/kernel")
             if model.convolution_bias:
                 table[f"{layer}.conv.bias"] = ("same", f"convolution_{number}/bias")
             if model.convolution_norm == "layer" or number == 0:
