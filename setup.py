@@ -49,6 +49,7 @@ EXTRAS = {
     "beam": ["apache-beam>=2.70,<3"],  # `prepare` on Dataflow, Flink or Spark
     "lm_eval": ["lm-eval>=0.4.13,<0.5"],
     "summaries": ["rouge-score>=0.1.2,<0.2"],
+    "audio": ["soundfile>=0.13,<0.15", "jiwer>=4,<5"],
     # the latter two: what the scores of fine-tuning are compared with
     "test": [
         "pytest>=8",
@@ -63,6 +64,8 @@ EXTRAS = {
         "mkdocs-material>=9.5,<10",  # the documentation is built
         "ruff>=0.15,<0.18",  # and the code is formatted as it formats it
         "rouge-score>=0.1.2,<0.2",
+        "soundfile>=0.13,<0.15",
+        "jiwer>=4,<5",
     ],
     "vision": ["Pillow>=10.1", "scikit-learn>=1.3"],  # images are decoded; a set of digits
     "docs": ["mkdocs-material>=9.5,<10"],

@@ -47,6 +47,9 @@ ARGUMENTS = {
     "preferences/grpo.py": ["math"],
     "preferences/ppo.py": ["instructgpt"],
     "preferences/reward.py": ["instructgpt"],
+    "wav2vec2/base.py": ["pretrain", "ctc"],
+    "wav2vec2/large.py": ["pretrain", "ctc"],
+    "wav2vec2/quickstart.py": ["pretrain", "ctc", "scratch"],
 }
 # The others differ little from these in their tiny variants, or are trained by
 # training/test_guests.py and the notebooks. They need --slow.
@@ -69,6 +72,8 @@ OF_EACH_KIND = (
     "preferences/dpo.py:dialogue",
     "preferences/reward.py:instructgpt",
     "preferences/ppo.py:instructgpt",
+    "wav2vec2/large.py:pretrain",
+    "wav2vec2/quickstart.py:scratch",
 )
 
 

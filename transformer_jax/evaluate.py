@@ -29,6 +29,8 @@ ALLOWED = (  # overrides
     "task.null_threshold",
     "task.n_best",
     "task.max_answer",
+    "task.lm_",
+    "task.length_bonus",
 )
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import build_bert, build_gpt
 from tests.tasks.images import DECODER, MODEL
 from tests.tasks.images import build as build_digits
+from tests.tasks import speech
 from tests.tasks.preferences import build_reward
 from tests.tasks.test_chat import build as build_chats
 from tests.tasks.test_masked_residues import build as build_proteins
@@ -67,6 +68,8 @@ MODELS = {
     "glove": dict(name="glove", vocab_size=80, d_model=8),
     "vit": MODEL,
     "masked patches": MODEL | dict(positions="sinusoidal"),
+    "masked speech": speech.MODEL | dict(feature_gradient=0.1),
+    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=True, layer_drop=0.0),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
@@ -128,10 +131,13 @@ TASKS = {
             target_length=12,
         ),
     ),
+    "masked speech": (speech.build, speech.TASKS["masked_speech"]),
+    "transcripts": (speech.build, speech.TASKS["ctc"]),
 }
 STEPS = 3
-# Families that draw the rotations of their hashing for each microbatch, as others draw dropout.
-DRAWING = ("reformer",)
+# Families that draw for each microbatch, as others draw dropout: the rotations of their hashing, or
+# the noise of their quantizer.
+DRAWING = ("reformer", "masked speech")
 
 
 def config_of(family, folder, accumulation=1, **mesh):

@@ -17,9 +17,8 @@ _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
 _SHARED = (
     *("task", "base", "masked_texts", "next_tokens", "pairs", "preferences", "word_task"),
     *("descent", "negative_sampling", "policy", "prompted", "advantages", "continued"),
-    "protein_task",
     *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
-    *("sensory", "image_task"),
+    *("sensory", "image_task", "protein_task", "speech"),
 )
 
 

@@ -65,7 +65,10 @@ class Family:
         return self.keys.read(hf_config)
 
     def sections(self, folder: pathlib.Path) -> dict[str, dict]:
-        """Returns the sections that say where the data come from."""
+        """Returns the sections that say where the data come from.
+
+        A section "task" has the keys of config.task that the files in `folder` give.
+        """
         return {"data": {"tokenizer_files": str(folder)}}
 
     def decode_keys(self, hf_config: dict, folder: pathlib.Path) -> dict:
@@ -87,11 +90,12 @@ class Family:
         """
         path = folder / "config.json"
         try:
+            sections = dict(self.sections(folder))
             config = configs.experiment(
                 model=dict(name=self.model, **self.model_keys(hf_config)),
-                task=dict(name=self.task),
+                task=dict(name=self.task, **sections.pop("task", {})),
                 decode=dict(batch=8, **self.decode_keys(hf_config, folder)),
-                **self.sections(folder),
+                **sections,
             )
             for key, value in self.task_keys(config, hf_config).items():
                 configs.set_key(config, f"task.{key}", value)

@@ -37,6 +37,14 @@ def _second_side(x: np.ndarray) -> np.ndarray:
     return x[None]
 
 
+def _third_side(x: np.ndarray) -> np.ndarray:
+    return x[None, None]
+
+
+def _time_convolution(x: np.ndarray) -> np.ndarray:
+    return x.T
+
+
 def _linear(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), -1).T
 
@@ -69,6 +77,8 @@ LAYOUTS = {
     "row": _row,  # bias (V,) -> (1, V)
     "first_side": _first_side,  # table (N, M) -> (N, 1, M)
     "second_side": _second_side,  # table (N, M) -> (1, N, M)
+    "third_side": _third_side,  # vector (K,) -> (1, 1, K)
+    "time_convolution": _time_convolution,  # kernel (K, inputs, outputs) -> (outputs, inputs, K)
     "linear": _linear,  # kernel (M, ...) -> (outputs, M)
     "linear_merge": _linear_merge,  # kernel (H, D, M) -> (M, H D)
     "outputs_first": _outputs_first,  # kernel (H, D, M) -> (M, H, D)
@@ -82,6 +92,13 @@ LAYOUTS = {
 # layers 1, 4, 7 and so on, those of one block of a pattern of three.
 Table = dict[str, tuple[str, ...]]
 _NUMBER = re.compile(r"\{(?:(\d+):(\d+))?\}")
+# Endings of names in early checkpoints, and those of today.
+_RENAMED = {
+    r"LayerNorm\.gamma": "LayerNorm.weight",
+    r"LayerNorm\.beta": "LayerNorm.bias",
+    "weight_g": "parametrizations.weight.original0",
+    "weight_v": "parametrizations.weight.original1",
+}
 _DTYPES = ("F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 8  # tensor names in an error message
@@ -213,7 +230,8 @@ def fill(source: str, parts: list[np.ndarray], file, name: str) -> None:
 def stored(folder: pathlib.Path, stem: str = "model") -> dict[str, tuple]:
     """Returns {name of a tensor today: (open file, name in the file)} of <stem>.safetensors.
 
-    Early BERT checkpoints call the parameters of a norm gamma and beta, as TensorFlow does.
+    Early BERT checkpoints call the parameters of a norm gamma and beta, as TensorFlow does. Those
+    of weight norms (wav2vec 2.0) ended in _g and _v.
     """
     tensors = {}
     for path in _files(folder, stem):
@@ -223,8 +241,9 @@ def stored(folder: pathlib.Path, stem: str = "model") -> dict[str, tuple]:
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: can't be read as safetensors ({error})") from None
         for name in file.keys():
-            new_name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-            new_name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", new_name)
+            new_name = name
+            for old, new in _RENAMED.items():
+                new_name = re.sub(rf"\.{old}$", f".{new}", new_name)
             tensors[new_name] = (file, name)
     return tensors
 

@@ -7,6 +7,7 @@ chapter 3). A shorter context takes the place of one that the counted text does 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64, Int, Int64, Integer
@@ -156,6 +157,37 @@ class NGrams:
             size_before = len(ngrams)
         grams, of_contexts = (np.stack(parts) for parts in zip(*rows))
         return Occurrences(grams, of_contexts, self.vocab_size)
+
+    def following(
+        self, context: Sequence[int], weights: Float64[np.ndarray, "orders bins"]
+    ) -> Float64[np.ndarray, " V"]:
+        """Returns the probability of each token after `context`, see `Occurrences.interpolated`."""
+        estimate = np.full(self.vocab_size, 1 / self.vocab_size)
+        for order, (ngrams, counts) in enumerate(self.tables[: len(context) + 1]):
+            place = self._place(context[len(context) - order :])
+            if place is None:
+                break
+            bounds = np.array([place, place + 1]) * self.vocab_size
+            first, last = np.searchsorted(ngrams, bounds)
+            total = counts[first:last].sum()
+            frequency = np.zeros(self.vocab_size)
+            frequency[ngrams[first:last] - bounds[0]] = counts[first:last] / max(total, 1)
+            weight = weights[order, np.frexp(total)[1]]
+            estimate = weight * frequency + (1 - weight) * estimate
+        return estimate
+
+    def _place(self, tokens: Sequence[int]) -> int | None:
+        """Returns the place of an n-gram in the table of its order; None where it does not occur.
+
+        That of the empty one is 0.
+        """
+        place = 0
+        for (ngrams, _), token in zip(self.tables, tokens):
+            number = place * self.vocab_size + token
+            place = int(np.searchsorted(ngrams, number))
+            if place == len(ngrams) or ngrams[place] != number:
+                return None
+        return place
 
 
 def _numbers(

@@ -1,0 +1,149 @@
+"""Sound files, manifests, spoken digits and the masks of rows."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+from scipy import signal
+
+from tests.examples import masked_speech as tones
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.data import audio_files
+from transformer_jax.data.masked_spans import distractors, most_masked, spans
+from transformer_jax.data.sound import RATE, Utterances, normalised
+from transformer_jax.data.sources.sound import Sound
+from transformer_jax.data.sources.spoken_digits import SpokenDigits
+from transformer_jax.data.spelling import ENGLISH, Spelling
+
+
+class _Keys(dict):
+    """config.data, whose keys are attributes, too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def of_files(folder, manifest="manifest.tsv", **keys):
+    data = _Keys(vars(configs.Data(cache=str(folder / "cache"))))
+    data["train_files"] = str(folder / manifest)
+    return Sound(data, **keys)
+
+
+def test_files_of_any_rate_are_resampled(tmp_path):
+    for rate, channels, name in ((8_000, 1, "a.wav"), (44_100, 2, "b.flac"), (16_000, 1, "c.wav")):
+        sound = np.repeat(tones.sound("AAAAA", rate)[:, None], channels, axis=1)
+        soundfile.write(tmp_path / name, sound, rate)
+        samples = audio_files.read(str(tmp_path / name), name)
+        assert samples.dtype == np.int16
+        assert len(samples) == pytest.approx(0.4 * RATE, abs=2)
+        frequencies, power = signal.periodogram(samples, RATE)
+        assert frequencies[power.argmax()] == pytest.approx(300, abs=3)
+    assert normalised(samples).mean() == pytest.approx(0, abs=1e-4)
+    assert normalised(samples).std() == pytest.approx(1, rel=1e-4)
+
+
+def test_records_of_a_manifest(tmp_path):
+    (tmp_path / "below").mkdir()
+    tones.write_sound(tmp_path / "below", 2)
+    lines = [{"file": "below/0.wav", "text": "A  b"}, {"file": "below/1.flac"}]
+    (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    (tmp_path / "manifest.tsv").write_text("below/0.wav\tA  b\nbelow/1.flac\n")
+    for name in ("manifest.tsv", "manifest.jsonl"):
+        utterances = Utterances(of_files(tmp_path, name).records("train"))
+        assert len(utterances) == 2 and utterances.characters.tolist() == [3, 0]
+        second, first = utterances.read([1, 0])
+        assert (first.text, second.text) == ("A b", "")
+        expected = audio_files.read(str(tmp_path / "below/0.wav"), "")
+        np.testing.assert_array_equal(first.samples, expected)
+    assert of_files(tmp_path).fingerprint("valid") is None
+
+
+@pytest.mark.parametrize(
+    "line, keys, message",
+    [
+        ("empty.wav", {}, ":1: .*empty.wav: the file is empty; config.source.faulty=skip"),
+        ("text.wav", {}, ":1: .*text.wav: not WAV or FLAC"),
+        ("cut.wav", {}, ":1: .*cut.wav: (damaged|can't be decoded)"),
+        ("silent.wav", {}, ":1: .*silent.wav: no samples in it"),
+        ("0.wav", dict(most_samples=100), ":1: .*0.wav: .* samples, and at most 100 are read"),
+        ("nan.wav", {}, ":1: .*nan.wav: damaged"),
+    ],
+)
+def test_faulty_files(line, keys, message, tmp_path, capsys):
+    tones.write_sound(tmp_path, 1)
+    whole = (tmp_path / "0.wav").read_bytes()
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "text.wav").write_bytes(b"OggS" + whole[4:])
+    (tmp_path / "cut.wav").write_bytes(whole[: len(whole) // 2])
+    soundfile.write(tmp_path / "silent.wav", np.zeros(0), RATE)
+    soundfile.write(tmp_path / "nan.wav", np.full(100, np.nan), RATE, subtype="FLOAT")
+    (tmp_path / "manifest.tsv").write_text(f"{line}\tA\n")
+    with pytest.raises(UserError, match=message):
+        of_files(tmp_path, **keys).records("train")
+    soundfile.write(tmp_path / "short.wav", np.zeros(50), RATE)
+    (tmp_path / "manifest.tsv").write_text(f"{line}\tA\nshort.wav\tE\n")
+    records = of_files(tmp_path, faulty="skip", **keys).records("train")
+    assert len(records) == 1 and "train: 1 files left out" in capsys.readouterr().err
+
+
+def test_manifests_name_files_in_their_folder(tmp_path):
+    tones.write_sound(tmp_path, 1)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link.wav").symlink_to(tmp_path / "0.wav")
+    for name in ("../0.wav", str(tmp_path / "0.wav"), "link.wav"):
+        (inside / "manifest.tsv").write_text(f"{name}\tA\n")
+        with pytest.raises(UserError, match=r"manifest.tsv:1: .* lies outside"):
+            of_files(inside).records("train")
+        assert len(of_files(inside, outside=True).records("train")) == 1
+    (inside / "manifest.tsv").write_text("\nmissing.wav\tA\n")
+    with pytest.raises(UserError, match=r"manifest.tsv:2: missing.wav: no such file"):
+        of_files(inside, faulty="skip").records("train")
+    (inside / "manifest.jsonl").write_text('{"text": "A"}\n')
+    with pytest.raises(UserError, match=r'manifest.jsonl:1: must be {"file"'):
+        of_files(inside, "manifest.jsonl").records("train")
+
+
+def test_spoken_digits():
+    digits = SpokenDigits(None, minutes=0.1, unlabelled_minutes=0.05, held_out_minutes=0.05)
+    records = [*digits.read("train")]
+    assert records == [*digits.read("train")]
+    labelled = [r for r in records if r.numbers["characters"]]
+    assert sum(r.numbers["samples"] for r in labelled) >= 6 * RATE
+    assert len(records) > len(labelled) and records[: len(labelled)] == labelled
+    for record in labelled:
+        words = record.content[2 * record.numbers["samples"] :].decode().split()
+        assert 3 <= len(words) <= 7
+    assert records[0] != next(digits.read("valid")) != next(digits.read("test"))
+    with pytest.raises(UserError, match="source.minutes=0: must be above 0"):
+        SpokenDigits(None, minutes=0)
+
+
+def test_spans():
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(200):
+        masked = spans(rng, 500, 0.65, 10)
+        lengths = np.diff(np.flatnonzero(np.diff(np.pad(masked, 1).astype(int))))[::2]
+        assert lengths.min() >= 10 and masked.sum() <= most_masked(500, 0.65, 10)
+        shares.append(masked.mean())
+    assert np.mean(shares) == pytest.approx(0.49, abs=0.01)  # Baevski et al. 2020, section 4.2
+    assert not spans(rng, 5, 0.65, 10).any() and spans(rng, 50, 0.0, 10, least=2).any()
+
+
+def test_distractors_are_other_places():
+    drawn = distractors(np.random.default_rng(0), 5, 400)
+    for place, others in enumerate(drawn):
+        assert set(others) == {*range(5)} - {place}
+    assert not distractors(np.random.default_rng(0), 1, 3).any()
+
+
+def test_spelling():
+    spelling = Spelling(ENGLISH)
+    numbers = spelling.encode(" it's  a ")
+    assert [ENGLISH[number] for number in numbers] == [*"IT'S|A"]
+    assert spelling.decode([0, *numbers, 2]) == "IT'S A" and spelling.words("a  b") == "A B"
+    assert ENGLISH[spelling.encode("é")[0]] == "<unk>"
+    with pytest.raises(UserError, match="lacks a character of the transcript 'b'"):
+        Spelling(("<pad>", "|", "a")).encode("b")

@@ -1,0 +1,72 @@
+"""A product quantizer, learned through the Gumbel softmax (Jang et al. 2016)."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.layers.linear import Linear
+from transformer_jax.layers.parameters import declared
+
+
+class Quantized(NamedTuple):
+    """The result of `Quantizer`.
+
+    Attributes:
+      vectors: the chosen entries of all codebooks, side by side (B, P, D).
+      entries: their numbers (B, P, G).
+      probabilities: those of the entries, without noise (B, P, G, V); outside training, 1 for the
+        chosen ones.
+    """
+
+    vectors: Float[Array, "B P D"]
+    entries: Int[Array, "B P G"]
+    probabilities: Float[Array, "B P G V"]
+
+
+class Quantizer(nn.Module):
+    """Chooses an entry of each codebook (Baevski et al. 2020, section 2): (B, P, C) -> Quantized.
+
+    In training, noise of the key "gumbel" is added to the logits, and the gradient is that of the
+    softmax at a temperature, straight through the choice. Everything is in float32.
+    """
+
+    codebooks: int
+    entries: int
+    width: int  # of all codebooks together
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B P C"],
+        temperature: Float[Array, ""] | float = 1.0,
+        *,
+        train: bool = False,
+    ) -> Quantized:
+        shape = (self.codebooks, self.entries)
+        logits = Linear(
+            (x.shape[-1],),
+            shape,
+            axes=("embed", None, None),
+            head=True,
+            kernel_init=nn.initializers.normal(1.0),
+            name="logits",
+        )(x.astype(jnp.float32))
+        part = self.width // self.codebooks
+        init = declared(nn.initializers.uniform(1.0), (None, None))
+        table = self.param("table", init, (self.codebooks * self.entries, part))
+        noisy = logits
+        if train:
+            noisy = logits + jax.random.gumbel(self.make_rng("gumbel"), logits.shape)
+        entries = noisy.argmax(axis=-1)
+        chosen = jax.nn.one_hot(entries, self.entries)
+        probabilities = chosen
+        if train:
+            soft = jax.nn.softmax(noisy / temperature)
+            # The difference is exactly 0, so the vectors are exactly those of the table.
+            chosen = chosen + (soft - jax.lax.stop_gradient(soft))
+            probabilities = jax.nn.softmax(logits)
+        vectors = jnp.einsum("bpgv,gvd->bpgd", chosen, table.reshape(*shape, part))
+        return Quantized(vectors.reshape(*x.shape[:2], self.width), entries, probabilities)
