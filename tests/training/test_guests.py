@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_gpt
+from tests.tasks import speech
 from tests.tasks.images import DECODER, MODEL
 from tests.tasks.images import build as build_digits
-from tests.tasks import speech
 from tests.tasks.preferences import build_reward
 from tests.tasks.test_chat import build as build_chats
 from tests.tasks.test_masked_residues import build as build_proteins
