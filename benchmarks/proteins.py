@@ -4,7 +4,7 @@ python benchmarks/proteins.py --workdir=DIR --json=FILE [--objective=seed-0] [--
 python benchmarks/proteins.py --table --json=FILE
 
 A row is a seed: of the families and their members, of the initial parameters and of the masks.
-configs/esm/quickstart.py is trained, then configs/esm/contacts.py on 20 proteins of two families.
+configs/esm/quickstart.py is trained, then configs/esm/contacts.py on 20 proteins of one family.
 A row has the exponentiated cross-entropy (ECE) of masked residues of held-out members, and those of
 trigram models of the training proteins: from the two residues before, and from the two neighbours,
 which are never masked. It also has the precision of the N likeliest pairs of a protein of N

@@ -142,6 +142,6 @@ def test_refusals(esm):
         (dict(init_from=None), "config.init_from is missing"),
     ):
         with pytest.raises(UserError, match=message):
-            resolve(build(esm, **keys), esm.parent / "new")
+            resolve(build(esm, **keys), esm.parent / "new").task()
     with pytest.raises(UserError, match="config.model.name='bert': predicts no contacts"):
         contacts.check_contacts(configs.named_class("model", "bert"), "bert")

@@ -67,6 +67,7 @@ def codes(tmp_path_factory):
     config = build(folder)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
+    record.begin(config, task, folder / "straight")
     resumed_bit_equal(config, task, program, folder, [2])
     one = [line["train/loss"] for line in lines(folder / "straight") if "train/loss" in line]
     mesh = dict(train__accumulation=2, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)

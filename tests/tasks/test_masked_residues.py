@@ -12,7 +12,9 @@ from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.scores import residue_ngrams
 
-MODEL = dict(name="esm", d_model=32, num_layers=2, num_heads=4, max_length=32, init_std=0.1)
+# A mesh divides the alphabet.
+SIZES = dict(vocab_multiple=2, d_model=32, num_layers=2, num_heads=4, max_length=32)
+MODEL = dict(name="esm", init_std=0.1, **SIZES)
 SEQUENCES = ("MKTAYIAKQRQISFVKSHFS", "ACDEFGHIKLMNPQRSTVWY", "GGGGSSSSGGGGSSSSGGGG")
 
 

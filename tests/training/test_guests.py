@@ -63,7 +63,7 @@ MODELS = {
     | dict(max_length=48),
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
-    "esm": dict(name="esm", **SHARED),
+    "esm": dict(name="esm", vocab_multiple=2, **SHARED),
     "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
     "glove": dict(name="glove", vocab_size=80, d_model=8),
     "vit": MODEL,

@@ -7,7 +7,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block
 from transformer_jax.layers.embeddings import row_positions
@@ -15,22 +14,21 @@ from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.norms import LayerNorm
 from transformer_jax.layers.positions import Rotary
-from transformer_jax.models.bert import BERT
+from transformer_jax.models.roberta import RoBERTa
 
 # The share of masked tokens in training: 80 % of the 15 % that are predicted.
 _MASKED = 0.15 * 0.8
 
 
-class ESM(BERT):
+class ESM(RoBERTa):
     """Residues (B, L) int32 -> hidden states (B, L, M).
 
-    The layers are pre-LN, with a last norm behind them. There are no token types and no pooler.
+    It is a RoBERTa whose layers are pre-LN, with a last norm behind them, and without a pooler.
     Padding stands behind the residues of a row. The defaults are the sizes of ESM-1b.
     """
 
     can = frozenset({"attend", "fill", "contact"})
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "contact")
-    position_offset = 2  # as in the published checkpoints: positions begin behind padding, id 1
     num_token_types: ClassVar[int] = 0
 
     vocab_size: int = 33  # number of tokens of the alphabet
@@ -38,7 +36,6 @@ class ESM(BERT):
     num_layers: int = 33  # number of blocks
     num_heads: int = 20  # attention heads of a layer
     max_length: int = 1024  # most tokens of a row, with those around the protein
-    norm_epsilon: float = 1e-5  # added to the variance in layer norms
     dropout: float = 0.0  # on each residual branch
     attention_dropout: float = 0.0  # on the attention weights
     positions: Literal["learned", "rotary"] = "learned"  # rotary: ESM-2
@@ -134,9 +131,3 @@ class ESM(BERT):
         `maps` are the corrected attention maps of all layers and heads (inference/contacts.py).
         """
         return self.contact(maps.astype(jnp.float32))[..., 0]
-
-    def flops(self, length: int, predictions: int) -> float:
-        """Returns the FLOPs of a forward pass over one row with so many predicted positions."""
-        layer = flops.LayerSizes.of(self).layer(length, length**2)
-        masked_lm = flops.dense(predictions, self.d_model, self.d_model + self.vocab_size)
-        return self.num_layers * layer + masked_lm
