@@ -7,7 +7,7 @@ scikit-learn.
     python -m transformer_jax.evaluate --workdir=runs/digits --set=test
     python -m transformer_jax.inspect result --workdir=runs/digits --output=rollout.png
 
-Training images are moved by up to a pixel.
+Training images are random crops, moved by up to a pixel.
 """
 
 from transformer_jax.config import experiment
@@ -33,9 +33,16 @@ def get_config():
             init_std=0.125,
             unroll=2,
         ),
-        task=dict(name="image_classification", shift=1),
+        # The crops change the size of a digit and its place within a pixel.
+        task=dict(
+            name="image_classification",
+            crop="random",
+            crop_area=(0.7, 1.0),
+            shift=1,
+            label_smoothing=0.05,
+        ),
         source=dict(name="digits"),
-        train=dict(num_steps=3000, batch=32, log_every=100, eval_every=1 / 5),
+        train=dict(num_steps=5000, batch=32, log_every=100, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
             learning_rate=3e-3,
