@@ -18,6 +18,7 @@ from tests.tasks.test_bidirectional_lm import build as build_elmo
 from tests.tasks.test_causal_lm import GOLDEN as GPT_GOLDEN
 from tests.tasks.test_causal_lm import SHARDED
 from tests.tasks.test_causal_lm_texts import GREEDY, by_whole_prefixes
+from tests.tasks.test_masked_residues import build as build_proteins
 from tests.training import recurrent
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
@@ -63,6 +64,7 @@ FAMILIES = {
     "carry": recurrent.build,
     "word vectors": build_word_vectors,
     "elmo": build_elmo,
+    "esm": build_proteins,
 }
 
 

@@ -13,6 +13,8 @@ A line of stdin holds, by the task of the run:
                      its normalised reward
     image_classification
                      the path of an image file
+    masked_residues  residues, a tab, and mutations such as A10V,K3R; prints their score
+    contacts         residues; prints the likeliest contacts, I-J:PROBABILITY
 
 --json gives an object a line, with probabilities. An empty line gives an empty line, with --json an
 object with an empty text and a null label.

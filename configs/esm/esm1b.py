@@ -5,8 +5,8 @@
         --config.train.accumulation=8
 
 Each protein is a row of at most 1,024 tokens; of a longer one, each epoch draws another part. The
-batch of the paper has 131,072 tokens. The model has PARAMETERS parameters, the 661 of the contact
-regression included. Not trained here.
+batch of the paper has 131,072 tokens. The model has 652,359,094 parameters, with the 661 of the
+regression of contacts. Not trained here.
 """
 
 from transformer_jax.config import experiment

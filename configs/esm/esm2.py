@@ -5,7 +5,7 @@
         --config.train.accumulation=64
 
 ESM-2 has rotary positions, and no norm in front of its layers. The batch has 2 million tokens, and
-of 15b 3.2 million. The sizes have PARAMETERS parameters. Not trained here.
+that of 15b 3.2 million. 650m has 651,043,254 parameters. Not trained here.
 """
 
 from transformer_jax.config import experiment

@@ -9,6 +9,7 @@ from tests.tasks.images import DECODER, MODEL
 from tests.tasks.images import build as build_digits
 from tests.tasks.preferences import build_reward
 from tests.tasks.test_chat import build as build_chats
+from tests.tasks.test_masked_residues import build as build_proteins
 from tests.tasks.test_masked_targets import build as build_targets
 from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses
@@ -61,6 +62,7 @@ MODELS = {
     | dict(max_length=48),
     "bart": dict(name="bart", vocab_size=80, **SEQUENCE_TO_SEQUENCE, max_length=32),
     "t5": dict(name="t5", vocab_size=180, head_dim=4, **SEQUENCE_TO_SEQUENCE),
+    "esm": dict(name="esm", **SHARED),
     "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
     "glove": dict(name="glove", vocab_size=80, d_model=8),
     "vit": MODEL,
@@ -113,6 +115,7 @@ TASKS = {
         dict(name="words_in_context", length=16, negatives=4, shared_noise=8),
     ),
     "glove": (build_bert, dict(name="glove", window=3, length=32)),
+    "esm": (build_proteins, dict(name="masked_residues", length=24)),
     "vit": (build_digits, dict(name="image_classification", shift=1, flip=True, mixup=0.2)),
     "masked patches": (build_digits, dict(name="masked_patches", shift=1, **DECODER)),
     "bart": (build_bert, dict(name="denoising", source_length=24, target_length=24)),

@@ -27,7 +27,7 @@ _KEYS = Keys(
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
         "initializer_range": ("init_std", 0.02),
-        "token_dropout": ("token_dropout", False),
+        "token_dropout": ("zero_masks", False),
         "emb_layer_norm_before": ("norm_first", False),
     },
     allowed={

@@ -43,9 +43,9 @@ def corrected(
     return jnp.moveaxis(maps, (0, 2), (3, 4)).reshape(batch, places, places, layers * heads)
 
 
-def residues(segment_ids: Int[Array, "B L"]) -> Bool[Array, "B P"]:
+def residues(segment_ids: Int[Array, "*B L"]) -> Bool[Array, "*B P"]:
     """Returns which of the P = L - 2 places behind <cls> are residues."""
-    return segment_ids[:, 2:] > 0
+    return segment_ids[..., 2:] > 0
 
 
 def logits(

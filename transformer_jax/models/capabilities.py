@@ -11,6 +11,8 @@ Words in `can`:
     none. They see the whole row, and all tokens see them.
   static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token, layer
     0, is its vector, and depends on no other token.
+  codes: `autoencoded(images)` reconstructs images, `codes(images)` returns the code of each patch
+    (B, N), and `images_of(codes)` the images uint8 of codes.
   contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the residues of
     proteins, from corrected attention maps (B, P, P, layers * heads).
   cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).
@@ -39,6 +41,7 @@ METHODS = {
     "static": ("vectors",),
     "cooccur": ("log_counts",),
     "write": ("encode", "begin", "step"),
+    "codes": ("autoencoded", "codes", "images_of"),
     "contact": ("contact_logits",),
     "cache": ("cached",),
     "carry": ("initial_carry", "advance"),

@@ -43,9 +43,9 @@ class ESM(BERT):
     attention_dropout: float = 0.0  # on the attention weights
     positions: Literal["learned", "rotary"] = "learned"  # rotary: ESM-2
     norm_first: bool = True  # a norm of the embeddings, in front of the layers; false: ESM-2
-    # zeros in place of the vectors of masks; the others are scaled by the share of masks in
-    # training over that in the row
-    token_dropout: bool = True
+    # token dropout: zeros in place of the vectors of masks, and the others scaled by the share of
+    # other tokens in training over that in the row
+    zero_masks: bool = True
     mask_id: int = 32  # id of the mask
 
     def setup(self):
@@ -116,7 +116,7 @@ class ESM(BERT):
         if positions is None:
             positions = row_positions(tokens, self.max_length)
         x = self.token_embed(tokens)
-        if self.token_dropout:
+        if self.zero_masks:
             is_mask = (tokens == self.mask_id) & filled
             observed = is_mask.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)  # (B,)
             # A row of masks alone has only zeros.

@@ -60,15 +60,15 @@ class Contacts(ProteinTask):
 
     def weights(self, batch):
         num_pairs = self._pairs(batch).sum(dtype=jnp.float32)
-        num_rows = (batch["segment_ids"][:, 0] > 0).sum(dtype=jnp.float32)
+        num_rows = (batch["segment_ids"][..., 0] > 0).sum(dtype=jnp.float32)
         return {"contacts": num_pairs, "l1": num_rows} if self.l1 else {"contacts": num_pairs}
 
-    def _pairs(self, batch) -> Bool[Array, "B P P"]:
+    def _pairs(self, batch) -> Bool[Array, "*B P P"]:
         """Returns the pairs of residues, the first in front, that may touch."""
         is_residue = contacts.residues(batch["segment_ids"])
-        places = jnp.arange(is_residue.shape[1])
+        places = jnp.arange(is_residue.shape[-1])
         is_far = places[None] - places[:, None] >= self.min_separation
-        return is_far & is_residue[:, :, None] & is_residue[:, None]
+        return is_far & is_residue[..., :, None] & is_residue[..., None, :]
 
     def loss(self, params, batch, context: Context) -> Loss:
         segment_ids, touch = batch["segment_ids"], batch["contacts"]

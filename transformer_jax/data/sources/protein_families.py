@@ -47,7 +47,7 @@ class Family(NamedTuple):
 class ProteinFamilies(Source):
     """Members of each family in turn. The members that are held out are of the same families."""
 
-    families: int = 16  # number of families
+    families: int = 8  # number of families
     members: int = 1000  # proteins of a family in the training split
     held_out: int = 30  # proteins of a family in the other splits
     strands: int = 5  # strands of a sheet

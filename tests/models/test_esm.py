@@ -1,0 +1,82 @@
+"""ESM: published sizes, padding, token dropout, and positions."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.test_configs import CONFIGS
+from transformer_jax import config as configs
+from transformer_jax.models.esm import ESM
+
+TINY = dict(d_model=16, num_layers=2, num_heads=2, max_length=24)
+TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 4, 24)
+CLOSE = dict(rtol=1e-4, atol=1e-5)
+
+
+def build(**options):
+    """Returns a tiny model and parameters far from their initial values."""
+    model = ESM(**{**TINY, **options})
+    params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+    return model, jax.tree.map(
+        lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params
+    )
+
+
+# Those of transformers' EsmForMaskedLM with the published configs.
+PARAMETERS = {
+    "esm1b.py": 652_359_094,
+    "esm2.py:8m": 7_512_474,
+    "esm2.py:35m": 33_501_394,
+    "esm2.py:150m": 148_140_154,
+    "esm2.py:650m": 651_043_254,
+    "esm2.py:3b": 2_839_005_634,
+    "esm2.py:15b": 15_129_100_194,
+}
+
+
+@pytest.mark.parametrize("config, count", PARAMETERS.items(), ids=PARAMETERS)
+def test_published_parameter_counts(config, count):
+    model = configs.build_model(configs.load(str(CONFIGS / "esm" / config)))
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))["params"]
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == count
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_padding_changes_nothing(positions):
+    model, params = build(positions=positions, norm_first=positions == "learned")
+    tokens = TOKENS.at[:, 4].set(32)
+    segments = jnp.array([[1] * 9 + [0] * 3] * 2)
+
+    def states(tokens, **options):
+        return model.apply({"params": params}, tokens, **options, method="hidden")
+
+    original = states(tokens, segment_ids=segments)[:, :9]
+    other_padding = states(tokens.at[:, 10].set(32), segment_ids=segments)[:, :9]
+    np.testing.assert_array_equal(original, other_padding)
+    np.testing.assert_allclose(original, states(tokens[:, :9]), **CLOSE)
+    other_token = states(tokens.at[:, 8].add(1), segment_ids=segments)[:, :9]
+    assert (other_token != original).any(axis=-1).all()
+    assert (states(tokens[:, ::-1]) != states(tokens)[:, ::-1]).any()
+
+
+def test_token_dropout_scales_by_the_share_of_masks():
+    """A row with the share of training is as without it, but for the vectors of masks."""
+    model, params = build(positions="rotary", norm_first=False)
+    table = params["token_embed"]["embedding"]
+
+    def embeddings(tokens):
+        return model.apply({"params": params}, tokens, method="layers")[0]
+
+    no_masks = jnp.full((1, 20), 5)
+    np.testing.assert_allclose(embeddings(no_masks)[0, 0], 0.88 * table[5], rtol=1e-5)
+    four = no_masks.at[0, :4].set(32)
+    np.testing.assert_allclose(embeddings(four)[0, 4], 0.88 / 0.8 * table[5], rtol=1e-5)
+    assert not embeddings(four)[0, :4].any()
+    assert np.isfinite(embeddings(jnp.full((1, 20), 32))).all()
+    plain, _ = build(positions="rotary", norm_first=False, zero_masks=False)
+    x = plain.apply({"params": params}, four, method="layers")[0]
+    np.testing.assert_allclose(x[0], table[four[0]], rtol=1e-6)

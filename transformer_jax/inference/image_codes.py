@@ -1,0 +1,104 @@
+"""Codes of images, images of codes, and codes that a language model draws (Esser et al. 2021)."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8
+
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.inference.batching import chunks
+
+
+@dataclasses.dataclass(frozen=True)
+class Coder:
+    """The functions of a trained autoencoder, `batch` rows at a time. The devices share them."""
+
+    model: Any  # the Linen module
+    params: Any
+    batch: int
+    placement: Placement
+
+    @classmethod
+    def of(cls, model: Any, params: Any, config) -> "Coder":
+        placement = Placement.of(params, config.mesh)
+        return cls(model, params, placement.rows(config.decode.batch), placement)
+
+    def codes(self, images: UInt8[np.ndarray, "R H W C"]) -> Int[np.ndarray, "R N"]:
+        """Returns the number of the code of each patch."""
+        return self._computed("codes", images)
+
+    def images(self, codes: Int[np.ndarray, "R N"]) -> UInt8[np.ndarray, "R H W C"]:
+        """Returns the images of codes."""
+        return self._computed("images_of", codes)
+
+    def _computed(self, method: str, rows: np.ndarray) -> np.ndarray:
+        parts = []
+        for chunk in chunks(rows, self.batch):
+            padding = [np.zeros_like(chunk[0])] * (self.batch - len(chunk))
+            arrays = np.stack([*chunk, *padding])
+            computed = hosts.run(_apply, self.model, self.placement, method, self.params, arrays)
+            parts.append(np.asarray(jax.device_get(computed))[: len(chunk)])
+        return np.concatenate(parts)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _apply(model: Any, placement: Placement, method: str, params, rows) -> jax.Array:
+    with placement.use():
+        return gathered(model.apply({"params": params}, split_rows(rows), method=method))
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeSampler:
+    """Draws the codes of images with a causal model, from the token of a class."""
+
+    model: Any  # the Linen module
+    num_codes: int  # the first tokens of the model's vocabulary
+    length: int  # codes of an image
+
+    def __call__(
+        self,
+        params,
+        classes: Int[np.ndarray, " R"],
+        placement: Placement,
+        *,
+        seed: int,
+        temperature: float,
+    ) -> Int[np.ndarray, "R N"]:
+        """Returns the codes of an image for each class, from 0."""
+        rows = placement.rows(len(classes))
+        first = np.zeros(rows, np.int32)
+        first[: len(classes)] = classes + self.num_codes
+        key = jax.random.key(seed)
+        computed = hosts.run(
+            CodeSampler._drawn, self, placement, params, first, key, np.float32(temperature)
+        )
+        return np.asarray(jax.device_get(computed))[: len(classes)]
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def _drawn(  # noqa: PLR0917
+        self,
+        placement: Placement,
+        params,
+        first: Int[Array, " R"],
+        key: jax.Array,
+        temperature: Float[Array, ""],
+    ) -> Int[Array, "R N"]:
+        variables = {"params": params}
+        with placement.use():
+            tokens = jnp.zeros((len(first), self.length + 1), jnp.int32).at[:, 0].set(first)
+
+            def step(place, tokens):
+                # The rows are short: each step reads all of them again.
+                hidden = self.model.apply(variables, tokens[:, :-1], method="hidden")
+                state = jax.lax.dynamic_index_in_dim(hidden, place, axis=1, keepdims=False)
+                logits = self.model.apply(variables, state, method="logits")
+                logits = logits[:, : self.num_codes] / temperature
+                drawn = jax.random.categorical(jax.random.fold_in(key, place), logits)
+                return tokens.at[:, place + 1].set(drawn)
+
+            return gathered(jax.lax.fori_loop(0, self.length, step, split_rows(tokens))[:, 1:])

@@ -1,0 +1,180 @@
+"""A language model of the codes of images, with their class in front (Esser et al. 2021)."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import pictures
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data import rows, store
+from transformer_jax.data.image_rows import LabelledRows, View
+from transformer_jax.distributed.placement import Placement
+from transformer_jax.inference.image_codes import Coder, CodeSampler
+from transformer_jax.tasks.base import SourceTask, perplexity
+from transformer_jax.tasks.image_codes import check_codes
+from transformer_jax.tasks.task import Context, Loss
+
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+_SHOWN = 8  # samples of a class in a picture
+
+
+@dataclasses.dataclass
+class CodeLM(SourceTask):
+    """The next code of an image, from its class and the codes before it (section 3.2).
+
+    The autoencoder is frozen; its parameters are below "autoencoder". The tokens of the model are
+    its codes, and behind them the classes of the images.
+    """
+
+    autoencoder: str = ""  # a run of image_codes, whose codes are learned
+    # keys of the autoencoder's config.model, ((key, value), ...); the run in
+    # config.task.autoencoder gives its own
+    autoencoder_model: tuple = ()
+
+    other_runs = ("autoencoder",)
+    coefficients = {"loss": 1.0}
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        if not self.autoencoder_model:
+            raise UserError(
+                "config.task.autoencoder is missing: the workdir of a run of image_codes"
+            )
+        self._coder = build_model(ConfigDict({"model": dict(self.autoencoder_model)}))
+        check_codes(self._coder, f"config.task.autoencoder={self.autoencoder}")
+        if self.model.kind != "causal":
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: is no language model; take one, "
+                "such as gpt"
+            )
+        if self.length > self.model.window:
+            raise UserError(
+                f"config.model.max_length={self.model.max_length}: must be at least "
+                f"{self.length}, the codes of an image"
+            )
+        if self._num_classes < 1:
+            raise UserError(
+                f"config.model.vocab_size={self.model.vocab_size}: must be more than the "
+                f"{self._coder.num_codes} codes, by the number of classes"
+            )
+
+    @property
+    def length(self) -> int:
+        """The number of codes of an image."""
+        return self._coder.num_patches
+
+    @property
+    def _num_classes(self) -> int:
+        return self.model.vocab_size - self._coder.num_codes
+
+    # data
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The classes of the training images; one without a name where they have none."""
+        names = self.source.label_names("train") or ("",)
+        if len(names) > self._num_classes:
+            raise UserError(
+                f"config.model.vocab_size={self.model.vocab_size}: must be at least "
+                f"{self._coder.num_codes + len(names)}, for {self._coder.num_codes} codes and "
+                f"{len(names)} classes"
+            )
+        return tuple(map(str, names))
+
+    def component(self, records: store.Records) -> rows.Component:
+        side = self._coder.image_size
+        view = View(side, self._coder.channels, self.source.max_pixels, side)
+        labels = np.maximum(records.array("label"), 0)
+        if labels.max() >= len(self.names):
+            raise UserError("config.data: images of a class that the training images do not have")
+        return LabelledRows(records, view, rows.philox_key((self.config.data.seed, 0, 0)), labels)
+
+    def batch_spec(self, row_shape: int):
+        batch, side = self.config.train.batch, self._coder.image_size
+        images = jax.ShapeDtypeStruct((batch, side, side, self._coder.channels), jnp.uint8)
+        shares = jax.ShapeDtypeStruct((batch, 1), jnp.float32)
+        return {"images": images, "shares": shares} | self.int32_spec({"labels": (1,)})
+
+    # training
+
+    def init(self, rng):
+        key, other_key = jax.random.split(rng)
+        side = self._coder.image_size
+        blank = jnp.zeros((1, side, side, self._coder.channels), jnp.uint8)
+        params = self.model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return {**params, "autoencoder": self._coder.init(other_key, blank)["params"]}
+
+    def group(self, path):
+        return None if path[0] == "autoencoder" else super().group(path)
+
+    def weights(self, batch):
+        return {"loss": self.length * batch["shares"].sum()}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        coder = jax.lax.stop_gradient(params["autoencoder"])
+        codes = self._coder.apply({"params": coder}, batch["images"], method="codes")
+        tokens = jnp.concatenate([self._coder.num_codes + batch["labels"], codes[:, :-1]], axis=1)
+        variables = {"params": params}
+        hidden = self.model.apply(
+            variables,
+            tokens,
+            train=context.train,
+            method="hidden",
+            rngs={"dropout": context.rng} if context.train else None,
+        )
+        weights = jnp.broadcast_to(batch["shares"], codes.shape)
+        output = self.model.apply(variables, method="output")
+        loss, _, correct = output.cross_entropy(hidden, codes, weights)
+        count = weights.sum()
+        metrics = {
+            "loss": (loss, count),
+            "accuracy": (correct, count),
+            "filled": (count, jnp.float32(codes.size)),
+        }
+        return Loss({"loss": loss}, metrics)
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes; the autoencoder has none.
+        return 3 * self.model.flops(self.length) + self._coder.flops(self.length)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.length
+
+    def derived(self, name, means):
+        return {"perplexity": perplexity(means["loss"])}
+
+    # use
+
+    def samples(
+        self, params, classes: Sequence[str], *, temperature: float = 1.0, seed: int = 0
+    ) -> np.ndarray:
+        """Returns an image uint8 (N, S, S, C) for each of N names of classes.
+
+        Raises UserError for a name that no class has.
+        """
+        for name in classes:
+            if name not in self.names:
+                known = ", ".join(self.names[:20])
+                raise UserError(f"{name!r} is no class of the run's images; there are: {known}")
+        if temperature <= 0:
+            raise UserError(f"temperature={temperature}: must be above 0")
+        placement = Placement.of(params, self.config.mesh).decoding()
+        draw = CodeSampler(self.model, self._coder.num_codes, self.length)
+        numbers = np.array([self.names.index(name) for name in classes])
+        codes = draw(params, numbers, placement, seed=seed, temperature=temperature)
+        return Coder.of(self._coder, params["autoencoder"], self.config).images(codes)
+
+    def result(self, params, texts: Sequence[str]) -> "Figure":
+        """Returns a picture of samples of the classes with these names, by default of all."""
+        names = [*texts] or [*self.names]
+        drawn = self.samples(params, [name for name in names for _ in range(_SHOWN)])
+        images = drawn.reshape(len(names), _SHOWN, *drawn.shape[1:])
+        return pictures.images(dict(zip(names, images)), "samples by class")
