@@ -78,7 +78,7 @@ def _digits():
             num_layers=2,
             num_heads=4,
             pool="mean",
-            init_std=0.125,
+            init_std=0.2,
             unroll=2,
         ),
         # Half of the 16 patches: fewer say too little about a digit of 8 x 8 pixels.
@@ -95,7 +95,7 @@ def _digits():
         train=dict(num_steps=3000, batch=32, log_every=100, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
-            learning_rate=3e-3,
+            learning_rate=2e-3,
             schedule="cosine",
             warmup_steps=0.05,
             b2=0.95,
