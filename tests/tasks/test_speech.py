@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pretrained(folder):
     run = folder / "pretrained"
-    config = build(folder / "data", "masked_speech", train__num_steps=60, train__log_every=20)
+    config = build(folder / "data", "masked_speech", train__num_steps=40, train__log_every=20)
     return run, transformer_jax.train(config, run)
 
 
@@ -55,22 +55,25 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
     config = build(
         folder / "data",
         init_from=str(pretrained[0]),
-        train__num_steps=1,
+        train__num_steps=2,
+        train__eval_every=2,
+        checkpoint__every=1,
         task__freeze_features=True,
+        task__scored_utterances=0,
         optimizer__groups=groups,
         model__dropout=0.1,
     )
     run = folder / "fine-tuned"
     transformer_jax.train(config, run)
     before = open_run(pretrained[0])[1]
-    task, after = open_run(run)
-    assert task.config.model.dropout == 0.1 and "quantizer" not in after
-    shared = {name: before[name] for name in after if name != "head"}
-    jax.tree.map(np.testing.assert_array_equal, shared, {name: after[name] for name in shared})
-    transformer_jax.train(config, run, overrides={"train.num_steps": 2})
-    after = open_run(run, "latest")[1]
+    task, first = open_run(run, 1)
+    assert task.config.model.dropout == 0.1 and "quantizer" not in first
+    shared = [name for name in first if name != "head"]
+    for name in shared:
+        jax.tree.map(np.testing.assert_array_equal, before[name], first[name])
+    second = open_run(run, 2)[1]
     same = {
-        name: all(jax.tree.leaves(jax.tree.map(np.array_equal, before[name], after[name])))
+        name: all(jax.tree.leaves(jax.tree.map(np.array_equal, before[name], second[name])))
         for name in shared
     }
     assert same["convolution_0"] and same["convolution_norms_1"] and not same["encoder"]
@@ -81,7 +84,7 @@ def test_scores_of_a_set(transcribing):
     scores = task.evaluate(params, "valid")
     assert scores["wer"] == pytest.approx(transcribing[1]["valid/wer"])
     low, high = scores["intervals"]["wer"]
-    assert low <= scores["wer"] <= high and scores["records"] == 16
+    assert low <= scores["wer"] <= high and scores["records"] == 8
     with pytest.raises(UserError, match="no such data; give --config.data.test_files"):
         task.evaluate(params, "test")
 
@@ -96,7 +99,7 @@ def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_p
 
 def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("\n".join(tones.text(number) for number in range(16)))
+    text.write_text("\n".join(tones.text(number) for number in range(8)))
     overrides = {"decode.beam": 4, "task.lm_order": 3, "task.lm_files": str(text)}
     task, params = open_run(transcribing[0], overrides=overrides)
     own, params = open_run(transcribing[0], overrides=overrides | {"task.lm_files": None})
@@ -163,4 +166,4 @@ def test_a_transcript_without_a_path_or_without_characters(folder, tmp_path):
     assert without["num_labels"] == 0 and not without["labels"].any()
     assert row["labels"].tolist()[:4] == [2, 1, 4, 0]
     with pytest.raises(UserError, match="no utterance has a transcript"):
-        make_task(build(data, task__seconds=0.02)).rows()
+        make_task(build(data, task__seconds=0.03)).rows()

@@ -63,7 +63,7 @@ MODELS = {
     "context2vec": dict(name="context2vec", vocab_size=80, d_model=16, d_embed=8),
     "glove": dict(name="glove", vocab_size=80, d_model=8),
     "masked speech": speech.MODEL | dict(feature_gradient=0.1),
-    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=True, layer_drop=0.0),
+    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=False),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),
