@@ -142,7 +142,8 @@ class TranscribedRows:
         frames = num_windows(len(utterance.samples), self._windows)
         labels = np.array(self._spelling.encode(utterance.text), np.int32)
         # A blank must stand between equal characters.
-        if len(labels) + (labels[1:] == labels[:-1]).sum() > frames:
+        needed = len(labels) + (labels[1:] == labels[:-1]).sum()
+        if needed > frames or len(labels) > self._characters:
             labels = labels[:0]
         return {
             **_sound(normalised(utterance.samples), self._samples),
