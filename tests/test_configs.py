@@ -145,7 +145,8 @@ def test_two_steps(case, tmp_path):
         configs.set_key(config, f"task.{key}", str(other_run(config, key, tmp_path / key)))
     resolved = resolve(config, workdir)
     metrics = run(resolved.config, resolved.task(), workdir, origin=resolved.origin)
-    assert 0 < metrics.get("valid/loss", 1) < 10  # a policy has rewards instead
+    most = 100 if config.task.name == "ctc" else 10  # many frames spell each character
+    assert 0 < metrics.get("valid/loss", 1) < most  # a policy has rewards instead
     assert config.checkpoint.best_metric in metrics
 
 

@@ -10,8 +10,8 @@
 A manifest has a line FILE<tab>TRANSCRIPT for each WAV or FLAC file; pre-training needs no
 transcripts. A batch is 1.6 hours of sound.
 
-The values are those of the paper (sections 4.2 and 4.3, and appendix B for 960 hours), with the
-weight of the features' mean square from the published code. The learning rate of the transcripts
+The values are those of the paper (sections 4.2 and 4.3, and appendix B for 960 hours). The weight
+of the features' mean square and the dropout of the transcripts are those of the published code. The learning rate of the transcripts
 rises in 10 % of the updates, stays for 40 %, and then falls. That of the encoder does so from
 update 10,000 on, after the head has learned alone. The encoder has 95 million parameters. Not
 trained here.
@@ -31,7 +31,7 @@ PARTS = {
         ),
     ),
     "ctc": dict(
-        model=dict(ENCODER, layer_drop=0.1, hidden_dropout=0.1),
+        model=dict(ENCODER, layer_drop=0.1, dropout=0.0, attention_dropout=0.0),
         task=dict(name="ctc", seconds=20.0, masked=0.5, silent=0.1),
         train=dict(num_steps=320_000, batch=80, log_every=100, eval_every=10_000),
         optimizer=dict(

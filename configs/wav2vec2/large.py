@@ -39,7 +39,7 @@ CHANGES = {
         optimizer=dict(learning_rate=3e-4),
     ),
     "ctc": dict(
-        model=dict(ENCODER, layer_drop=0.1),
+        model=dict(ENCODER),
         task=dict(seconds=20.0),
         train=dict(batch=128),
         optimizer=dict(learning_rate=3e-5),

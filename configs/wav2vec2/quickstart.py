@@ -29,6 +29,7 @@ MODEL = dict(
     codes=64,
     d_code=64,
     d_projection=64,
+    stable=True,
     init_std=0.05,
     dropout=0.0,
     attention_dropout=0.0,
@@ -62,7 +63,7 @@ TRANSCRIPTS = dict(
     train=dict(num_steps=500, batch=16, log_every=50, eval_every=1 / 2),
     optimizer=dict(
         OPTIMIZER,
-        learning_rate=1e-3,
+        learning_rate=2e-3,
         schedule="warmup_stable_decay",
         warmup_steps=0.1,
         cooldown_steps=0.5,

@@ -17,9 +17,10 @@ def sound(text: str, rate: int = RATE) -> np.ndarray:
 
 
 def text(number: int) -> str:
-    """Returns two words of one to three letters."""
+    """Returns two words of one to three letters, each of which is another than the one before."""
     rng = np.random.default_rng(number)
-    return " ".join("".join(rng.choice([*PITCHES], rng.integers(1, 4))) for _ in range(2))
+    words = [rng.choice([*PITCHES], rng.integers(1, 4), replace=False) for _ in range(2)]
+    return " ".join("".join(word) for word in words)
 
 
 def write_sound(folder, count: int = 16, rate: int = RATE) -> str:

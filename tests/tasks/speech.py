@@ -19,6 +19,7 @@ MODEL = dict(
     codes=8,
     d_code=8,
     d_projection=8,
+    stable=True,
     feature_gradient=1.0,
     init_std=0.1,
     dropout=0.0,
@@ -43,7 +44,7 @@ def build(folder: pathlib.Path, task: str = "ctc", **overrides):
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / "manifest.tsv"
     if not manifest.exists():
-        manifest.write_text(tones.write_sound(folder))
+        manifest.write_text(tones.write_sound(folder, 8))
     config = configs.experiment(
         model=MODEL,
         task=TASKS[task],
@@ -51,9 +52,9 @@ def build(folder: pathlib.Path, task: str = "ctc", **overrides):
         data=dict(
             train_files=str(manifest), valid_files=str(manifest), cache=str(folder / "cache")
         ),
-        train=dict(num_steps=120, batch=16, log_every=30, eval_every=120),
+        train=dict(num_steps=160, batch=8, log_every=40, eval_every=160),
         optimizer=dict(learning_rate=1e-2, schedule="linear", warmup_steps=0.1, clip_norm=1.0),
-        checkpoint=dict(every=120),
+        checkpoint=dict(every=160),
         decode=dict(batch=8, beam=1),
     )
     for key, value in overrides.items():

@@ -1,6 +1,7 @@
 """Speech: pre-training, transcripts from it, their scores, and the program."""
 
 import json
+import pickle
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pretrained(folder):
     run = folder / "pretrained"
-    config = build(folder / "data", "masked_speech", train__num_steps=60, train__log_every=20)
+    config = build(folder / "data", "masked_speech", train__num_steps=40, train__log_every=20)
     return run, transformer_jax.train(config, run)
 
 
@@ -55,22 +56,25 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
     config = build(
         folder / "data",
         init_from=str(pretrained[0]),
-        train__num_steps=1,
+        train__num_steps=2,
+        train__eval_every=2,
+        checkpoint__every=1,
         task__freeze_features=True,
+        task__scored_utterances=0,
         optimizer__groups=groups,
-        model__dropout=0.1,
+        model__dropout=0.2,
     )
     run = folder / "fine-tuned"
     transformer_jax.train(config, run)
     before = open_run(pretrained[0])[1]
-    task, after = open_run(run)
-    assert task.config.model.dropout == 0.1 and "quantizer" not in after
-    shared = {name: before[name] for name in after if name != "head"}
-    jax.tree.map(np.testing.assert_array_equal, shared, {name: after[name] for name in shared})
-    transformer_jax.train(config, run, overrides={"train.num_steps": 2})
-    after = open_run(run, "latest")[1]
+    task, first = open_run(run, 1)
+    assert task.config.model.dropout == 0.2 and "quantizer" not in first
+    shared = [name for name in first if name != "head"]
+    for name in shared:
+        jax.tree.map(np.testing.assert_array_equal, before[name], first[name])
+    second = open_run(run, 2)[1]
     same = {
-        name: all(jax.tree.leaves(jax.tree.map(np.array_equal, before[name], after[name])))
+        name: all(jax.tree.leaves(jax.tree.map(np.array_equal, before[name], second[name])))
         for name in shared
     }
     assert same["convolution_0"] and same["convolution_norms_1"] and not same["encoder"]
@@ -81,7 +85,7 @@ def test_scores_of_a_set(transcribing):
     scores = task.evaluate(params, "valid")
     assert scores["wer"] == pytest.approx(transcribing[1]["valid/wer"])
     low, high = scores["intervals"]["wer"]
-    assert low <= scores["wer"] <= high and scores["records"] == 16
+    assert low <= scores["wer"] <= high and scores["records"] == 8
     with pytest.raises(UserError, match="no such data; give --config.data.test_files"):
         task.evaluate(params, "test")
 
@@ -96,7 +100,7 @@ def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_p
 
 def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("\n".join(tones.text(number) for number in range(16)))
+    text.write_text("\n".join(tones.text(number) for number in range(8)))
     overrides = {"decode.beam": 4, "task.lm_order": 3, "task.lm_files": str(text)}
     task, params = open_run(transcribing[0], overrides=overrides)
     own, params = open_run(transcribing[0], overrides=overrides | {"task.lm_files": None})
@@ -112,17 +116,15 @@ def test_the_program(transcribing, tmp_path):
     soundfile.write(good, tones.sound(tones.text(0), 22_050), 22_050)
     bad.write_bytes(b"RIFF....WAVE")
     workdir = f"--workdir={run}"
-    done = call("transcribe", workdir, "--json", text=f"{good}\n{good}\n")
+    names = f"{good}\n{bad}\n{good}\n"
+    done = call("transcribe", workdir, "--json", "--faulty=skip", text=names)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines[0] == lines[1] and lines[0]["audio"] == str(good)
-    assert lines[0]["seconds"] == pytest.approx(len(tones.text(0)) * tones.SECONDS, abs=1e-3)
-    done = call("transcribe", workdir, f"--audio={good}", f"--audio={bad}")
+    first, skipped, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert first == last and first["audio"] == str(good) and f"skipped: {bad}" in done.stderr
+    assert first["seconds"] == pytest.approx(len(tones.text(0)) * tones.SECONDS, abs=1e-3)
+    assert skipped["text"] == "" and skipped["seconds"] == 0
+    done = call("transcribe", workdir, f"--audio={bad}")
     assert done.returncode == 2 and f"error: {bad}: can't be decoded" in done.stderr
-    done = call("transcribe", workdir, f"--audio={bad}", f"--audio={good}", "--faulty=skip")
-    assert done.returncode == 0 and done.stdout == f"\n{lines[0]['text']}\n"
-    done = call("transcribe", workdir, f"--audio={good}", "--most_samples=100")
-    assert done.returncode == 2 and "at most 100 are read" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,8 +161,9 @@ def test_a_transcript_without_a_path_or_without_characters(folder, tmp_path):
     task = make_task(build(data))
     rows = task.component(task.source.records("train"))
     assert len(rows) == 2
-    without, row = rows.rows([(0, 0), (1, 0)])
+    # Other processes may read the rows.
+    without, row = pickle.loads(pickle.dumps(rows)).rows([(0, 0), (1, 0)])
     assert without["num_labels"] == 0 and not without["labels"].any()
     assert row["labels"].tolist()[:4] == [2, 1, 4, 0]
     with pytest.raises(UserError, match="no utterance has a transcript"):
-        make_task(build(data, task__seconds=0.02)).rows()
+        make_task(build(data, task__seconds=0.03)).rows()

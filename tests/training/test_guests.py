@@ -69,7 +69,7 @@ MODELS = {
     "vit": MODEL,
     "masked patches": MODEL | dict(positions="sinusoidal"),
     "masked speech": speech.MODEL | dict(feature_gradient=0.1),
-    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=True, layer_drop=0.0),
+    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=False),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),

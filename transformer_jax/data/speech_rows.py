@@ -1,7 +1,7 @@
 """Rows of sound: crops with masked frames, and utterances with their transcripts."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from transformer_jax.data.rows import Row, generator, padded, philox_key
 from transformer_jax.data.sound import Utterances, normalised
 from transformer_jax.data.spelling import Spelling
 from transformer_jax.data.store import Records
+from transformer_jax.layers.convolutions import num_windows
 from transformer_jax.pictures.progress import say
 
 
@@ -39,10 +40,10 @@ class Masking:
 class MaskedRows:
     """Crops of utterances, with the masked frames and the distractors of each.
 
-    A crop has `samples`, and a shorter utterance all of its own. `frames` gives the number of
-    frames of so many samples. The arrays of a row are sound (S,) float32, length () in samples,
-    masked (L,), places (P,), those of the masked frames, with weights (P,), and distractors (P, K),
-    numbers of other places.
+    A crop has `samples`, and a shorter utterance all of its own. `windows` are (width, stride) of
+    the convolutions that make the frames. The arrays of a row are sound (S,) float32, length () in
+    samples, masked (L,), places (P,) of the masked frames with their weights (P,), and distractors
+    (P, K), numbers of other places.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class MaskedRows:
         *,
         seed: int,
         samples: int,
-        frames: Callable[[int], int],
+        windows: Sequence[tuple[int, int]],
         masking: Masking,
         num_distractors: int,
     ):
         self._utterances = Utterances(records)
         self._key = philox_key((seed, 0, 0))
-        self._samples, self._frames = samples, frames
+        self._samples, self._windows = samples, windows
         self._masking, self._num_distractors = masking, num_distractors
 
     def __len__(self) -> int:
@@ -72,8 +73,8 @@ class MaskedRows:
         sound = normalised(samples)
         first = int(rng.integers(0, max(len(sound) - self._samples, 0) + 1))
         sound = sound[first : first + self._samples]
-        frames = self._frames(self._samples)
-        masked = self._masking.drawn(rng, self._frames(len(sound)))
+        frames = num_windows(self._samples, self._windows)
+        masked = self._masking.drawn(rng, num_windows(len(sound), self._windows))
         places = np.flatnonzero(masked)
         # Without another place, nothing is told apart.
         weights = np.ones(len(places)) * (len(places) > 1)
@@ -104,7 +105,7 @@ class TranscribedRows:
         seed: int,
         samples: int,
         characters: int,
-        frames: Callable[[int], int],
+        windows: Sequence[tuple[int, int]],
         masking: Masking,
         channels: int,
         silence: Masking,
@@ -112,7 +113,7 @@ class TranscribedRows:
         self._utterances = Utterances(records)
         self._spelling = spelling
         self._key = philox_key((seed, 0, 0))
-        self._samples, self._characters, self._frames = samples, characters, frames
+        self._samples, self._characters, self._windows = samples, characters, windows
         self._masking, self._channels, self._silence = masking, channels, silence
         is_short = self._utterances.samples <= samples
         is_short &= self._utterances.characters <= characters
@@ -138,16 +139,19 @@ class TranscribedRows:
 
     def _row(self, utterance, number: int, epoch: int) -> Row:
         rng = generator(self._key, number, epoch)
-        frames = self._frames(len(utterance.samples))
+        frames = num_windows(len(utterance.samples), self._windows)
         labels = np.array(self._spelling.encode(utterance.text), np.int32)
         # A blank must stand between equal characters.
-        if len(labels) + (labels[1:] == labels[:-1]).sum() > frames:
+        needed = len(labels) + (labels[1:] == labels[:-1]).sum()
+        if needed > frames or len(labels) > self._characters:
             labels = labels[:0]
         return {
             **_sound(normalised(utterance.samples), self._samples),
             "labels": padded(labels, self._characters),
             "num_labels": np.int32(len(labels)),
-            "masked": padded(self._masking.drawn(rng, frames), self._frames(self._samples)),
+            "masked": padded(
+                self._masking.drawn(rng, frames), num_windows(self._samples, self._windows)
+            ),
             "silent": padded(self._silence.drawn(rng, self._channels), self._channels),
         }
 

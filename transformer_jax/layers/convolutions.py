@@ -5,6 +5,7 @@ none is used here. The kernels are whole on each device: they are small beside t
 """
 
 import math
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -43,10 +44,20 @@ class Convolution(nn.Module):
         return y
 
 
+def num_windows(length, shapes: Sequence[tuple[int, int]]):
+    """Returns the number of outputs of convolutions, one after the other; not below 0.
+
+    `length`, that of their input, is a number or an array. `shapes` are (width, stride) of each.
+    """
+    for width, stride in shapes:
+        length = (length - width) // stride + 1
+    return length * (length > 0)
+
+
 def windows(x: Float[Array, "B L C"], width: int, stride: int) -> Float[Array, "B N W"]:
     """Returns the values of each window side by side: (B, N, width * C)."""
     batch, length, channels = x.shape
-    count = (length - width) // stride + 1
+    count = num_windows(length, [(width, stride)])
     blocks = -(-width // stride)  # of `stride` positions, in a window
     needed = (count + blocks - 1) * stride
     x = jnp.pad(x, ((0, 0), (0, max(needed - length, 0)), (0, 0)))[:, :needed]

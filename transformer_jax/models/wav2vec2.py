@@ -12,7 +12,12 @@ from transformer_jax.config import UserError
 from transformer_jax.layers import flops
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import Remat, Stack
-from transformer_jax.layers.convolutions import Convolution, InstanceNorm, PositionalConvolution
+from transformer_jax.layers.convolutions import (
+    Convolution,
+    InstanceNorm,
+    PositionalConvolution,
+    num_windows,
+)
 from transformer_jax.layers.dropped_layers import DroppedBlock
 from transformer_jax.layers.linear import Dropout, Linear, compute_dtype
 from transformer_jax.layers.masks import Mask
@@ -154,20 +159,25 @@ class Wav2Vec2(Sensory):
 
     def _set_up_features(self, dtype):
         """Sets up the convolutions and their norms."""
-        shapes = zip(self.convolution_widths, self.convolution_kernels, self.convolution_strides)
-        self.convolution = [Convolution(*shape, self.convolution_bias, dtype) for shape in shapes]
+        self.convolution = [
+            Convolution(width, *window, self.convolution_bias, dtype)
+            for width, window in zip(self.convolution_widths, self.windows)
+        ]
         if self.convolution_norm == "group":
             self.convolution_norms = [InstanceNorm(_CONVOLUTION_EPSILON)]
         else:
             self.convolution_norms = [LayerNorm(_CONVOLUTION_EPSILON) for _ in self.convolution]
         self.feature_norm = LayerNorm(self.norm_epsilon)
 
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """The samples, or frames, that each convolution reads, and those between its windows."""
+        return tuple(zip(self.convolution_kernels, self.convolution_strides))
+
     @nn.nowrap
     def num_frames(self, samples):
-        """Returns the number of frames of so many samples, a number or an array; not below 0."""
-        for width, stride in zip(self.convolution_kernels, self.convolution_strides):
-            samples = (samples - width) // stride + 1
-        return samples * (samples > 0)
+        """Returns the number of frames of so many samples, a number or an array."""
+        return num_windows(samples, self.windows)
 
     def features(self, sound: Float[ArrayLike, "B S"]) -> Float[Array, "B L C"]:
         """Returns the outputs of the convolutions (Baevski et al. 2020, section 2)."""
@@ -274,9 +284,8 @@ class Wav2Vec2(Sensory):
     def flops(self, length: int, predictions: int) -> float:
         """Returns the FLOPs of a forward pass over a row of `length` samples."""
         total, channels = 0.0, 1
-        shapes = zip(self.convolution_widths, self.convolution_kernels, self.convolution_strides)
-        for width, kernel, stride in shapes:
-            length = (length - kernel) // stride + 1
+        for width, (kernel, stride) in zip(self.convolution_widths, self.windows):
+            length = num_windows(length, [(kernel, stride)])
             total += flops.dense(length, kernel * channels, width)
             channels = width
         total += flops.dense(length, channels, self.d_model)

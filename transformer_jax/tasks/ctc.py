@@ -82,7 +82,7 @@ class CTC(Answering, SpeechTask):
             seed=self.config.data.seed,
             samples=self.samples,
             characters=self.characters,
-            frames=self.model.num_frames,
+            windows=self.model.windows,
             masking=Masking(self.masked, self.span),
             channels=self.model.d_model,
             silence=Masking(self.silent, self.silent_span),

@@ -66,7 +66,7 @@ class MaskedSpeech(SpeechTask):
             records,
             seed=self.config.data.seed,
             samples=self.samples,
-            frames=self.model.num_frames,
+            windows=self.model.windows,
             masking=self.masking,
             num_distractors=self.distractors,
         )
