@@ -96,9 +96,11 @@ def flags_of(program: str) -> set[str]:
 
 @functools.cache
 def all_keys() -> list[str]:
-    """Returns the keys of every model and task."""
-    pairs = itertools.product(classes.names("model"), classes.names("task"))
-    return sorted({key for model, task in pairs for key in configs.schema(model, task)})
+    """Returns the keys of every model, task and source."""
+    models, tasks = classes.names("model"), classes.names("task")
+    triples = [*itertools.product(models, tasks, [""])]
+    triples += [(models[0], tasks[0], source) for source in classes.names("source")]
+    return sorted({key for triple in triples for key in configs.schema(*triple)})
 
 
 @of_page

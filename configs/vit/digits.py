@@ -7,7 +7,7 @@ scikit-learn.
     python -m transformer_jax.evaluate --workdir=runs/digits --set=test
     python -m transformer_jax.inspect result --workdir=runs/digits --output=rollout.png
 
-Training images are moved by up to a pixel, and mixed with others.
+Training images are random crops, moved by up to a pixel.
 """
 
 from transformer_jax.config import experiment
@@ -27,15 +27,21 @@ def get_config():
             patch_size=2,
             channels=1,
             d_model=64,
-            num_layers=3,
+            num_layers=2,
             num_heads=4,
-            init_std=0.08,
-            dropout=0.1,
-            unroll=3,
+            pool="mean",
+            init_std=0.2,
+            unroll=2,
         ),
-        task=dict(name="image_classification", shift=1, mixup=0.2, label_smoothing=0.05),
+        # The crops change the size of a digit and its place within a pixel.
+        task=dict(
+            name="image_classification",
+            crop="random",
+            crop_area=(0.85, 1.0),
+            shift=1,
+        ),
         source=dict(name="digits"),
-        train=dict(num_steps=1500, batch=64, log_every=100, eval_every=1 / 5),
+        train=dict(num_steps=5000, batch=32, log_every=100, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
             learning_rate=2e-3,

@@ -75,10 +75,11 @@ def _digits():
             patch_size=2,
             channels=1,
             d_model=64,
-            num_layers=3,
+            num_layers=2,
             num_heads=4,
-            init_std=0.08,
-            unroll=3,
+            pool="mean",
+            init_std=0.2,
+            unroll=2,
         ),
         # Half of the 16 patches: fewer say too little about a digit of 8 x 8 pixels.
         task=dict(
@@ -91,7 +92,7 @@ def _digits():
             decoder_heads=4,
         ),
         source=dict(name="digits"),
-        train=dict(num_steps=1500, batch=64, log_every=100, eval_every=1 / 5),
+        train=dict(num_steps=3000, batch=32, log_every=100, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
             learning_rate=2e-3,

@@ -25,6 +25,7 @@ from transformer_jax.tasks.image_task import ImageTask
 from transformer_jax.tasks.task import Context, Loss
 
 _EVALUATION = Context()
+_FEW_CLASSES = 100  # The size of a confusion matrix is their square.
 
 
 @dataclasses.dataclass
@@ -170,20 +171,25 @@ class ImageClassification(ImageTask):
     def evaluate(self, params, split: str) -> dict:
         """Returns the mean loss and the scores of a split.
 
-        Raises UserError where the run has no such split.
+        Of few classes, these include the macro F1 and the confusion matrix. Raises UserError where
+        the run has no such split.
         """
         component = arguments.held_out(self.of_split, split, "files")
-        logits = np.concatenate([*self._outputs(params, component, f"evaluating {split}")])
-        labels, predicted, count = component.labels, logits.argmax(axis=-1), len(self.names)
-        log_probabilities = scipy.special.log_softmax(logits, axis=-1)
-        counts = scores.confusion(labels, predicted, count).tolist()
-        return {
-            "loss": float(-log_probabilities[np.arange(len(labels)), labels].mean()),
-            "accuracy": scores.accuracy(labels, predicted),
-            "macro_f1": scores.macro_f1(labels, predicted, range(count)),
-            "confusion": {"labels": self.names, "counts": counts},
-            "records": len(labels),
-        }
+        labels, classes = component.labels, len(self.names)
+        losses, predicted = np.zeros(len(labels)), np.zeros(len(labels), int)
+        start = 0
+        for logits in self._outputs(params, component, f"evaluating {split}"):
+            part = slice(start, start + len(logits))
+            log_probabilities = scipy.special.log_softmax(logits, axis=-1)
+            losses[part] = -log_probabilities[np.arange(len(logits)), labels[part]]
+            predicted[part] = logits.argmax(axis=-1)
+            start += len(logits)
+        results = {"loss": float(losses.mean()), "accuracy": scores.accuracy(labels, predicted)}
+        if classes <= _FEW_CLASSES:
+            counts = scores.confusion(labels, predicted, classes).tolist()
+            results["macro_f1"] = scores.macro_f1(labels, predicted, range(classes))
+            results["confusion"] = {"labels": self.names, "counts": counts}
+        return results | {"records": len(labels)}
 
     def predict(
         self, params, lines: Iterable[str], *, long: str | None = None
