@@ -24,10 +24,9 @@ TINY = dict(
 def get_config():
     return experiment(
         model=dict(name="esm"),
-        task=dict(name="contacts", length=80, min_separation=6),
+        task=dict(name="contacts", length=64, min_separation=6),
         source=dict(
             name="protein_families",
-            families=4,
             members=20,
             train_families=(0,),
             valid_families=(1, 2, 3),

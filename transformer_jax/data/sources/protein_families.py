@@ -23,8 +23,8 @@ from transformer_jax.data.sources.source import Source
 CLASSES = ("AVLI", "FWYM", "STNQ", "DEKR", "CGPH")
 _LETTERS = np.frombuffer("".join(CLASSES).encode(), np.uint8)
 _SIZE = len(CLASSES[0])
-_LOOP = (5, 7)  # least and most residues of a loop: residues in contact are 6 places apart or more
-_END = (1, 3)  # likewise of an end
+_LOOP = (3, 4)  # least and most residues of a loop
+_END = (1, 2)  # likewise of an end
 _PREFERRED = 0.7  # probability of the residue that a place of a strand prefers in each class
 _SPLITS = ("train", "valid", "test")
 
