@@ -136,6 +136,10 @@ def test_a_refusal_is_read():
     )
     assert estimate.refused_temporaries(with_temporaries, 10**9) == 49 * 2**30
     assert estimate.refused_temporaries(with_total, 2**30) == int(60.5 * 2**30)
+    with_allocation = (
+        "RESOURCE_EXHAUSTED: Allocation (size=243108151296) would exceed memory (size=17179869184)"
+    )
+    assert estimate.refused_temporaries(with_allocation, 2**30) == 243_108_151_296
     assert estimate.refused_temporaries("RESOURCE_EXHAUSTED: other words", 0) is None
 
 

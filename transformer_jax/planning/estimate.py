@@ -218,4 +218,6 @@ def refused_temporaries(message: str, taken: int) -> int | None:
         return size(temporaries)
     if used := re.search(r"Used ([\d.]+)([KMGT]) of", message):
         return max(size(used) - taken, 0)
+    if allocation := re.search(r"Allocation \(size=(\d+)\) would exceed memory", message):
+        return int(allocation[1])
     return None
