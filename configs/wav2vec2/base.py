@@ -11,10 +11,10 @@ A manifest has a line FILE<tab>TRANSCRIPT for each WAV or FLAC file; pre-trainin
 transcripts. A batch is 1.6 hours of sound.
 
 The values are those of the paper (sections 4.2 and 4.3, and appendix B for 960 hours). The weight
-of the features' mean square and the dropout of the transcripts are those of the published code. The learning rate of the transcripts
-rises in 10 % of the updates, stays for 40 %, and then falls. That of the encoder does so from
-update 10,000 on, after the head has learned alone. The encoder has 95 million parameters. Not
-trained here.
+of the features' mean square and the dropout of the transcripts are those of the published code.
+The learning rate of the transcripts rises in 10 % of the updates, stays for 40 %, and then falls.
+That of the encoder does so from update 10,000 on, after the head has learned alone. The encoder has
+95 million parameters. Not trained here.
 """
 
 from transformer_jax.config import choice, experiment
