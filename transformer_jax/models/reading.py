@@ -13,7 +13,7 @@ class Reading:
     A unit is the input at one position. It is the id of a token, or an array of numbers.
     """
 
-    inputs: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
+    modality: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
     unit_shape: ClassVar[tuple[int, ...]] = ()
 
     @property

@@ -10,7 +10,7 @@ from transformer_jax.models.model import Encoder
 class Sensory(Encoder):
     """Images or sound (B, ...) float32 -> states (B, L, M), each of which sees the whole row.
 
-    A family names in `inputs` the data that it reads. Its `hidden` and `layers` have these data in
+    A family names in `modality` the data that it reads. Its `hidden` and `layers` have these data in
     place of tokens.
     """
 
@@ -20,4 +20,4 @@ class Sensory(Encoder):
     max_length: ClassVar[int | None] = None
 
     def output(self) -> Output:
-        raise UserError(f"a model of {self.inputs} predicts no tokens")
+        raise UserError(f"a model of {self.modality} predicts no tokens")

@@ -29,7 +29,7 @@ class ViT(Sensory):
     The first state is that of the class token (equations 1 to 4).
     """
 
-    inputs = "images"
+    modality = "images"
     can = frozenset({"attend", "pool"})
 
     image_size: int = 224  # pixels of a side of an image

@@ -35,7 +35,7 @@ class VQAutoencoder(Sensory):
     the encoder's vectors on the scale of the codes.
     """
 
-    inputs = "images"
+    modality = "images"
     can = frozenset({"codes"})
 
     image_size: int = 256  # pixels of a side of an image

@@ -55,7 +55,7 @@ class Wav2Vec2(Sensory):
     length of the padding then changes all states.
     """
 
-    inputs = "sound"
+    modality = "sound"
     heads = ("quantizer", "project_target", "project_context")
 
     d_model: int = 768  # width of the residual stream

@@ -135,10 +135,10 @@ def _task(config, tokenizer):
             "reads config.data"
         )
     model = configs.named_class("model", config.model.name)
-    if model.inputs != task.inputs:
+    if model.modality != task.modality:
         raise UserError(
-            f"config.model.name={config.model.name!r}: reads {model.inputs}, and "
-            f"config.task.name={config.task.name!r} gives {task.inputs}"
+            f"config.model.name={config.model.name!r}: reads {model.modality}, and "
+            f"config.task.name={config.task.name!r} gives {task.modality}"
         )
     if task.reads_source:
         configs.build_source(config)  # raises its errors before anything is compiled

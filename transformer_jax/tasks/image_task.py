@@ -28,7 +28,7 @@ class ImageTask(SourceTask):
     Only training images are augmented.
     """
 
-    inputs = "images"
+    modality = "images"
 
     # the part of a training image that is read: the square in its centre, or a random crop
     crop: Literal["centre", "random"] = "centre"

@@ -14,7 +14,7 @@ from transformer_jax.tasks.base import SourceTask
 class SpeechTask(SourceTask):
     """A task on the utterances of `config.source`. Its model reads sound."""
 
-    inputs = "sound"
+    modality = "sound"
 
     seconds: float = 15.6  # of the sound of a row
 

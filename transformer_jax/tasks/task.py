@@ -122,7 +122,7 @@ class Task(abc.ABC):
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
-    inputs: Literal["tokens", "images", "sound"] = "tokens"  # of the model in config.model
+    modality: Literal["tokens", "images", "sound"] = "tokens"  # of the inputs of config.model
     # Whether the gradients of a batch are sums over its rows. Parts of the batch are then computed
     # separately, and their gradients added.
     sums_over_rows: bool = True
