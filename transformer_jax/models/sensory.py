@@ -10,8 +10,8 @@ from transformer_jax.models.model import Encoder
 class Sensory(Encoder):
     """Images or sound (B, ...) float32 -> states (B, L, M), each of which sees the whole row.
 
-    A family names in `modality` the data that it reads. Its `hidden` and `layers` have these data in
-    place of tokens.
+    A family names in `modality` the data that it reads. Its `hidden` and `layers` have these data
+    in place of tokens.
     """
 
     vocab_size: ClassVar[int] = 0
