@@ -11,7 +11,7 @@ soon as it ends. Complete runs are not repeated, and a part that was stopped goe
 
 - Pre-training: {pretrainings} updates.
 - IMDB: {imdb} updates of 32 reviews, and every fifth review of the test set. Longformer reads whole
-  reviews, of up to 2,048 tokens. RoBERTa reads the first 512 or 128.
+  reviews, of up to 2,048 tokens. RoBERTa reads the first 512.
 - XQuAD, the paragraphs of an article joined to one text: {xquad} updates of 8 rows. Longformer
   reads 2,048 tokens at a time, with the question as global tokens; RoBERTa reads windows.
   Every fourth article is held out.
@@ -58,7 +58,6 @@ class Encoder(NamedTuple):
 ENCODERS = {
     "roberta-512": Encoder("RoBERTa, 512 tokens", "roberta", 512),
     "longformer": Encoder("Longformer, 2,048 tokens", "longformer", 2048),
-    "roberta-128": Encoder("RoBERTa, 128 tokens", "roberta", 128),
 }
 TASKS = {
     "imdb": dataclasses.replace(
