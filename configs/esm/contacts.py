@@ -6,8 +6,6 @@
     python -m transformer_jax.inspect result --workdir=runs/contacts
 
 The proteins are of one of the quickstart's four families. The contacts are measured on the others.
-
-RESULT
 """
 
 from transformer_jax.config import experiment

@@ -6,8 +6,6 @@ It takes minutes on a CPU and downloads nothing. It needs scikit-learn: pip inst
     python -m transformer_jax.inspect result --workdir=runs/codes
 
 A code stands for 2 x 2 of the 8 x 8 pixels of a digit.
-
-RESULT
 """
 
 from transformer_jax.config import experiment

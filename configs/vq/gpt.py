@@ -7,8 +7,6 @@
     python -m transformer_jax.inspect result --workdir=runs/digits --text=3 --text=7
 
 It takes minutes on a CPU. The tokens are the 64 codes of the autoencoder and the 10 classes.
-
-RESULT
 """
 
 from transformer_jax.config import experiment
