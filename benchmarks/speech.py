@@ -32,7 +32,7 @@ COMMAND = "python benchmarks/speech.py --workdir=DIR --json"
 CONFIG = "configs/wav2vec2/quickstart.py"
 SEEDS = 3
 HELD_OUT_MINUTES = 5.0
-STEPS = {"pretrain": 3000, "ctc": 500, "scratch": 500}  # updates of each part of the config
+STEPS = {"pretrain": 3000, "ctc": 1000, "scratch": 1000}  # updates of each part of the config
 # name: (label, minutes of transcripts, whether it begins with the pre-training)
 SYSTEMS = {
     "pretrained-10": ("10 minutes, pre-trained", 10.0, True),
@@ -51,7 +51,7 @@ def main() -> None:
     doc = __doc__.format(
         held_out=f"{HELD_OUT_MINUTES:.0f}",
         pretraining=f"{STEPS['pretrain']:,}",
-        ctc=STEPS["ctc"],
+        ctc=f"{STEPS['ctc']:,}",
         systems=", ".join(SYSTEMS),
     )
     arguments = comparison.parser(doc, PARTS, "part").parse_args()
