@@ -28,7 +28,7 @@ def positions(task=None, params=None, folder: str = ""):
         table = np.asarray(params["position_embed"]["embedding"], np.float32)
         return pictures.similarity(table, f"learned positions, {folder}")
     kind = task.config.model.get("positions", "none")
-    if kind in ("none", "rotary") or task.model.inputs != "tokens":
+    if kind in ("none", "rotary") or task.model.modality != "tokens":
         name = task.config.model.name
         raise UserError(f"--workdir={folder}: config.model.name={name!r} has no position vectors")
     length = min(task.model.window, 256)
