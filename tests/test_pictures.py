@@ -226,7 +226,7 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], ["attention, coreference, neighbours, analogy, positions, masks, confusion, curves"]),
+        ([], ["analogy, positions, masks, result, confusion, curves"]),
         (["neighbours", "--workdir=@bert", "--layer=1"], ["--layer: needs --texts=..."]),
         (["analogy", "--workdir=@bert"], ["--words=man,king,woman or --analogies=FILE"]),
         (["analogy", "--workdir=@bert", "--words=a,cat"], ["--words=a,cat: must be three words"]),
