@@ -18,7 +18,7 @@ NO_TOKENIZER = "no tokenizer that can be read here"
             {},
             "should hold one of sentencepiece.model, byte_bpe.json, gpt1_bpe.json, "
             "published_bpe.json, characters.json, wordpiece.json, words.json, t5.json, "
-            "albert.json, xlnet.json, marian.json; it holds none",
+            "albert.json, xlnet.json, marian.json, residues.json; it holds none",
         ),
         (
             {"byte_bpe__json": "", "characters__json": ""},
@@ -47,7 +47,7 @@ def test_a_folder_with_no_such_tokenizer_is_named(tmp_path, files, message):
 @pytest.mark.parametrize(
     "files, message",
     [
-        ({"vocab__json": {}}, "should hold vocab.txt .BERT., vocab.json and merges.txt, "),
+        ({"vocab__json": {}}, "should hold vocab.txt .BERT, ESM., vocab.json and merges.txt, "),
         ({"vocab__txt": "[PAD]\n[UNK]\n"}, r"no piece '\[CLS\]'"),
         (
             {"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n"},
