@@ -131,7 +131,7 @@ def test_the_uses_of_a_run(esm, tmp_path):
         list(task.contacts(params, ["MKTAYIAKQR" * 4]))
     # The regression is a part of the checkpoints of Hugging Face.
     convert.to_hf(workdir, tmp_path / "hf")
-    convert.from_hf(tmp_path / "hf", tmp_path / "back")
+    convert.from_hf(tmp_path / "hf", tmp_path / "back", [("model.vocab_multiple", "2")])
     jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / "back")[1], params)
 
 

@@ -67,6 +67,7 @@ def codes(tmp_path_factory):
     config = build(folder)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
+    (folder / "straight").mkdir()
     record.begin(config, task, folder / "straight")
     resumed_bit_equal(config, task, program, folder, [2])
     one = [line["train/loss"] for line in lines(folder / "straight") if "train/loss" in line]

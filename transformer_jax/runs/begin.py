@@ -69,16 +69,18 @@ def origin(config, workdir) -> Origin | None:
     None for a run that initialises its parameters, or continues from a checkpoint of its own.
     """
     init_from = config.init_from if config.train.pretrained else None
-    if workdir is None or not (init_from or _task(config).other_runs):
+    task = _task(config)
+    needs_run = task.begins_with_run and config.train.pretrained
+    if workdir is None or not (init_from or task.other_runs or needs_run):
         _check_adapted(config, workdir)
         return None
     checkpoints = buckets.folder_of_run(workdir) / "checkpoints"
     if checkpoints.is_dir() and Checkpoints(checkpoints, config.checkpoint, read_only=True).steps():
         return None
-    for key in _task(config).other_runs:
+    for key in task.other_runs:
         if not config.task[key]:
             raise UserError(f"config.task.{key} is missing: the workdir of a run")
-    if _task(config).begins_with_run and config.train.pretrained and not init_from:
+    if needs_run and not init_from:
         raise UserError("config.init_from is missing: the workdir of the run to train further")
     source(config)  # raises for another family
     parts = []
