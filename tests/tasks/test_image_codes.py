@@ -141,6 +141,7 @@ def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tm
     resolved = resolve(build_gpt(codes, source), workdir)
     config, task = resolved.config, resolved.task()
     program = Program.of(config, task, jax.devices()[:1])
+    workdir.mkdir()
     record.begin(config, task, workdir)
     run(config, task, workdir, program, origin=resolved.origin)
     shutil.copytree(workdir, again)
