@@ -96,8 +96,8 @@ def _array(path: str, name: str) -> Iterator[tuple[io.BufferedIOBase, tuple, np.
             try:
                 stream = stack.enter_context(archive.open(f"{name}.npy"))
             except KeyError:
-                there = ", ".join(pathlib.PurePath(each).stem for each in archive.namelist())
-                raise UserError(f"{path}: no array {name!r}, only {there or 'nothing'}") from None
+                names = ", ".join(pathlib.PurePath(each).stem for each in archive.namelist())
+                raise UserError(f"{path}: no array {name!r}, only {names or 'nothing'}") from None
         else:
             stack.enter_context(errors.reading(path))
             stream = stack.enter_context(buckets.open_at(path, 0))

@@ -1,9 +1,31 @@
 """Images as sequences of square patches, and the positions of patches."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Num
+
+from transformer_jax.config import UserError
+
+
+def check(model: Any) -> None:
+    """Raises UserError for a wrong size, number of channels, mean or deviation of a model."""
+    if model.patch_size < 1 or model.image_size < 1 or model.image_size % model.patch_size:
+        raise UserError(
+            f"config.model.patch_size={model.patch_size} does not divide "
+            f"config.model.image_size={model.image_size}"
+        )
+    if model.channels not in (1, 3):
+        raise UserError(f"config.model.channels={model.channels}: must be 1 or 3")
+    for key in ("mean", "std"):
+        values = getattr(model, key)
+        if len(values) not in (1, model.channels) or (key == "std" and min(values) <= 0):
+            raise UserError(
+                f"config.model.{key}={values}: must hold a number, or one for each of "
+                f"config.model.channels={model.channels}; those of std are above 0"
+            )
 
 
 def normalised(

@@ -70,20 +70,7 @@ class ViT(Sensory):
 
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
-        if self.patch_size < 1 or self.image_size < 1 or self.image_size % self.patch_size:
-            raise UserError(
-                f"config.model.patch_size={self.patch_size} does not divide "
-                f"config.model.image_size={self.image_size}"
-            )
-        if self.channels not in (1, 3):
-            raise UserError(f"config.model.channels={self.channels}: must be 1 or 3")
-        for key in ("mean", "std"):
-            values = getattr(self, key)
-            if len(values) not in (1, self.channels) or (key == "std" and min(values) <= 0):
-                raise UserError(
-                    f"config.model.{key}={values}: must hold a number, or one for each of "
-                    f"config.model.channels={self.channels}; those of std are above 0"
-                )
+        patches.check(self)
         if self.positions == "sinusoidal" and self.d_model % 4:
             raise UserError(
                 f"config.model.d_model={self.d_model}: sinusoidal positions need a multiple of 4"

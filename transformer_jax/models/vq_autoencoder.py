@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, Num, UInt8
 
-from transformer_jax.config import UserError
 from transformer_jax.layers import flops, patches
 from transformer_jax.layers.grid_convolution import GridBlock
 from transformer_jax.layers.linear import Linear, compute_dtype
@@ -53,13 +52,7 @@ class VQAutoencoder(Sensory):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def check(self):
-        if self.patch_size < 1 or self.image_size < 1 or self.image_size % self.patch_size:
-            raise UserError(
-                f"config.model.patch_size={self.patch_size} does not divide "
-                f"config.model.image_size={self.image_size}"
-            )
-        if self.channels not in (1, 3):
-            raise UserError(f"config.model.channels={self.channels}: must be 1 or 3")
+        patches.check(self)
 
     @property
     def num_patches(self) -> int:
