@@ -82,13 +82,13 @@ def test_live(keys, tmp_path):
     inputs = make.inputs(20)
     assert_outputs(tmp_path / "run", inputs, make.computed(model, **inputs))
     convert.to_hf(tmp_path / "run", tmp_path / "back")
-    again, loading = transformers.EsmForMaskedLM.from_pretrained(
+    reread, loading = transformers.EsmForMaskedLM.from_pretrained(
         tmp_path / "back", output_loading_info=True
     )
     # The rates of the rotations follow from config.json.
     assert {key for key in loading["missing_keys"] if "inv_freq" not in key} == set()
     assert not loading["unexpected_keys"] and not loading["mismatched_keys"]
-    assert_outputs(tmp_path / "run", inputs, make.computed(again.eval(), **inputs))
+    assert_outputs(tmp_path / "run", inputs, make.computed(reread.eval(), **inputs))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     ids = open_run(tmp_path / "run")[0].tokenizer.encode("MKTAYIAKQRX")
     assert tokenizer("MKTAYIAKQRX").input_ids == [0, *ids, 2]

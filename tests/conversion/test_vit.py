@@ -48,8 +48,8 @@ def test_a_run_comes_back_unchanged(tmp_path):
     run = random_run(config, tmp_path / "run")
     convert.to_hf(run, tmp_path / "hf")
     convert.from_hf(tmp_path / "hf", tmp_path / "back")
-    (task, params), (again, others) = open_run(run), open_run(tmp_path / "back")
-    assert again.labels == task.labels and again.model.channels == 1
+    (task, params), (reread, others) = open_run(run), open_run(tmp_path / "back")
+    assert reread.labels == task.labels and reread.model.channels == 1
     jax.tree.map(np.testing.assert_array_equal, params, others)
 
 

@@ -101,8 +101,8 @@ def test_rows_are_a_pure_function_of_the_numbers(folder, tmp_path):
     rows = make_task(config).rows()
     batch = rows.train.batch(3, range(8))
     assert batch["images"].shape == (8, 8, 8, 3) and batch["images"].dtype == np.uint8
-    again = make_task(config).rows().train.batch(3, [5, 1])
-    for name, array in again.items():
+    redrawn = make_task(config).rows().train.batch(3, [5, 1])
+    for name, array in redrawn.items():
         np.testing.assert_array_equal(array, batch[name][[5, 1]])
     other = rows.train.batch(4, range(8))
     assert not np.array_equal(other["images"], batch["images"])

@@ -79,8 +79,8 @@ def test_damaged_entries_are_left_out_and_counted(tmp_path, capsys):
 
 def test_residues_of_a_rung_depend_on_each_other(tmp_path):
     source = source_of(tmp_path, "protein_families", families=2, members=300, held_out=5)
-    again = source_of(tmp_path, "protein_families", families=2, members=300, held_out=5)
-    assert [*source.read("valid")] == [*again.read("valid")]
+    second = source_of(tmp_path, "protein_families", families=2, members=300, held_out=5)
+    assert [*source.read("valid")] == [*second.read("valid")]
     assert not {r.content for r in source.read("valid")} & {r.content for r in source.read("train")}
     family = source.structures[0]
     records = [record for record in source.read("train") if record.numbers["family"] == 0]

@@ -94,9 +94,9 @@ def test_codes_and_the_straight_through_gradient():
     distances = np.sum((result.encoded[:, :, None] - params["codes"]) ** 2, axis=-1)
     np.testing.assert_array_equal(numbers, distances.argmin(axis=-1))
     np.testing.assert_array_equal(result.vectors, params["codes"][numbers])
-    again = model.apply({"params": params}, numbers, method="images_of")
+    decoded = model.apply({"params": params}, numbers, method="images_of")
     expected = np.clip(np.rint(255 * (result.reconstruction * 0.5 + 0.5)), 0, 255)
-    assert again.dtype == jnp.uint8 and np.abs(again - expected).max() <= 1
+    assert decoded.dtype == jnp.uint8 and np.abs(decoded - expected).max() <= 1
 
     def error(params):
         result = model.apply({"params": params}, IMAGES, method="autoencoded")
@@ -137,27 +137,27 @@ def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tm
     """The autoencoder stays as it is, in frozen/. A resumed run no longer needs its run."""
     source = tmp_path / "codes"
     shutil.copytree(codes / "straight", source)
-    workdir, again = tmp_path / "straight", tmp_path / "resumed"
+    workdir, resumed = tmp_path / "straight", tmp_path / "resumed"
     resolved = resolve(build_gpt(codes, source), workdir)
     config, task = resolved.config, resolved.task()
     program = Program.of(config, task, jax.devices()[:1])
     workdir.mkdir()
     record.begin(config, task, workdir)
     run(config, task, workdir, program, origin=resolved.origin)
-    shutil.copytree(workdir, again)
-    shutil.rmtree(again / "checkpoints" / "3")
+    shutil.copytree(workdir, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "3")
     shutil.rmtree(source)
-    resolved = resolve(build_gpt(codes, source), again)
-    run(resolved.config, resolved.task(), again, program, origin=resolved.origin)
-    assert lines(workdir) == lines(again)
-    ends = [final_state(each, config, program, 3).params for each in (workdir, again)]
+    resolved = resolve(build_gpt(codes, source), resumed)
+    run(resolved.config, resolved.task(), resumed, program, origin=resolved.origin)
+    assert lines(workdir) == lines(resumed)
+    ends = [final_state(each, config, program, 3).params for each in (workdir, resumed)]
     jax.tree.map(np.testing.assert_array_equal, *ends)
     _, frozen = open_run(codes / "straight", "latest")
     best = open_run(codes / "straight")[1]
     jax.tree.map(np.testing.assert_array_equal, ends[0]["autoencoder"], best)
     assert frozen.keys() == best.keys()
 
-    task, params = open_run(again)
+    task, params = open_run(resumed)
     drawn = task.samples(params, ["3", "7"], seed=1)
     np.testing.assert_array_equal(drawn, task.samples(params, ["3", "7"], seed=1))
     assert drawn.shape == (2, 8, 8, 1) and drawn.dtype == np.uint8

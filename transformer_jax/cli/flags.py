@@ -256,10 +256,10 @@ def _without_overrides(argv: list[str]) -> list[str]:
 
 
 def _check_required() -> None:
-    given = [name for name in ("config", "workdir") if name in FLAGS and FLAGS[name].value]
-    if _overrides and not given:
+    named = [name for name in ("config", "workdir") if name in FLAGS and FLAGS[name].value]
+    if _overrides and not named:
         raise UserError(f"--config.{_overrides[0][0]}: there is no config here to change")
     for name in ("config", "workdir"):
-        if name in FLAGS and name not in (*given, *_optional):
+        if name in FLAGS and name not in (*named, *_optional):
             meaning = FLAGS[name].help
             raise UserError(f"--{name}=... is missing: {meaning[0].lower()}{meaning[1:]}")

@@ -19,8 +19,7 @@ def check(model: Any) -> None:
         )
     if model.channels not in (1, 3):
         raise UserError(f"config.model.channels={model.channels}: must be 1 or 3")
-    for key in ("mean", "std"):
-        values = getattr(model, key)
+    for key, values in (("mean", model.mean), ("std", model.std)):
         if len(values) not in (1, model.channels) or (key == "std" and min(values) <= 0):
             raise UserError(
                 f"config.model.{key}={values}: must hold a number, or one for each of "

@@ -73,8 +73,8 @@ def axes(sharding) -> str:
     sizes = sharding.mesh.shape
     dimensions = []
     for entry in sharding.spec:
-        given = (entry,) if isinstance(entry, str) else entry or ()
-        dimensions.append("*".join(axis for axis in given if sizes[axis] > 1) or "-")
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        dimensions.append("*".join(axis for axis in axes if sizes[axis] > 1) or "-")
     return f"({', '.join(dimensions)})"
 
 

@@ -48,8 +48,8 @@ def open_run(
     """
     workdir = buckets.folder_of_run(workdir)
     files, overrides = variants.split(dict(overrides).items())
-    given = {"model": model_file, "task": task_file, "source": source_file}
-    files |= {name: variants.named(name, file) for name, file in given.items() if file}
+    class_files = {"model": model_file, "task": task_file, "source": source_file}
+    files |= {name: variants.named(name, file) for name, file in class_files.items() if file}
     recorded = record.read(workdir, files)
     config = recorded.config
     for section in files.keys() - variants.in_config(config).keys():

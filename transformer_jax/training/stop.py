@@ -139,10 +139,10 @@ class Stop:
         else:
             self._signal = self._signal or number
         self._request()
-        again = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
+        second_signal = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
         say(
             f"{signal.Signals(number).name}: the run saves its state after this step and ends"
-            f"{again}"
+            f"{second_signal}"
         )
 
     def _leave(self, number):

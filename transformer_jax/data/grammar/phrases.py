@@ -93,13 +93,13 @@ def fitting(noun: Noun, modifiers: tuple) -> list[Adjective]:
     """Returns the adjectives that fit a noun with these modifiers: not "the old car is new"."""
     if not modifiers:
         return noun.adjectives
-    given = {english for english, _ in modifiers}
-    excluded = given.union(*(field for field in FIELDS if field & given))
+    modifying = {english for english, _ in modifiers}
+    excluded = modifying.union(*(field for field in FIELDS if field & modifying))
     return [
         adjective
         for adjective in noun.adjectives
         if adjective.english not in excluded
-        and not given & {adjective.comparative[0], adjective.superlative[0]}
+        and not modifying & {adjective.comparative[0], adjective.superlative[0]}
     ]
 
 
