@@ -157,7 +157,7 @@ def experiment(**source):
 
 
 def test_a_source_has_its_own_keys(guest, tmp_path):
-    assert classes.names("source") == ["numbers_of_test"]
+    assert "numbers_of_test" in classes.names("source")
     config = experiment(name="numbers_of_test", count=4)
     assert configs.get(config, "source.step") == 1.0
     configs.set_key(config, "source.step", "2")
