@@ -7,8 +7,8 @@ The digits are synthesised (configs/wav2vec2/quickstart.py); nothing is download
 say the {held_out} minutes of the test set. The parts, in order, are:
 
 - pretraining: {pretraining} updates on an hour without transcripts.
-- {systems}: {ctc} updates on 10 minutes or 1 minute with transcripts, from
-  the pre-training or from a new model, with 3 seeds each.
+- {systems}: {ten} updates on 10 minutes with
+  transcripts or {one} on 1 minute, from the pre-training or from a new model, with 3 seeds each.
 
 The error rates of each system are those of the greedy path, and of a prefix beam search with
 5-grams of the characters of the training transcripts. The interval is that of the bootstrap over
@@ -32,7 +32,8 @@ COMMAND = "python benchmarks/speech.py --workdir=DIR --json"
 CONFIG = "configs/wav2vec2/quickstart.py"
 SEEDS = 3
 HELD_OUT_MINUTES = 5.0
-STEPS = {"pretrain": 3000, "ctc": 1000, "scratch": 1000}  # updates of each part of the config
+PRETRAINING = 2500  # updates
+UPDATES = {10.0: 1200, 1.0: 600}  # by minutes of transcripts
 # name: (label, minutes of transcripts, whether it begins with the pre-training)
 SYSTEMS = {
     "pretrained-10": ("10 minutes, pre-trained", 10.0, True),
@@ -50,8 +51,9 @@ DECODERS = {
 def main() -> None:
     doc = __doc__.format(
         held_out=f"{HELD_OUT_MINUTES:.0f}",
-        pretraining=f"{STEPS['pretrain']:,}",
-        ctc=f"{STEPS['ctc']:,}",
+        pretraining=f"{PRETRAINING:,}",
+        ten=f"{UPDATES[10.0]:,}",
+        one=UPDATES[1.0],
         systems=", ".join(SYSTEMS),
     )
     arguments = comparison.parser(doc, PARTS, "part").parse_args()
@@ -94,7 +96,7 @@ def minutes(arguments, part: str, started: float) -> float:
 
 def pretrained(arguments) -> pathlib.Path:
     run = arguments.workdir / "pretraining"
-    keys = {"source.held_out_minutes": HELD_OUT_MINUTES}
+    keys = {"source.held_out_minutes": HELD_OUT_MINUTES, "train.num_steps": PRETRAINING}
     if arguments.tiny:
         keys["source.unlabelled_minutes"] = 0.5
     train(arguments, "pretrain", run, keys)
@@ -105,6 +107,7 @@ def fine_tuned(arguments, part: str) -> list[pathlib.Path]:
     """Returns the runs of a system, one for each seed."""
     _, labelled, begins = SYSTEMS[part]
     keys = {"source.minutes": labelled, "source.held_out_minutes": HELD_OUT_MINUTES}
+    keys["train.num_steps"] = UPDATES[labelled]
     if begins:
         keys["init_from"] = pretrained(arguments)
     if arguments.tiny:
@@ -116,8 +119,9 @@ def fine_tuned(arguments, part: str) -> list[pathlib.Path]:
 
 
 def train(arguments, config: str, run: pathlib.Path, keys: dict, seeds: int = 0) -> None:
-    steps = 2 if arguments.tiny else STEPS[config]
-    keys = keys | {"data.cache": arguments.workdir / "cache", "train.num_steps": steps}
+    keys = keys | {"data.cache": arguments.workdir / "cache"}
+    if arguments.tiny:
+        keys["train.num_steps"] = 2
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     comparison.train(f"{CONFIG}:{config}", run, keys, seeds)
 

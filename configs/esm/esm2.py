@@ -49,7 +49,7 @@ def get_config(size="650m"):
             final_fraction=0.1,
             warmup_steps=2_000,
             b2=0.98,
-            weight_decay=0.01,
+            weight_decay=0.1 if largest else 0.01,
         ),
         checkpoint=dict(every=10_000),
     )

@@ -5,8 +5,9 @@ It takes minutes on a laptop and downloads nothing.
     python -m transformer_jax.train --config=configs/esm/quickstart.py --workdir=runs/esm
     python -m transformer_jax.evaluate --workdir=runs/esm
 
-Result on held-out members of the four families: an ECE of 2.99 for masked residues, about as many
-as the model hesitates between, on one CPU core beside other work.
+Results on held-out members of the four families, as means of three seeds: an ECE of 2.69 for masked
+residues, about as many as the model hesitates between, and a precision of contacts of 0.92
+(docs/proteins.md). 2,400 updates take 7 minutes of a shared CPU core.
 """
 
 from transformer_jax.config import experiment
@@ -26,14 +27,14 @@ def get_config():
             name="esm",
             d_model=64,
             num_layers=3,
-            num_heads=4,
+            num_heads=8,
             max_length=64,
             init_std=0.08,
             unroll=3,
         ),
         task=dict(name="masked_residues", length=64),
         source=dict(name="protein_families"),
-        train=dict(num_steps=1200, batch=32, log_every=50, eval_every=1 / 5),
+        train=dict(num_steps=2400, batch=32, log_every=50, eval_every=1 / 5),
         optimizer=dict(
             name="adamw",
             learning_rate=4e-3,

@@ -49,7 +49,7 @@ PRETRAINING = dict(
         temperature_decay=0.999,
     ),
     source=dict(name="spoken_digits", minutes=0.0, unlabelled_minutes=60.0),
-    train=dict(num_steps=3000, batch=16, log_every=50, eval_every=1 / 3),
+    train=dict(num_steps=2500, batch=16, log_every=50, eval_every=1 / 3),
     optimizer=dict(OPTIMIZER, learning_rate=1e-3, schedule="linear", warmup_steps=0.1),
     checkpoint=dict(every=1 / 3, keep=1),
 )
@@ -60,10 +60,11 @@ TRANSCRIPTS = dict(
         seconds=SECONDS,
         characters=48,
         vocabulary=("<pad>", "|", *"efghinorstuvwxz"),
-        masked=0.0,
+        masked=0.2,
+        span=3,
     ),
     source=dict(name="spoken_digits", minutes=10.0),
-    train=dict(num_steps=1000, batch=8, log_every=50, eval_every=1 / 2),
+    train=dict(num_steps=1200, batch=8, log_every=50, eval_every=1 / 2),
     optimizer=dict(
         OPTIMIZER,
         learning_rate=1.5e-3,
@@ -74,7 +75,11 @@ TRANSCRIPTS = dict(
     checkpoint=dict(every=1 / 2, keep=1, best_metric="valid/wer"),
     decode=dict(batch=16, beam=1),
 )
-ALONE = dict(TRANSCRIPTS, task=TRANSCRIPTS["task"] | dict(freeze_features=False))
+ALONE = dict(
+    TRANSCRIPTS,
+    task=TRANSCRIPTS["task"] | dict(freeze_features=False),
+    optimizer=TRANSCRIPTS["optimizer"] | dict(learning_rate=3e-3),
+)
 PARTS = {"pretrain": PRETRAINING, "ctc": TRANSCRIPTS, "scratch": ALONE}
 
 

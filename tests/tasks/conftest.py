@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import build_config, build_gpt
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.resolve import resolve
 from transformer_jax.training.loop import run
 from transformer_jax.training.program import Program
 
@@ -21,12 +21,17 @@ class Trained(NamedTuple):
 
 
 def trained(config, folder, num_devices=1) -> Trained:
-    """Trains a config in `folder`/run, and opens the run."""
-    task, workdir = make_task(config), folder / "run"
-    workdir.mkdir()
+    """Trains a config in `folder`/run, and opens the run.
+
+    One device compiles its programs sooner than eight.
+    """
+    workdir = folder / "run"
+    resolved = resolve(config, workdir)
+    config, task = resolved.config, resolved.task()
+    workdir.mkdir(parents=True)
     program = Program.of(config, task, jax.devices()[:num_devices])
     record.begin(config, task, workdir)
-    scores = run(config, task, workdir, program)
+    scores = run(config, task, workdir, program, origin=resolved.origin)
     return Trained(workdir, scores, *open_run(workdir))
 
 

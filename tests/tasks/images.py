@@ -1,14 +1,9 @@
 """Tiny configs of images, and small image files."""
 
-import jax
 import numpy as np
 from PIL import Image
 
 from transformer_jax import config as configs
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
 
 CLASSES = ("dark", "light")
 MODEL = dict(
@@ -53,13 +48,3 @@ def build(folder, task="image_classification", source="digits", model=(), **keys
         checkpoint=dict(every=4),
         decode=dict(batch=64),
     )
-
-
-def trained(config, workdir):
-    """Trains a config on one device, whose programs are compiled sooner. Returns its scores."""
-    resolved = resolve(config, workdir)
-    task = resolved.task()
-    workdir.mkdir(parents=True)
-    record.begin(resolved.config, task, workdir)
-    program = Program.of(resolved.config, task, jax.devices()[:1])
-    return run(resolved.config, task, workdir, program, origin=resolved.origin)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.programs import call, refused
-from tests.tasks.images import build, picture, trained, write_images
+from tests.tasks.conftest import trained
+from tests.tasks.images import build, picture, write_images
 from transformer_jax import config as configs
 from transformer_jax import pictures
 from transformer_jax.config import UserError
@@ -21,7 +22,7 @@ from transformer_jax.tasks.task import Context
 def masked(tmp_path_factory):
     """Returns the workdir of a masked autoencoder of digits."""
     folder = tmp_path_factory.mktemp("masked")
-    trained(build(folder, "masked_patches"), folder / "run")
+    trained(build(folder, "masked_patches"), folder)
     return folder / "run"
 
 
@@ -41,7 +42,7 @@ def run(tmp_path_factory):
     }
     for key, value in changes.items():
         configs.set_key(config, key, value)
-    scores = trained(config, folder / "run")
+    scores = trained(config, folder).scores
     assert scores["valid/accuracy"] == 1  # a batch can be overfitted
     return folder / "run", files
 
@@ -110,7 +111,7 @@ def test_a_run_begins_with_a_masked_autoencoder(masked, side, tmp_path):
     changes = {"init_from": str(masked), "train.num_steps": 1, "optimizer.learning_rate": 0.0}
     for key, value in changes.items():
         configs.set_key(config, key, value)
-    trained(config, tmp_path / "run")
+    trained(config, tmp_path)
     task, params = open_run(tmp_path / "run")
     _, earlier = open_run(masked)
     assert not np.any(params["head"]["out"]["kernel"]) and "decoder" not in params
@@ -127,7 +128,7 @@ def test_a_run_begins_with_a_masked_autoencoder(masked, side, tmp_path):
 def test_only_the_head_of_a_frozen_model_is_trained(masked, tmp_path):
     config = build(tmp_path, frozen=True)
     configs.set_key(config, "init_from", str(masked))
-    trained(config, tmp_path / "run")
+    trained(config, tmp_path)
     params, earlier = open_run(tmp_path / "run")[1], open_run(masked)[1]
     jax.tree.map(np.testing.assert_array_equal, params["encoder"], earlier["encoder"])
     assert np.any(params["head"]["out"]["kernel"])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import transformer_jax
+from tests.tasks.conftest import trained
 from tests.training.test_loop import final_state, lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
@@ -129,7 +129,7 @@ def test_a_few_images_can_be_overfitted(tmp_path):
         configs.set_key(config, f"data.{key}_files", str(path))
     configs.set_key(config, "checkpoint.every", 200)
     configs.set_key(config, "train.eval_every", 200)
-    scores = transformer_jax.train(config, tmp_path / "run")
+    scores = trained(config, tmp_path).scores
     assert scores["valid/loss"] < 0.3  # 1 without training
 
 

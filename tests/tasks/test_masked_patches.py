@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.tasks.images import build, trained
+from tests.tasks.conftest import trained
+from tests.tasks.images import build
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.runs import record
@@ -63,7 +64,7 @@ def test_a_batch_can_be_overfitted(tmp_path):
     config.train.num_steps = config.train.eval_every = config.checkpoint.every = 120
     config.train.log_every = 20
     config.optimizer.learning_rate = 1e-2
-    trained(config, tmp_path / "run")
+    trained(config, tmp_path)
     lines = record.metrics(tmp_path / "run")
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert losses[-1] < 0.5 * losses[0]

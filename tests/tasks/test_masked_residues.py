@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-import transformer_jax
 from tests.programs import call, refused
+from tests.tasks.conftest import trained
 from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -41,8 +41,7 @@ def build(folder, **overrides):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("residues")
-    transformer_jax.train(build(folder), folder / "run")
-    return folder / "run"
+    return trained(build(folder), folder).workdir
 
 
 def test_three_proteins_are_learned(run):

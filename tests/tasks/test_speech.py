@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import soundfile
 
-import transformer_jax
 from tests.examples import masked_speech as tones
 from tests.programs import call
+from tests.tasks.conftest import trained
 from tests.tasks.speech import build
 from transformer_jax.config import UserError
 from transformer_jax.data import audio_files
@@ -27,26 +27,24 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(folder):
-    run = folder / "pretrained"
     config = build(folder / "data", "masked_speech", train__num_steps=40, train__log_every=20)
-    return run, transformer_jax.train(config, run)
+    return trained(config, folder / "pretrained")
 
 
 @pytest.fixture(scope="module")
 def transcribing(folder):
-    """Returns a run that has learned one batch by heart, and its last scores."""
-    run = folder / "transcribing"
-    return run, transformer_jax.train(build(folder / "data"), run)
+    """A run that has learned one batch by heart."""
+    return trained(build(folder / "data"), folder / "transcribing")
 
 
 def test_pre_training_tells_masked_frames_apart(pretrained):
-    _, scores = pretrained
+    scores = pretrained.scores
     assert scores["valid/accuracy"] > 1.5 / 6  # one of six by chance
     assert 1 <= scores["valid/codes_used"] <= 16
 
 
 def test_a_batch_is_learned_by_heart(transcribing):
-    _, scores = transcribing
+    scores = transcribing.scores
     assert scores["valid/wer"] < 15 and scores["valid/loss"] < 0.5
 
 
@@ -55,7 +53,7 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
     groups = (("encoder", (("begin", 1),)),)
     config = build(
         folder / "data",
-        init_from=str(pretrained[0]),
+        init_from=str(pretrained.workdir),
         train__num_steps=2,
         train__eval_every=2,
         checkpoint__every=1,
@@ -64,9 +62,8 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
         optimizer__groups=groups,
         model__dropout=0.2,
     )
-    run = folder / "fine-tuned"
-    transformer_jax.train(config, run)
-    before = open_run(pretrained[0])[1]
+    run = trained(config, folder / "fine-tuned").workdir
+    before = pretrained.params
     task, first = open_run(run, 1)
     assert task.config.model.dropout == 0.2 and "quantizer" not in first
     shared = [name for name in first if name != "head"]
@@ -81,9 +78,9 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
 
 
 def test_scores_of_a_set(transcribing):
-    task, params = open_run(transcribing[0])
+    task, params = transcribing.task, transcribing.params
     scores = task.evaluate(params, "valid")
-    assert scores["wer"] == pytest.approx(transcribing[1]["valid/wer"])
+    assert scores["wer"] == pytest.approx(transcribing.scores["valid/wer"])
     low, high = scores["intervals"]["wer"]
     assert low <= scores["wer"] <= high and scores["records"] == 8
     with pytest.raises(UserError, match="no such data; give --config.data.test_files"):
@@ -91,7 +88,7 @@ def test_scores_of_a_set(transcribing):
 
 
 def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_path):
-    task, params = open_run(transcribing[0])
+    task, params = transcribing.task, transcribing.params
     sounds = [audio_files.quantized(tones.sound(tones.text(number))) for number in range(3)]
     together = [best.text for (best,) in task.transcribe(params, sounds)]
     alone = [next(task.transcribe(params, [sound]))[0].text for sound in sounds]
@@ -102,8 +99,8 @@ def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(tones.text(number) for number in range(8)))
     overrides = {"decode.beam": 4, "task.lm_order": 3, "task.lm_files": str(text)}
-    task, params = open_run(transcribing[0], overrides=overrides)
-    own, params = open_run(transcribing[0], overrides=overrides | {"task.lm_files": None})
+    task, params = open_run(transcribing.workdir, overrides=overrides)
+    own, params = open_run(transcribing.workdir, overrides=overrides | {"task.lm_files": None})
     sound = audio_files.quantized(tones.sound(tones.text(1)))
     (best, *others) = next(task.transcribe(params, [sound]))
     assert not others and set(best.text) <= set("AETO ")
@@ -111,11 +108,10 @@ def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
 
 
 def test_the_program(transcribing, tmp_path):
-    run, _ = transcribing
     good, bad = tmp_path / "good.wav", tmp_path / "bad.wav"
     soundfile.write(good, tones.sound(tones.text(0), 22_050), 22_050)
     bad.write_bytes(b"RIFF....WAVE")
-    workdir = f"--workdir={run}"
+    workdir = f"--workdir={transcribing.workdir}"
     names = f"{good}\n{bad}\n{good}\n"
     done = call("transcribe", workdir, "--json", "--faulty=skip", text=names)
     assert done.returncode == 0, done.stderr

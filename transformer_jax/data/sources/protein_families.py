@@ -50,8 +50,8 @@ class ProteinFamilies(Source):
     families: int = 4  # number of families
     members: int = 1000  # proteins of a family in the training split
     held_out: int = 30  # proteins of a family in the other splits
-    strands: int = 5  # strands of a sheet
-    rungs: int = 8  # residues of a strand
+    strands: int = 6  # strands of a sheet
+    rungs: int = 6  # residues of a strand
     conserved: float = 0.8  # share of the residues of loops that are those of the family
     coupled: float = 0.95  # share of the residues of strands that are of the class of their rung
     # numbers of the families in the training split, from 0; empty: all

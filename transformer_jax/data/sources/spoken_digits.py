@@ -26,8 +26,8 @@ class SpokenDigits(Source):
     unlabelled_minutes: float = 0.0  # of speech for training without transcripts
     held_out_minutes: float = 5.0  # of each set for evaluations
     voices: int = 40  # of the training speech; each set for evaluations has half as many
-    lowest_snr: float = 15.0  # least ratio of speech to noise, in dB
-    highest_snr: float = 35.0  # largest ratio of speech to noise, in dB
+    lowest_snr: float = 30.0  # least ratio of speech to noise, in dB
+    highest_snr: float = 50.0  # largest ratio of speech to noise, in dB
     speech_seed: int = 0  # of voices and utterances
 
     def __post_init__(self):
