@@ -6,7 +6,8 @@
 
 Each protein is a row of at most 1,024 tokens; of a longer one, each epoch draws another part. The
 batch of the paper has 131,072 tokens. The model has 652,359,094 parameters, with the 661 of the
-regression of contacts. Not trained here.
+regression of contacts. The optimizer's values were not checked against the paper's supplement. Not
+trained here.
 """
 
 from transformer_jax.config import experiment
