@@ -12,8 +12,9 @@ The digits are synthesised: strings of three to seven, in 40 voices. The test ha
 `pretrain` reads an hour without transcripts. `ctc` and `scratch` have ten minutes with transcripts;
 `scratch` begins without pre-training.
 
-Results on held-out voices, as means of three seeds: 9.8 % word errors with pre-training and 24.6 %
-without (docs/speech.md). On a shared CPU core, pre-training took 28 minutes, a seed of transcripts 8.
+Results on held-out voices, as means of three seeds: 9.8 % word errors with pre-training, 24.6 %
+without (docs/speech.md). On a shared CPU core, the pre-training took 28 minutes, and a seed of
+transcripts 8.
 """
 
 from transformer_jax.config import choice, experiment
