@@ -95,7 +95,7 @@ def test_residues_of_a_rung_depend_on_each_other(tmp_path):
     first, second = family.rungs[:2, :2]
     assert p_value(*first) < 1e-20 and p_value(first[0], second[1]) > 1e-4
     pairs = family.contacts
-    assert len(pairs) == 8 * 10 > size and (pairs[:, 1] - pairs[:, 0]).min() >= 4
+    assert len(pairs) == 6 * 15 > size and (pairs[:, 1] - pairs[:, 0]).min() >= 4
     assert len({tuple(pair) for pair in pairs.tolist()}) == len(pairs)
     other = source.structures[1].contacts
     assert len({*map(tuple, pairs.tolist())} & {*map(tuple, other.tolist())}) < len(pairs) / 2
