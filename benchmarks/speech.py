@@ -28,7 +28,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import comparison
 from harness import machine
 
-COMMAND = "python benchmarks/speech.py --workdir=DIR --json"
+COMMAND = "python benchmarks/speech.py --workdir=DIR --json=FILE"
 CONFIG = "configs/wav2vec2/quickstart.py"
 SEEDS = 3
 HELD_OUT_MINUTES = 5.0

@@ -262,11 +262,11 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
     ],
 )
 def test_the_command_refuses(arguments, words, runs, tmp_path):
-    given = []
+    flags = []
     for argument in arguments:
         family = argument.partition("@")[2] or "gpt"
-        given.append(argument.replace(f"@{family}", str(runs[family])))
-    if given and not any("output" in argument for argument in given):
-        given.append(f"--output={tmp_path}/a.png")
-    refused(call("inspect", *given), *words)
+        flags.append(argument.replace(f"@{family}", str(runs[family])))
+    if flags and not any("output" in argument for argument in flags):
+        flags.append(f"--output={tmp_path}/a.png")
+    refused(call("inspect", *flags), *words)
     assert not (tmp_path / "a.png").exists()

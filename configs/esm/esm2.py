@@ -5,8 +5,8 @@
         --config.train.accumulation=64
 
 ESM-2 has rotary positions, and no norm in front of its layers. The batch has 2 million tokens, and
-that of 15b 3.2 million. The paper lets the learning rate fall over 90 % of the updates, here it
-falls over all. 650m has 651,043,254 parameters. Not trained here.
+that of 15b 3.2 million. 650m has 651,043,254 parameters. The optimizer's values were not checked
+against the paper's supplement. Not trained here.
 """
 
 from transformer_jax.config import experiment

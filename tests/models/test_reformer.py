@@ -131,12 +131,12 @@ def test_decoding_gives_the_logits_of_whole_rows(reformer, across):
     expected = logits(model, params, TOKENS[:, :slots])
     prepared = model.for_decoding(params)
     rows, lengths = jnp.arange(2), jnp.array([slots // 3, slots // 5])
-    given, state = model.begin(prepared, TOKENS[:, : slots // 2], lengths, slots=slots)
-    np.testing.assert_allclose(given, expected[rows, lengths - 1], **EXACT)
+    actual, state = model.begin(prepared, TOKENS[:, : slots // 2], lengths, slots=slots)
+    np.testing.assert_allclose(actual, expected[rows, lengths - 1], **EXACT)
     step = jax.jit(lambda state, tokens: model.step(prepared, state, tokens))
     for number in range(slots // 2):
-        given, state = step(state, TOKENS[rows, lengths + number][:, None])
-        np.testing.assert_allclose(given[:, 0], expected[rows, lengths + number], **EXACT)
+        actual, state = step(state, TOKENS[rows, lengths + number][:, None])
+        np.testing.assert_allclose(actual[:, 0], expected[rows, lengths + number], **EXACT)
 
 
 def loss(model, params):
@@ -147,11 +147,11 @@ def loss(model, params):
 def test_the_reversible_stack_has_the_gradients_of_autodiff(reformer, monkeypatch):
     """With dropout, whose masks the backward pass draws again."""
     model, params = reformer
-    given = jax.jit(jax.grad(lambda params: loss(model, params)))(params)
+    actual = jax.jit(jax.grad(lambda params: loss(model, params)))(params)
     stored = reversible._Layers.forward
     monkeypatch.setattr(reversible._Layers, "outputs", lambda self, *args: stored(self, *args)[0])
     expected = jax.jit(jax.grad(lambda params: loss(model, params)))(params)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **EXACT), given, expected)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **EXACT), actual, expected)
 
 
 @pytest.mark.parametrize("remat", ["reversible", "none"])
@@ -196,8 +196,8 @@ def assert_published(model, params, ids, rotations, expected):
     places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
     options = dict(mask=Mask(causal=True), rotations=jnp.asarray(rotations))
     states = model.apply(variables, ids, places, **options, method="decoded")
-    given = model.apply(variables, states, method="logits")
-    np.testing.assert_allclose(given, expected, **CLOSE)
+    actual = model.apply(variables, states, method="logits")
+    np.testing.assert_allclose(actual, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,13 @@ def test_a_task_without_a_tokenizer_is_trained_and_used(config, tmp_path, capsys
     run = tmp_path / "run"
     scores = transformer_jax.train(config, run)
     assert scores["valid/loss"] < 1.0
-    again = transformer_jax.train(config, run, overrides={"train.num_steps": 31})
-    assert again["valid/loss"] < 1.0
+    longer = transformer_jax.train(config, run, overrides={"train.num_steps": 31})
+    assert longer["valid/loss"] < 1.0
     recorded = json.loads((run / "config.json").read_text())
     assert recorded["config"]["source"] == {"name": "stripes", "side": 5, "count": 24}
     assert recorded["fingerprint"] == {"train": ["train", 5, 24], "tokenizer": None}
     task, params = open_run(run)
-    assert task.evaluate(params, "valid")["loss"] == pytest.approx(again["valid/loss"], rel=1e-5)
+    assert task.evaluate(params, "valid")["loss"] == pytest.approx(longer["valid/loss"], rel=1e-5)
     _, _, tokenizer = transformer_jax.load(run)
     assert tokenizer is None and not (run / "tokenizer").exists()
     convert.to_hf(run, tmp_path / "hf")
