@@ -19,12 +19,10 @@ from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MAX_WORDS = 25  # of a sentence
 MAX_LINES = 150  # of the README
 PLACEHOLDERS = {"FILE", "TASK"}  # names in commands that a user replaces
 
 bash_blocks = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
-blocks = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 folders = "|".join(path.name for path in (ROOT / "configs").iterdir() if path.is_dir())
 config_files = re.compile(rf"`((?:{folders})/\w+\.py(?::[\w.,=-]+)?)`")
 config_keys = re.compile(r"`(?:--)?config\.(\w+\.\w+)")
@@ -112,23 +110,8 @@ def test_configs_and_keys_of_the_text_exist(page):
     assert set(config_keys.findall(text)) <= set(all_keys())
 
 
-@of_page
-def test_sentences_are_short(page):
-    text = page.read_text()
-    long = [sentence for sentence in sentences(text) if len(sentence.split()) > MAX_WORDS]
-    assert not long, "\n".join(long)
-
-
 def test_the_readme_is_one_page():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= MAX_LINES
     links = re.findall(r"\]\(([\w/.]+)\)", "\n".join(lines))
     assert links and all((ROOT / link).is_file() for link in links)
-
-
-def sentences(text: str):
-    """Yields the sentences of a page without tables. A code span counts as one word."""
-    for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", blocks.sub("", text)):
-        if not paragraph.lstrip().startswith(("#", "|", "!", "<")):
-            plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))
-            yield from re.split(r"(?<=[.!?:])\s", " ".join(plain.replace("**", "").split()))
