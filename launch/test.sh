@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Sets up .venv where needed and runs the tests on the CPU:
 #
-#   launch/test.sh                        all tests but the slow ones, on all cores
-#   launch/test.sh --quick                the tests of a change: about 3 minutes on 2 cores
-#   launch/test.sh --slow                 all tests
+#   launch/test.sh                        the suite: 12 minutes on 2 cores, 5 once programs are cached
+#   launch/test.sh --quick                the tests that a change touches, for about 3 minutes
+#   launch/test.sh --full                 all tests, for about an hour; names those that lack a package
+#   launch/test.sh --changed              those of --full that a change touches, for about 12 minutes
 #   launch/test.sh --hardware             the programs for TPUs and GPUs, with their compilers
 #   launch/test.sh --durations=20         other arguments go to pytest
 #   launch/test.sh tests/layers -k mask   paths are relative to the repository's root
 #
-# --quick selects tests by the files changed since the branch left origin/main, or since HEAD~1, and
-# by those not committed (tests/select_quick.py). Tests that would start after 150 seconds are
-# skipped and named at the end.
+# --quick and --changed select tests by the files changed since the branch left origin/main, or else
+# on the last day, and by those not committed (tests/select_quick.py). Tests that would start after
+# 150 and 660 seconds are skipped and named at the end.
 set -euo pipefail
 
 if [[ ${1:-} == --help ]]; then
@@ -24,16 +25,24 @@ cd "$root"
 # The tests of a file share programs that take long to compile, so one worker gets the whole file.
 # A worker that dies fails the suite: xdist 3.8 may wait forever when it replaces one.
 parallel=(-n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0)
+select_tests() {
+  local selected
+  selected=$("$python" tests/select_quick.py)
+  mapfile -t tests <<< "$selected"
+}
 if [[ ${1:-} == --hardware ]]; then
   shift
   for extra in gpu tpu; do bash "$root/launch/setup_venv.sh" $extra >/dev/null; done
   export TEST_OPTIMIZED=1 # as users compile
-  set -- tests/planning/test_hardware.py tests/planning/test_gpu.py tests/planning/test_tpu.py --hardware "$@"
+  set -- tests/planning/test_hardware.py tests/planning/test_gpu.py tests/planning/test_tpu.py --full "$@"
 elif [[ ${1:-} == --quick ]]; then
   shift
-  selected=$("$python" tests/select_quick.py)
-  mapfile -t tests <<< "$selected"
+  select_tests
   set -- "${tests[@]}" "${parallel[@]}" --no-loadscope-reorder --seconds=150 "$@"
+elif [[ ${1:-} == --changed ]]; then
+  shift
+  select_tests
+  set -- "${tests[@]}" "${parallel[@]}" --no-loadscope-reorder --full -m "full or hardware" --seconds=660 "$@"
 else
   all=1
   for argument in "$@"; do [[ $argument != tests* ]] || all=; done

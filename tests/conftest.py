@@ -51,6 +51,9 @@ opening.local_devices = lambda: jax.local_devices()[:1]
 
 STARTED = time.monotonic()
 OUT_OF_TIME = "--seconds have passed"
+NEEDS_FULL = "needs --full"
+MAX_PROGRAMS = 30  # that a test may compile
+_programs = [0]  # compiled so far, by this process
 DRAW_CURVES = report.draw_curves
 TINY = {
     "model.vocab_size": 96,
@@ -206,18 +209,32 @@ def build_bert(folder, **overrides):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="also run the tests marked as slow")
-    parser.addoption("--hardware", action="store_true", help="also compile for TPUs and GPUs")
+    parser.addoption("--full", action="store_true", help="also run the tests marked as full")
     parser.addoption(
         "--seconds", type=float, help="skip the tests that would start later than this"
     )
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: run with --full alone")
+    config.addinivalue_line(
+        "markers", "sample(*ids): the cases of a test that run without --full, by their ids"
+    )
+    config.addinivalue_line(
+        "markers", "hardware: compiles for TPUs or GPUs; run with --full where their compilers are"
+    )
+    jax.monitoring.register_event_duration_secs_listener(_count_program)
+
+
 def pytest_collection_modifyitems(config, items):
-    for name in ("slow", "hardware"):
-        for item in items if not config.getoption(f"--{name}") else ():
-            if item.get_closest_marker(name):
-                item.add_marker(pytest.mark.skip(reason=f"needs --{name}"))
+    if config.getoption("--full"):
+        return
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample and item.callspec.id not in sample.args:
+            item.add_marker("full")
+        if item.get_closest_marker("full") or item.get_closest_marker("hardware"):
+            item.add_marker(pytest.mark.skip(reason=NEEDS_FULL))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -227,17 +244,37 @@ def pytest_runtest_setup(item):
         pytest.skip(OUT_OF_TIME)
 
 
+def _count_program(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        _programs[0] += 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fails a test that compiles many programs: mostly a reference that runs op by op.
+
+    Each op of a function that is not jitted is a program of its own for each shape, and takes 20 ms
+    to compile. The fixtures of a test do not count.
+    """
+    before = _programs[0]
+    result = yield
+    compiled = _programs[0] - before
+    if compiled > MAX_PROGRAMS and not item.get_closest_marker("full"):
+        pytest.fail(f"compiled {compiled} programs, more than {MAX_PROGRAMS}: jit the reference")
+    return result
+
+
 def pytest_terminal_summary(terminalreporter):
-    skipped = terminalreporter.stats.get("skipped", [])
-    late = [report.nodeid for report in skipped if OUT_OF_TIME in str(report.longrepr)]
-    if late:
-        files = sorted({nodeid.partition("::")[0] for nodeid in late})
-        terminalreporter.write_line(f"no time for {len(late)} tests of {', '.join(files)}")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: run with --slow")
-    config.addinivalue_line("markers", "hardware: run with --hardware")
+    """Names the tests for which there was no time, and in --full those that lack a package."""
+    skipped = {}
+    for test in terminalreporter.stats.get("skipped", []):
+        reason = test.longrepr[2] if isinstance(test.longrepr, tuple) else str(test.longrepr)
+        reason = reason.removeprefix("Skipped: ")
+        skipped.setdefault(reason, []).append(test.nodeid.partition("::")[0])
+    for reason, files in sorted(skipped.items()):
+        if reason == OUT_OF_TIME or terminalreporter.config.getoption("--full"):
+            names = ", ".join(sorted(set(files)))
+            terminalreporter.write_line(f"skipped {len(files)} tests of {names}: {reason}")
 
 
 # Tracing makes many objects and little garbage. Garbage collection took a quarter of the time.

@@ -1,10 +1,21 @@
-"""Runs the programs as a user does: `command` for a new process, `call` for a faster fork."""
+"""Runs the programs as a user does: `command` in a new process, `call` in a fork, which is faster,
+and `here` in the process of the test, which is faster still.
+"""
 
+import contextlib
+import logging
 import multiprocessing
 import os
+import pathlib
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import warnings
+
+from absl import logging as absl_logging
 
 from tests.conftest import TINY, UNOPTIMIZED, write_pairs
 from tests.forked import become
@@ -81,6 +92,54 @@ def call(program, *arguments, text=None, current_folder=".", **env) -> subproces
         running.join()
         out, err = (open(name, encoding="utf-8").read() for name in streams[1:])
         return subprocess.CompletedProcess(command(program, *arguments), running.exitcode, out, err)
+
+
+def here(program, *arguments, text="") -> subprocess.CompletedProcess:
+    """Runs a program in this process, with `text` as stdin: one that refuses, or that uses a run.
+
+    A program that trains would take all devices of this process, so it is for `call`.
+    """
+    arguments = [*map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder) / name for name in ("stdin", "stdout", "stderr")]
+        paths[0].write_text(text, encoding="utf-8")
+        with _process(program, arguments, paths):
+            code = 0
+            try:
+                # A warning says that the program has been imported before.
+                with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+                    runpy.run_module(f"transformer_jax.{program}", run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+        out, err = (path.read_text(encoding="utf-8") for path in paths[1:])
+    return subprocess.CompletedProcess(command(program, *arguments), code, out, err)
+
+
+@contextlib.contextmanager
+def _process(program, arguments, paths):
+    """Lends this process to a program, and takes back what the program changes in it."""
+    loggers = absl_logging.get_absl_logger(), logging.getLogger("asyncio")
+    levels = [logger.level for logger in loggers]
+    hooks = sys.unraisablehook, threading.excepthook
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    argv, streams, environment = sys.argv, (sys.stdin, sys.stdout, sys.stderr), dict(os.environ)
+    files = [open(path, mode, encoding="utf-8") for path, mode in zip(paths, "rww")]
+    sys.argv = [program, *arguments]
+    sys.stdin, sys.stdout, sys.stderr = files
+    os.environ["GLIBC_TUNABLES"] = ""  # set, so that the program does not start itself again
+    try:
+        yield
+    finally:
+        sys.argv, (sys.stdin, sys.stdout, sys.stderr) = argv, streams
+        for file in files:
+            file.close()
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.unraisablehook, threading.excepthook = hooks
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def refused(done, *words):

@@ -1,9 +1,9 @@
-"""Prints the tests that a change touches, the closest first, for `launch/test.sh --quick`.
+"""Prints the tests that a change touches, the closest first: `launch/test.sh --quick`, `--changed`.
 
 These are a fixed core, the changed test files, and the test files that belong to a changed file:
 they have its name and folder, import it, or test its folder as a whole. A change is what differs
-from the commit where the branch left origin/main; without such a commit, from HEAD~1. Files that
-are not committed belong to it.
+from the commit where the branch left origin/main; without such a commit, from the last one that is
+a day older than HEAD, or from HEAD~1. Files that are not committed belong to it.
 """
 
 import ast
@@ -19,6 +19,7 @@ CORE = (
     "tests/training/test_step.py::test_golden_first_losses",
     "tests/tasks/test_causal_lm.py::test_golden_first_losses",
 )
+DAY = 24 * 60 * 60  # seconds
 # The tests of files that are no modules.
 OF_FOLDER = {
     "README.md": ["tests/test_docs.py"],
@@ -39,7 +40,8 @@ def changed_files(root: pathlib.Path = ROOT) -> list[str]:
 
     base = git("merge-base", "HEAD", "origin/main")
     if not base or base == git("rev-parse", "HEAD"):
-        base = ["HEAD~1"]
+        [time] = git("log", "-1", "--format=%ct")
+        base = git("rev-list", "-1", f"--before={int(time) - DAY}", "HEAD") or ["HEAD~1"]
     changed = git("diff", "--name-only", "--no-renames", *base, "--")
     return [*changed, *git("ls-files", "--others", "--exclude-standard")]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import write_pairs
-from tests.programs import ENV, call, command, refused, translation_flags
+from tests.programs import ENV, call, command, here, refused, translation_flags
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_translate_keeps_lines_and_order(trained):
 )
 def test_translate_refuses_mistakes(trained, arguments, words):
     refused(
-        call("translate", *(a.replace("@", str(trained)) for a in arguments), text="a\n"), *words
+        here("translate", *(a.replace("@", str(trained)) for a in arguments), text="a\n"), *words
     )
 
 
@@ -111,7 +111,7 @@ def test_a_long_line_stops_no_translation(trained):
 
 def test_translate_names_a_line_that_it_refuses(trained):
     text = "a dog runs\n" + "dog " * 300 + "\n"
-    done = call("translate", f"--workdir={trained}", "--long=refuse", text=text)
+    done = here("translate", f"--workdir={trained}", "--long=refuse", text=text)
     refused(done, "line 2", "config.model.max_length")
     done = subprocess.run(
         command("translate", f"--workdir={trained}"),

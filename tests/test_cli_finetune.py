@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tests.finetuning.examples import build, pretrained
-from tests.programs import call, refused
+from tests.programs import call, here, refused
 
 CONFIG = "--config=configs/finetune/sentiment.py:imdb-cpu"
 TEXT = "the cat sat\na dog ran\n"
@@ -119,7 +119,7 @@ def test_mistakes_in_training_are_refused(trained):
         ([CONFIG, *flags, f"--workdir={folder}/runs"], "holds the runs of --seeds"),
         ([CONFIG, *flags, trained.run, dropout], "holds a run with another config: model.dropout"),
     ):
-        refused(call("finetune", *arguments), words)
+        refused(here("finetune", *arguments), words)
     assert not (folder / "new").exists()
     assert not any((folder / path).exists() for path in ("runs/config.json", "runs/seed-0/seed-0"))
 
@@ -136,4 +136,4 @@ def test_mistakes_in_training_are_refused(trained):
 )
 def test_mistakes_in_the_use_of_a_run_are_refused(trained, program, arguments, words):
     workdir, *others = arguments
-    refused(call(program, workdir.replace("@", f"--workdir={trained.folder}"), *others), words)
+    refused(here(program, workdir.replace("@", f"--workdir={trained.folder}"), *others), words)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.conftest import build_gpt
-from tests.programs import call
+from tests.programs import call, here
 from transformer_jax import config as configs
 
 SIZES = (
@@ -132,7 +132,7 @@ def test_evaluate_prints_one_object(trained):
     ],
 )
 def test_a_mistake_prints_one_line(trained, program, arguments, words):
-    done = call(program, f"--workdir={trained}", *arguments, text="")
+    done = here(program, f"--workdir={trained}", *arguments)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -140,8 +140,8 @@ def test_a_mistake_prints_one_line(trained, program, arguments, words):
 
 
 def test_a_wrong_trainer_and_a_wrong_key_are_named(flags, tmp_path):
-    done = call("train_wmt", *flags, f"--workdir={tmp_path}/run")
+    done = here("train_wmt", *flags, f"--workdir={tmp_path}/run")
     assert done.returncode == 2 and "config.task.name='causal_lm'" in done.stderr
-    done = call("train_gpt", *flags, "--config.data.train_file=x", f"--workdir={tmp_path}/run")
+    done = here("train_gpt", *flags, "--config.data.train_file=x", f"--workdir={tmp_path}/run")
     assert done.returncode == 2 and "did you mean" in done.stderr and "train_files" in done.stderr
     assert not (tmp_path / "run").exists()

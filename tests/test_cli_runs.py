@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.programs import ENV, call, command, refused, translation_flags
+from tests.programs import ENV, call, command, here, refused, translation_flags
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def overrides(tmp_path_factory):
     ],
 )
 def test_a_wrong_run_is_refused_and_writes_nothing(overrides, tmp_path, extra, words):
-    refused(call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *extra), *words)
+    refused(here("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *extra), *words)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,9 +1,11 @@
-"""Every config takes two steps on eight virtual devices, in its tiny variant."""
+"""Every config resolves in its tiny variant, and its update lowers; with --full it trains."""
 
 import functools
 import json
 import pathlib
 
+import jax
+import numpy as np
 import pytest
 
 from tests import examples
@@ -13,6 +15,7 @@ from transformer_jax.configuration import run_length
 from transformer_jax.runs import begin, record
 from transformer_jax.runs.resolve import resolve
 from transformer_jax.training.loop import run
+from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -51,35 +54,13 @@ ARGUMENTS = {
     "wav2vec2/large.py": ["pretrain", "ctc"],
     "wav2vec2/quickstart.py": ["pretrain", "ctc", "scratch"],
 }
-# The others differ little from these in their tiny variants, or are trained by
-# training/test_guests.py and the notebooks. They need --slow.
-OF_EACH_KIND = (
-    "wmt/multi30k.py",
-    "gpt/to_de.py",
-    "gpt/gpt3.py:175b",
-    "lstm/quickstart.py",
-    "recurrent/quickstart.py",
-    "decoder/quickstart.py",
-    "unilm/functions.py:summarise",
-    "vit/vit.py:b16",
-    "vit/finetune.py",
-    "vit/mae.py:l16",
-    "finetune/glue.py:stsb",
-    "finetune/glue.py:mrpc,gpt",
-    "finetune/squad.py:2.0",
-    "finetune/ner.py:wikiann-cpu,features=last",
-    "finetune/swag.py",
-    "preferences/dpo.py:dialogue",
-    "preferences/reward.py:instructgpt",
-    "preferences/ppo.py:instructgpt",
-    "wav2vec2/large.py:pretrain",
-    "wav2vec2/quickstart.py:scratch",
-)
 
 
-def cases():
-    for name in FILES:
-        yield from [f"{name}:{argument}" for argument in ARGUMENTS.get(name, [])] or [name]
+CASES = [
+    case
+    for name in FILES
+    for case in [f"{name}:{argument}" for argument in ARGUMENTS.get(name, [])] or [name]
+]
 
 
 def use_examples(config, folder):
@@ -100,51 +81,76 @@ def pretraining_config(model):
     raise ValueError(f"no config pre-trains the model {model}")
 
 
-def pretrained(config, folder):
-    """Returns the workdir of a run of a tiny config, at step 0."""
+def pretrained(config, folder, values):
+    """Returns the workdir of a run of a tiny config, at step 0, with parameters of `values`."""
     config = config.copy_and_resolve_references()
     use_examples(config, folder)
     task = resolve(config).task()
     workdir = folder / "run"
     workdir.mkdir()
-    record.create(workdir, task, init_params(task))
+    record.create(workdir, task, values(task))
     return workdir
 
 
-def other_run(config, key, folder):
+def other_run(config, key, folder, values):
     """Returns the workdir of a run that the task of a config names, at step 0."""
     model = dict(config.task[f"{key}_model"])["name"]
-    run = pretrained(pretraining_config(model), folder)
+    run = pretrained(pretraining_config(model), folder, values)
     if key == "reward":
         rewards = configs.tiny(CONFIGS / "preferences/reward.py:imdb")
         configs.set_key(rewards, "init_from", str(run))
-        run = pretrained(rewards, folder / key)
+        run = pretrained(rewards, folder / key, values)
     return run
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        case if case in OF_EACH_KIND else pytest.param(case, marks=pytest.mark.slow)
-        for case in cases()
-    ],
-)
-def test_two_steps(case, tmp_path):
+def resolved(case, folder, values):
+    """Returns the run of a config, with example data and the runs it begins with, in `folder`."""
     config = configs.tiny(CONFIGS / case)
-    use_examples(config, tmp_path)
-    workdir = tmp_path / "run"
+    use_examples(config, folder)
     task = configs.named_class("task", config.task.name)
     begins = begin.fine_tunes(config) or task.begins_with_run
     if begins or config.lora.rank is not None:
         earlier = pretraining_config(config.model.name) if begins else config
         earlier = earlier.copy_and_resolve_references()
         configs.set_key(earlier, "lora.rank", None)
-        origin = pretrained(earlier, tmp_path / "pretraining")
+        origin = pretrained(earlier, folder / "pretraining", values)
         configs.set_key(config, "init_from", str(origin))
     for key in task.other_runs:
-        configs.set_key(config, f"task.{key}", str(other_run(config, key, tmp_path / key)))
-    resolved = resolve(config, workdir)
-    metrics = run(resolved.config, resolved.task(), workdir, origin=resolved.origin)
+        other = other_run(config, key, folder / key, values)
+        configs.set_key(config, f"task.{key}", str(other))
+    return resolve(config, folder / "run")
+
+
+def zeros(task):
+    """Returns parameters of zeros, which need no compiled program."""
+    shapes = jax.eval_shape(lambda: init_params(task))
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+lowered = set()  # pairs of a model and a task
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_update_lowers(case, tmp_path, request):
+    """Keys, data, shapes and dtypes fit together. Nothing is compiled.
+
+    Without --full, one config of each model and task is lowered. The others only resolve.
+    """
+    run = resolved(case, tmp_path, zeros)
+    pair = run.config.model.name, run.config.task.name
+    if pair not in lowered or request.config.getoption("--full"):
+        lowered.add(pair)
+        program = Program.of(run.config, run.task(), jax.devices()[:1])
+        program.train_step.lower(program.state, program.batch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_two_steps(case, tmp_path):
+    """On eight virtual devices."""
+    resolution = resolved(case, tmp_path, init_params)
+    config = resolution.config
+    metrics = run(config, resolution.task(), resolution.workdir, origin=resolution.origin)
     most = 100 if config.task.name == "ctc" else 10  # many frames spell each character
     assert 0 < metrics.get("valid/loss", 1) < most  # a policy has rewards instead
     assert config.checkpoint.best_metric in metrics

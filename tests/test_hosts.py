@@ -105,13 +105,13 @@ def wait_for_losses(workdir, process, count=1):
 @pytest.mark.parametrize(
     "family, count",
     [
-        pytest.param("gpt", 2, marks=pytest.mark.slow),
-        pytest.param("bert", 2, marks=pytest.mark.slow),
-        pytest.param("translation", 2, marks=pytest.mark.slow),
-        pytest.param("choice", 2, marks=pytest.mark.slow),
-        pytest.param("gpt", 4, marks=pytest.mark.slow),
-        pytest.param("bert", 4, marks=pytest.mark.slow),
-        pytest.param("translation", 4, marks=pytest.mark.slow),
+        pytest.param("gpt", 2, marks=pytest.mark.full),
+        pytest.param("bert", 2, marks=pytest.mark.full),
+        pytest.param("translation", 2, marks=pytest.mark.full),
+        pytest.param("choice", 2, marks=pytest.mark.full),
+        pytest.param("gpt", 4, marks=pytest.mark.full),
+        pytest.param("bert", 4, marks=pytest.mark.full),
+        pytest.param("translation", 4, marks=pytest.mark.full),
     ],
 )
 def test_losses_equal_those_of_one_process(family, count, tmp_path):
@@ -150,7 +150,7 @@ def test_a_run_stopped_in_its_evaluation_has_the_scores_of_one_process(tmp_path,
     assert losses(alone, "valid/chrf")[6] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_then_one_then_four_processes_read_the_same_rows(tmp_path):
     """Preempted twice, and resumed by another number of processes.
 
@@ -258,7 +258,7 @@ def _check_digests(checkpoint):
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_killed_process_is_named_by_the_others_which_end(victim, tmp_path):
     build, trainer, more = FAMILIES["gpt"]
     long = {"train__num_steps": 100_000, "train__eval_every": 100_000, "checkpoint__every": 100_000}

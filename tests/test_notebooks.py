@@ -28,6 +28,7 @@ def test_they_are_numbered_from_1():
     assert [_number(path) for path in NOTEBOOKS] == [*range(1, len(NOTEBOOKS) + 1)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -27,13 +27,14 @@ SCORES = {
 NOT_LEARNED = [("pairs", "bert"), ("pairs", "gpt"), ("span", "gpt")]
 
 
+@pytest.mark.sample("pairs-gpt", "tagging-bert", "span-bert")
 @pytest.mark.parametrize(
     "kind, family",
     [
         ("pairs", "gpt"),
         *((kind, "bert") for kind in FILES if kind != "pairs"),
         *(
-            pytest.param(kind, "bert" if kind == "pairs" else "gpt", marks=pytest.mark.slow)
+            pytest.param(kind, "bert" if kind == "pairs" else "gpt", marks=pytest.mark.full)
             for kind in FILES
         ),
     ],
@@ -95,6 +96,7 @@ def test_a_run_knows_its_labels_without_the_data(runs, tmp_path):
     assert list(details["probabilities"]) == ["cat", "dog"]
 
 
+@pytest.mark.full
 def test_resuming_equals_running_straight(runs, tmp_path):
     def opened_after(folder, *stops):
         for stop in stops:
@@ -120,12 +122,13 @@ def test_resuming_equals_running_straight(runs, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, straight, resumed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind, family",
     [
         ("classification", "bert"),
-        pytest.param("pairs", "bart", marks=pytest.mark.slow),
-        pytest.param("tagging", "bert", marks=pytest.mark.slow),
+        pytest.param("pairs", "bart", marks=pytest.mark.full),
+        pytest.param("tagging", "bert", marks=pytest.mark.full),
     ],
 )
 def test_equal_losses_on_a_mesh(kind, family, runs, tmp_path):
@@ -155,13 +158,14 @@ def test_a_frozen_encoder_does_not_change(runs, tmp_path):
     np.testing.assert_array_equal(*kernels)
 
 
+@pytest.mark.sample("sum-all")
 @pytest.mark.parametrize(
     "features",
     [
         "last",
         "sum-all",
-        pytest.param("embeddings", marks=pytest.mark.slow),
-        pytest.param("second-to-last", marks=pytest.mark.slow),
+        pytest.param("embeddings", marks=pytest.mark.full),
+        pytest.param("second-to-last", marks=pytest.mark.full),
     ],
 )
 def test_an_lstm_learns_from_the_states_of_a_frozen_encoder(features, runs, tmp_path):

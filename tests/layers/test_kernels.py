@@ -41,7 +41,7 @@ def assert_equals_plain(kernel, arrays, mask, tolerance, plain=kernels.dot_produ
             y = kernel(*arrays, mask, **options) * filled[..., None, None]
             return (y.astype(jnp.float32) ** 2).sum()
 
-        return jax.tree.leaves(jax.value_and_grad(total)(arrays))
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(total))(arrays))
 
     expected = value_and_gradients(plain)
     for x, y in zip(value_and_gradients(kernel), expected):
@@ -91,12 +91,13 @@ SLOW = ("padded",)
 def taken_by(kernel, slow=()):
     """Returns the masks whose conditions the kernel takes."""
     return [
-        pytest.param(name, marks=pytest.mark.slow if name in slow else ())
+        pytest.param(name, marks=pytest.mark.full if name in slow else ())
         for name in MASKS
         if make_mask(name).conditions() <= kernels.TAKES[kernel]
     ]
 
 
+@pytest.mark.sample("two_sided", "packed")
 @pytest.mark.parametrize("name", taken_by(kernels.splash, SLOW))
 def test_splash_equals_the_plain_kernel(name):
     """The kernel of TPUs, interpreted."""
@@ -110,6 +111,7 @@ def test_splash_takes_grouped_heads_and_a_scale():
     assert_equals_plain(kernel, grouped, make_mask("packed", 128), 2e-3, scale=0.5)
 
 
+@pytest.mark.sample("two_sided", "one_window")
 @pytest.mark.parametrize("name", ["local", "two_sided", "one_window"])
 def test_windowed_equals_the_plain_kernel(name):
     """The length is no multiple of a block. Both windows of a stack take their branch."""
@@ -128,6 +130,7 @@ def test_windowed_equals_the_plain_kernel(name):
             assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
 
 
+@pytest.mark.sample("False-20-3", "True-150-4")
 @pytest.mark.parametrize("window, dilation", [(20, 3), (5, 7), (150, 4), (None, 2), (20, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_dilated_window_equals_the_plain_kernel(causal, window, dilation):
@@ -164,6 +167,7 @@ def test_windowed_shows_global_positions_to_all_queries(dilation):
     assert_equals_plain(kernel, arrays(301, 301), mask, 1e-5, plain=plain)
 
 
+@pytest.mark.sample("causal-1-2048", "packed-2-100", "global-1-100", "ranks_causal-2-2048")
 @pytest.mark.parametrize("longest_saved", [2048, 100])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("name", ["causal", "packed", "global", "ranks_causal"])
@@ -183,6 +187,7 @@ def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads, longest_save
     )
 
 
+@pytest.mark.full
 def test_causal_blocks_of_a_long_row_take_memory_in_proportion_to_its_length():
     def temporaries(length):
         def layer(x, _):
@@ -206,6 +211,7 @@ def test_grouped_heads_equal_repeated_ones():
     np.testing.assert_allclose(grouped, repeated, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_splash_from_one_length_to_another():
     mask = Mask(query_segments=segments(128, 2), key_segments=segments(256, 2))
     kernel = functools.partial(kernels.splash, interpret=True)

@@ -82,6 +82,7 @@ LABELS = {
 }
 
 
+@pytest.mark.sample("2-4")
 @pytest.mark.parametrize("divisor, multiple", [(1, 1), (2, 4)])
 def test_probabilities_are_those_of_the_definition_and_sum_to_1(divisor, multiple):
     module, params = build(divisor, multiple)

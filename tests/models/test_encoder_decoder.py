@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import Jitted
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.layers.embeddings import position_codes
@@ -38,7 +39,7 @@ def build(cls=EncoderDecoder, **changes):
 
 
 def init(cls=EncoderDecoder, **changes):
-    model = build(cls, **changes)
+    model = Jitted(build(cls, **changes))
     return model, nn.unbox(model.init(jax.random.key(0), SOURCE, TARGET))
 
 
@@ -138,6 +139,7 @@ def test_equals_the_paper_in_numpy():
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample("changes1", "changes5", "changes8")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,6 +187,7 @@ def test_beams_attend_to_their_ancestors(cls):
         np.testing.assert_allclose(logits[:, beam], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample("changes0")
 @pytest.mark.parametrize("changes", [{"positions": "learned"}, {"cls": BART}])
 def test_an_input_that_is_done_has_no_position_beyond_the_table(changes):
     model, variables = init(max_length=7, **changes)
@@ -216,6 +219,7 @@ def test_no_leak_from_the_future_or_from_other_segments():
     assert not np.allclose(original[:, :2], other_source[:, :2])
 
 
+@pytest.mark.sample("EncoderDecoder", "T5")
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_packed_rows_equal_their_examples_alone(cls):
     model, variables = init(cls)
@@ -240,6 +244,7 @@ def test_packed_rows_equal_their_examples_alone(cls):
     np.testing.assert_allclose(packed[:, 6:], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample("changes2")
 @pytest.mark.parametrize("changes", [{"unroll": 2}, {"remat": "full"}, {"remat": "dots"}])
 def test_unroll_and_remat_change_neither_parameters_nor_results(changes):
     model, variables = init()
@@ -250,7 +255,7 @@ def test_unroll_and_remat_change_neither_parameters_nor_results(changes):
         def total(variables):
             return (model.apply(variables, SOURCE, TARGET) ** 2).sum()
 
-        return jax.tree.leaves(jax.grad(total)(variables))
+        return jax.tree.leaves(jax.jit(jax.grad(total))(variables))
 
     for expected, gradient in zip(gradients(model), gradients(changed)):
         np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-4)

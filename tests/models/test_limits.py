@@ -49,6 +49,7 @@ def tokens(*shape):
     return jnp.arange(np.prod(shape)).reshape(shape) % SIZE["vocab_size"]
 
 
+@pytest.mark.sample("bart", "sinusoidal", "gpt")
 def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
     name, apply = applied
     assert np.isfinite(jax.tree.leaves(apply(tokens(2, 6)))[0]).all()

@@ -140,6 +140,7 @@ def test_a_scaled_dot_is_the_dot_at_keys_divided_by_the_root_of_the_width():
     np.testing.assert_allclose(weights("scaled_dot", keys), weights("dot", keys / 3), **CLOSE)
 
 
+@pytest.mark.sample("hybrid", "search", "monotonic")
 @pytest.mark.parametrize("name", MODELS)
 def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
     """A row of two pairs and padding has the states of its pairs alone, and its loss a gradient."""
@@ -167,6 +168,7 @@ def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
             assert np.abs(gradient).max() > 0, path
 
 
+@pytest.mark.sample("hybrid", "search", "feeding")
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_equals_the_whole_prefix(name):
     """Three hypotheses of each source, after hypotheses have been reordered and a source cut."""

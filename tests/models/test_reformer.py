@@ -122,6 +122,7 @@ def test_what_a_token_does_not_see_changes_nothing(reformer):
     np.testing.assert_allclose(packed[:, 24:], alone, **EXACT)
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("across", [False, True])
 def test_decoding_gives_the_logits_of_whole_rows(reformer, across):
     """Across buckets, that holds for a row of one chunk."""
@@ -154,6 +155,7 @@ def test_the_reversible_stack_has_the_gradients_of_autodiff(reformer, monkeypatc
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **EXACT), actual, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", ["reversible", "none"])
 def test_reversible_activations_do_not_grow_with_the_layers(remat):
     """Six more layers add their buckets, two bytes for each token, head and round."""

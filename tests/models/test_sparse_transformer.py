@@ -88,6 +88,7 @@ def by_definition(q, k, v, visible):
     return jnp.einsum("bhqk,bkhd->bqhd", jnp.where(visible, weights, 0), v)
 
 
+@pytest.mark.sample("both-strided", "split-fixed", "far-fixed")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("attends", ATTENDS)
 def test_outputs_and_gradients_are_those_of_the_definition(name, attends):
@@ -143,6 +144,7 @@ def temporary_bytes(attend, length):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.full
 def test_memory_grows_with_the_length_times_its_root():
     """Rows are four times as long, and the stride twice. Full attention takes 16 times as much."""
 
@@ -185,6 +187,7 @@ def random_tokens(*shape):
     return jax.random.randint(jax.random.key(2), shape, 0, TINY["vocab_size"])
 
 
+@pytest.mark.sample("strided-merged", "fixed-alternated")
 def test_two_layers_connect_a_position_with_all_earlier_ones_and_no_later_one(family):
     tokens = random_tokens(LAYERS_LENGTH)
     is_own = jnp.eye(LAYERS_LENGTH, dtype=bool)
@@ -194,6 +197,7 @@ def test_two_layers_connect_a_position_with_all_earlier_ones_and_no_later_one(fa
     np.testing.assert_array_equal(is_changed, np.tri(LAYERS_LENGTH, dtype=bool).T)
 
 
+@pytest.mark.sample("strided-merged", "fixed-alternated")
 def test_texts_of_a_row_are_as_if_they_were_alone(family):
     lengths = (5, 19, 7)
     tokens = random_tokens(37)
@@ -210,6 +214,7 @@ def test_texts_of_a_row_are_as_if_they_were_alone(family):
         np.testing.assert_allclose(actual, logits[: lengths[text]], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample("strided-merged", "fixed-alternated")
 def test_cached_decoding_equals_the_whole_row(family):
     model, params, apply = family
     tokens = random_tokens(19, LAYERS_LENGTH)  # of the shape of an earlier test

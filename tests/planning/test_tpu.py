@@ -95,7 +95,7 @@ def test_rematerialisation_saves_memory_with_the_layers_in_line():
     assert temporaries["full"] < 0.9 * temporaries["none"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_llama_on_a_slice_has_a_verdict():
     done = call(
         "dry_run",
@@ -111,7 +111,7 @@ def test_llama_on_a_slice_has_a_verdict():
     assert "it fits" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_of_175_billion_parameters_on_64_chips():
     done = call(
         "dry_run",

@@ -183,7 +183,7 @@ def test_a_converted_checkpoint_in_a_bucket(fast):
         convert.to_hf("gs://bucket/gpt2", "gs://bucket/other")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_at_a_run_in_a_bucket(fast, server, tmp_path):
     no_dropout = {"model__dropout": 0.0, "model__attention_dropout": 0.0}
     length = {"train__num_steps": 6, "train__eval_every": 6}

@@ -98,11 +98,12 @@ def reference(tmp_path_factory):
     return folder, first_losses(build(folder, train__accumulation=2))[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mesh",
     [
         *(
-            pytest.param(mesh, marks=pytest.mark.slow)
+            pytest.param(mesh, marks=pytest.mark.full)
             for mesh in (dict(data=4), dict(data=2, tensor=2))
         ),
         dict(data=2, fsdp=2, tensor=2),
@@ -125,6 +126,7 @@ def test_accumulation_weighs_each_term_by_the_whole_batch(reference):
     np.testing.assert_allclose(accumulated, losses, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_resuming_across_the_phases_equals_running_straight(tmp_path):
     def params_after(folder, *stops):
         # A run that is cut off has the phases and the schedule of 8 updates.
@@ -161,6 +163,7 @@ def cut_off(read, stop):
     return failing
 
 
+@pytest.mark.full
 def test_whole_rows_without_pairs(tmp_path):
     config = build(tmp_path, task__next_sentence=0.0, task__whole_words=True, train__num_steps=2)
     task = make_task(config)
@@ -250,6 +253,7 @@ def test_empty_and_long_texts(trained, capsys):
     np.testing.assert_allclose(first[1], cut[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_one_batch_can_be_overfitted(tmp_path):
     config = build(tmp_path, model__dropout=0.0, model__attention_dropout=0.0, train__num_steps=120)
     task = make_task(config)

@@ -92,7 +92,7 @@ def test_the_first_experience_has_no_divergence_and_rewards_at_the_last_tokens(p
     task.unfinished_reward = None
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("grpo", marks=pytest.mark.full)])
 def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     """With microbatches, too: each part of the experience has the rounding of the loss."""
     keys = dict(task__epochs=1, task__minibatches=1, train__accumulation=2)

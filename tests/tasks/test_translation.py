@@ -74,6 +74,7 @@ def test_a_score_is_the_log_probability_over_the_length_penalty(translation):
         assert hypothesis.score >= total / ((5 + len(labels)) / 6) ** 0.7 - 1e-3
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_translation_does_not_depend_on_its_batch(translation, beam):
     texts = [best_texts(*opened(translation, beam=beam, batch=batch)) for batch in (4, 1)]
@@ -219,7 +220,7 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
     [
         "binary",
         *(
-            pytest.param(kind, marks=pytest.mark.slow)
+            pytest.param(kind, marks=pytest.mark.full)
             for kind in ("none", "index", "normalized", "sinusoidal")
         ),
     ],

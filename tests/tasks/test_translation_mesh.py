@@ -29,9 +29,9 @@ def held(arrays) -> float:
     "mesh",
     [
         {"data": 2, "fsdp": 2, "tensor": 2},
-        pytest.param({"fsdp": 8}, marks=pytest.mark.slow),
-        pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.slow),
-        pytest.param({"fsdp": 2, "tensor": 2, "sequence": 2}, marks=pytest.mark.slow),
+        pytest.param({"fsdp": 8}, marks=pytest.mark.full),
+        pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.full),
+        pytest.param({"fsdp": 2, "tensor": 2, "sequence": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -48,7 +48,7 @@ def test_a_mesh_gives_the_translations_of_one_device(translation, mesh, monkeypa
     assert len(actual) == len(LINES)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_attention_weights_come_from_split_parameters(translation, monkeypatch):
     monkeypatch.setattr(opening, "local_devices", jax.local_devices)
     sizes = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}

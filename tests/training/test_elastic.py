@@ -49,7 +49,7 @@ def trained(task, program, state, stop):
     "family",
     [
         "gpt",
-        *(pytest.param(other, marks=pytest.mark.slow) for other in ("encoder_decoder", "bert")),
+        *(pytest.param(other, marks=pytest.mark.full) for other in ("encoder_decoder", "bert")),
     ],
 )
 def test_from_eight_devices_to_four_two_one_and_back(family, tmp_path):

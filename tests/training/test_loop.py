@@ -81,7 +81,7 @@ def saved_steps(workdir):
 
 
 @pytest.mark.parametrize(
-    "stops", [(1, 7, 8), pytest.param((2, 3, 4, 5, 6, 9), marks=pytest.mark.slow)], ids=str
+    "stops", [(1, 7, 8), pytest.param((2, 3, 4, 5, 6, 9), marks=pytest.mark.full)], ids=str
 )
 def test_resume_is_bit_equal_at_every_step(stops, tiny, tmp_path):
     """With dropout, packing and accumulation, state and metrics are those of a straight run."""

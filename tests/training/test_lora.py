@@ -28,7 +28,7 @@ from transformer_jax.training.tensor_names import by_name
 
 STEPS = 4
 LORA = dict(lora__rank=2, lora__alpha=4.0, lora__matrices=("*/kernel",))
-# One of each way in which layers are computed; the others need --slow.
+# One of each way in which layers are computed; the others need --full.
 OF_EACH_KIND = ("awd_lstm", "reformer", "sparse_transformer")
 
 
@@ -43,10 +43,11 @@ def randomised(params, seed=0):
     return jax.tree_util.tree_map_with_path(draw, params)
 
 
+@pytest.mark.sample("sparse_transformer")
 @pytest.mark.parametrize(
     "family",
     [
-        family if family in OF_EACH_KIND else pytest.param(family, marks=pytest.mark.slow)
+        family if family in OF_EACH_KIND else pytest.param(family, marks=pytest.mark.full)
         for family in MODELS
     ],
 )
@@ -167,6 +168,7 @@ def test_a_use_of_a_run_reads_merged_parameters(adapted):
     assert text.text
 
 
+@pytest.mark.full
 def test_a_run_continues_the_same_adapters_and_merges_others(adapted, base, tmp_path):
     config, workdir = adapted
     _, trained = open_run(workdir, merged=False)
@@ -196,6 +198,7 @@ def test_a_resumed_run_is_bit_equal(adapted, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.full
 def test_a_mesh_has_the_losses_of_one_device(base, tmp_path):
     config = build(tmp_path, base, model__dropout=0.0, model__attention_dropout=0.0)
     one, _ = losses(config, 3)
@@ -205,6 +208,7 @@ def test_a_mesh_has_the_losses_of_one_device(base, tmp_path):
     np.testing.assert_allclose(many, one, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_dry_run_counts_optimizer_state_and_gradients_of_adapters_alone(base, tmp_path):
     """The model has wide layers and few rows, so that gradients are the largest temporaries."""
     sizes = dict(model__d_model=128, model__num_layers=3, train__batch=8, model__remat="full")

@@ -49,6 +49,7 @@ def test_golden_first_losses(reference):
     np.testing.assert_allclose(reference[2], GOLDEN, rtol=1e-5)
 
 
+@pytest.mark.sample("mesh2-8")
 @pytest.mark.parametrize(
     "mesh, devices",
     [
@@ -65,8 +66,9 @@ def test_equal_losses_on_every_mesh(reference, mesh, devices):
     np.testing.assert_allclose(losses(config, devices=devices)[0], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "build", [pytest.param(build_gpt, marks=pytest.mark.slow), build_bert], ids=["gpt", "bert"]
+    "build", [pytest.param(build_gpt, marks=pytest.mark.full), build_bert], ids=["gpt", "bert"]
 )
 def test_meshes_of_the_other_families(build, tmp_path):
     """Also with fsdp and tensor at once, and with split positions, gathered in such short rows."""
@@ -78,6 +80,7 @@ def test_meshes_of_the_other_families(build, tmp_path):
         np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_equal_losses_with_ring_attention(tmp_path, monkeypatch):
     """In groups of rows and in recomputed layers, of which every second has a window."""
     monkeypatch.setattr(ring_attention, "_TILE", 16)
@@ -96,6 +99,7 @@ def test_equal_losses_with_ring_attention(tmp_path, monkeypatch):
     np.testing.assert_allclose(one, many, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_dropout_does_not_depend_on_the_mesh(reference):
     folder, build, _ = reference
     one = losses(build(folder, model__dropout=0.2))[0]
@@ -114,6 +118,7 @@ def test_dropout_does_not_depend_on_a_mesh_that_splits_the_length(tmp_path):
     np.testing.assert_allclose(one, many, atol=1e-6, rtol=0)
 
 
+@pytest.mark.full
 def test_dropout_does_not_depend_on_the_mesh_with_accumulation(tmp_path):
     """Each group of rows uses its part of the mask of the microbatch."""
     config = dict(model__dropout=0.2, train__batch=16, train__accumulation=2)
@@ -141,6 +146,7 @@ def test_gradients_cross_the_data_axis_once_an_update(tmp_path):
     assert reduced(train__accumulation=4, mesh__rules=(("mlp", ("data",)),))[0] > 1.5 * once
 
 
+@pytest.mark.sample("4")
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_equals_one_batch(reference, accumulation):
     folder, build, expected = reference
@@ -149,6 +155,7 @@ def test_accumulation_equals_one_batch(reference, accumulation):
     )
 
 
+@pytest.mark.full
 def test_every_device_holds_a_part_of_the_parameters(reference):
     folder, build, _ = reference
     config = build(folder, mesh__data=1, mesh__fsdp=4, mesh__tensor=2)
