@@ -1,6 +1,4 @@
-"""Runs the programs as a user does: `command` in a new process, `call` in a fork, which is faster,
-and `here` in the process of the test, which is faster still.
-"""
+"""Runs the programs as a user does: `command` in a new process, `call` in a fork or in this one."""
 
 import contextlib
 import logging
@@ -33,6 +31,19 @@ _SLOW_LIBRARIES = [
     "matplotlib.figure",
     "sacremoses",
 ]
+_USES = {
+    "classify",
+    "convert",
+    "costs",
+    "evaluate",
+    "features",
+    "fill_mask",
+    "generate",
+    "inspect",
+    "predict",
+    "transcribe",
+    "translate",
+}
 # Programs that set what jax reads when it is imported.
 _BEFORE_JAX = {"dry_run"}
 
@@ -55,9 +66,12 @@ def command(program, *arguments):
 def call(program, *arguments, text=None, current_folder=".", **env) -> subprocess.CompletedProcess:
     """Runs a program to its end, with `text` as stdin.
 
-    It is forked from a process that has imported the slow libraries: a refusal takes 0.1 instead of
-    1.7 s.
+    A program that uses a run runs in this process (`here`), which has imported everything. One that
+    trains, or that has an environment of its own, is forked from a process that has imported the
+    slow libraries, so that it has a process of one device.
     """
+    if program in _USES and not env and current_folder == ".":
+        return here(program, *arguments, text=text)
     if program in _BEFORE_JAX:
         return subprocess.run(
             command(program, *arguments),
@@ -94,15 +108,12 @@ def call(program, *arguments, text=None, current_folder=".", **env) -> subproces
         return subprocess.CompletedProcess(command(program, *arguments), running.exitcode, out, err)
 
 
-def here(program, *arguments, text="") -> subprocess.CompletedProcess:
-    """Runs a program in this process, with `text` as stdin: one that refuses, or that uses a run.
-
-    A program that trains would take all devices of this process, so it is for `call`.
-    """
+def here(program, *arguments, text=None) -> subprocess.CompletedProcess:
+    """Runs a program in this process, with `text` as stdin. It takes all devices of the process."""
     arguments = [*map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         paths = [pathlib.Path(folder) / name for name in ("stdin", "stdout", "stderr")]
-        paths[0].write_text(text, encoding="utf-8")
+        paths[0].write_text(text or "", encoding="utf-8")
         with _process(program, arguments, paths):
             code = 0
             try:

@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.programs import optimized
 
 
+@pytest.mark.full
 def test_what_users_run():
     """Runs tests/as_users_run.py: a resumed run of each family, a mesh, decoding."""
     command = [sys.executable, "-m", "pytest", "tests/as_users_run.py", "-q"]

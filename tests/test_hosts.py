@@ -127,6 +127,7 @@ def test_losses_equal_those_of_one_process(family, count, tmp_path):
         assert len(expected) == num_lines
 
 
+@pytest.mark.full
 def test_a_run_stopped_in_its_evaluation_has_the_scores_of_one_process(tmp_path, monkeypatch):
     """A signal to one process while both translate for BLEU: all stop between two programs."""
     build, program, more = FAMILIES["translation"]
@@ -216,6 +217,7 @@ def _by_run(reads):
     return runs
 
 
+@pytest.mark.full
 def test_ctrl_c_to_one_saves_and_ends_all(tmp_path):
     """The parent of a process forwards the signal, and all processes stop at the same update."""
     build, trainer, more = FAMILIES["gpt"]
@@ -258,6 +260,7 @@ def _check_digests(checkpoint):
         file.write_bytes(content)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_killed_process_is_named_by_the_others_which_end(victim, tmp_path):
     build, trainer, more = FAMILIES["gpt"]

@@ -34,6 +34,7 @@ def test_two_processes_build_the_store_of_one(tmp_path, monkeypatch):
     assert max(name for files in alone.values() for name in files) > "00005"
 
 
+@pytest.mark.full
 def test_an_error_in_the_part_of_another_process_ends_all(tmp_path):
     config = build_gpt(tmp_path)
     config.data.tokenizer_bytes = 300  # does not reach the fault
@@ -44,6 +45,7 @@ def test_an_error_in_the_part_of_another_process_ends_all(tmp_path):
     assert not list(tmp_path.glob("cache/text-train-*/store.json"))
 
 
+@pytest.mark.full
 def test_a_cache_that_is_not_shared_is_an_error_of_all(tmp_path):
     flags = [f"--config={config_file(build_gpt(tmp_path), tmp_path)}"]
     own = {i: [f"--config.data.cache={tmp_path}/{i}"] for i in range(2)}

@@ -65,6 +65,7 @@ def flat(results):
     return texts, [leaf for leaf in leaves if not isinstance(leaf, str)]
 
 
+@pytest.mark.sample("gpt", "choice")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_on_a_mesh_are_those_of_one_device(family, tmp_path, monkeypatch):
     """Rows do not fill the devices: batches are padded, and results of padding are dropped."""

@@ -8,6 +8,8 @@ from tests.faults import cases
 from tests.faults.kills import kills
 from tests.faults.runs import Run, lines
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
