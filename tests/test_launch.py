@@ -226,6 +226,7 @@ case "$*" in
   *venv\\ --clear*) mkdir -p "$4/bin" "$4/lib/python3.11/site-packages/pip.dist-info"
     cp "$0" "$4/bin/python" ;;
   *pip\\ install*) echo "Collecting jax"; echo "  Downloading jax.whl (2.1 MB)"
+    trap 'exit 130' INT
     while [[ ! -e end ]]; do sleep 0.02; done
     exit "$(cat end)" ;;
 esac

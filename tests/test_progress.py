@@ -45,7 +45,7 @@ def test_a_long_silence_is_explained(monkeypatch):
 
     monkeypatch.setattr(progress, "say", say)
     count = threading.active_count()
-    with progress.never_silent(seconds=0.01), progress.doing("training"):
+    with progress.doing("training"), progress.never_silent(seconds=0.01):
         with progress.doing("compiling"):
             assert compiling.wait(timeout=20)
         assert training.wait(timeout=20)

@@ -36,7 +36,7 @@ def train(
     Raises UserError for a fault in config, data or workdir, RunError where the run cannot continue,
     Preempted after SIGTERM, Interrupted after Ctrl-C.
     """
-    with Stop() as stop, progress.never_silent(), progress.doing("preparing the run"):
+    with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
         run = resolve(config, workdir, overrides)
         stop.grace = run.config.train.grace
         return _train(run, profile)
