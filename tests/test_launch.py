@@ -227,7 +227,7 @@ case "$*" in
     cp "$0" "$4/bin/python" ;;
   *pip\\ install*) echo "Collecting jax"; echo "  Downloading jax.whl (2.1 MB)"
     trap 'exit 130' INT
-    while [[ ! -e end ]]; do sleep 0.02; done
+    while [[ ! -s end ]]; do sleep 0.02; done
     exit "$(cat end)" ;;
 esac
 """

@@ -67,7 +67,8 @@ def run(
         _checkpoints(config, task, workdir) as checkpoints,
         Watchdog(stop, config.train.grace) as watchdog,
     ):
-        state, totals = _start(task, program, checkpoints, origin)
+        with doing("initializing or restoring the state"):
+            state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
         _announce(config, state, start, recorded)
         timer = SaveTimer(config.checkpoint.minutes, start)
