@@ -1,12 +1,12 @@
-"""Profiles the test suite by file: where its time, its compiled programs and its coverage come from.
+"""Profiles the test suite by file: its time, its compiled programs and its coverage.
 
 python benchmarks/suite.py run --output=DIR [--coverage] [pytest arguments]
 python benchmarks/suite.py table DIR [OTHER]
 
 `run` calls pytest with a plugin, this file, which writes one JSON object a test to DIR/*.jsonl:
 
-- `wall`, `cpu` and `children`: seconds, and CPU seconds of the process and of its children that have
-  ended, with the fixtures that the test is the first or the last to use;
+- `wall`, `cpu` and `children`: seconds, and CPU seconds of the process and of its children that
+  have ended, with the fixtures that the test is the first or the last to use;
 - `programs`, `compile` and `miss`: programs that the process compiled or read from the cache, the
   seconds of that, and how many the cache did not hold.
 
