@@ -294,7 +294,8 @@ class _Visitor(ast.NodeVisitor):
         text = self._text(node)
         for word in re.findall(r"[a-z]+(?:_ids)?", node.value):
             if word in _WORDS:
-                self._replace("key", node, re.sub(rf"\b{word}\b", _WORDS[word], text, count=1))
+                alone = rf"(?<![a-z]){word}(?![a-z])"
+                self._replace("key", node, re.sub(alone, _WORDS[word], text, count=1))
                 return
 
     def _between(self, kind: str, left, right, before: str, after: str) -> None:
@@ -325,12 +326,13 @@ class _Visitor(ast.NodeVisitor):
         Of arguments in parentheses, for one, the swapped texts may not be.
         """
         first, last = self._span(self._expression)
+        whole = self._data[first:last]
         changed = self._data[first:start] + after.encode() + self._data[end:last]
         try:
-            parsed = ast.parse(b"(" + changed + b"\n)", mode="eval").body
+            trees = [ast.parse(b"(" + text + b"\n)", mode="eval") for text in (whole, changed)]
         except SyntaxError:
             return False
-        return ast.dump(parsed) != ast.dump(self._expression)
+        return ast.dump(trees[0]) != ast.dump(trees[1])
 
     def _span(self, node) -> tuple[int, int]:
         return (
