@@ -14,6 +14,6 @@ each_minute() {
       code=0
       read -r -t "${HEARTBEAT:-60}" || code=$?
       ((code > 128)) # the time was over; at the end of the pipe the code is 1
-    do "$1" >&2; done
+    do "$1" >&2 || true; done
   )
 }

@@ -42,6 +42,7 @@ stamp="$root $(cksum <"$root/setup.py") $("$python" --version)"
 if [[ $(cat "$venv/.installed-${extra:-base}" 2>/dev/null) != "$stamp" ]]; then
   say "installing transformer_jax${extra:+[$extra]} into $venv, a few minutes the first time"
   log=$venv/pip.log
+  : >"$log"
   # The newest line of pip's log, such as "Downloading jaxlib-0.10.1-...whl (81.9 MB)".
   describe() {
     local found installed=("$venv"/lib/python*/site-packages/*.dist-info)
@@ -49,9 +50,13 @@ if [[ $(cat "$venv/.installed-${extra:-base}" 2>/dev/null) != "$stamp" ]]; then
     say "waiting for pip since $((SECONDS / 60)) min, $found packages found, ${#installed[@]} installed:" \
       "$(tail -n 1 "$log" | cut -c -200)"
   }
-  if ! each_minute describe "$python" -um pip install --progress-bar=off --disable-pip-version-check \
-    --no-input --use-pep517 -e "$root${extra:+[$extra]}" >"$log"; then
-    say "pip failed; its output is in $log"
+  install() {
+    "$python" -um pip install --progress-bar=off --disable-pip-version-check --no-input \
+      --use-pep517 -e "$root${extra:+[$extra]}" >"$log" 2>&1
+  }
+  if ! each_minute describe install; then
+    tail -n 20 "$log" >&2
+    say "pip failed; all of its output is in $log"
     exit 1
   fi
   for name in base ${extra:+"$extra"}; do

@@ -225,10 +225,13 @@ case "$*" in
   --version) echo Python 3.11.0 ;;
   *venv\\ --clear*) mkdir -p "$4/bin" "$4/lib/python3.11/site-packages/pip.dist-info"
     cp "$0" "$4/bin/python" ;;
-  *pip\\ install*) echo "Collecting jax"; echo "  Downloading jax.whl (2.1 MB)"
+  *pip\\ install*) sleep 0.2; echo "Collecting jax"; echo "  Downloading jax.whl (2.1 MB)"
     trap 'exit 130' INT
-    while [[ ! -s end ]]; do sleep 0.02; done
-    exit "$(cat end)" ;;
+    for _ in {1..1000}; do
+      if [[ -s end ]]; then exit "$(cat end)"; fi
+      sleep 0.02
+    done
+    exit 9 ;;
 esac
 """
 
@@ -274,7 +277,10 @@ def test_a_failed_set_up_names_the_output_of_pip(setup, tmp_path):
     (tmp_path / "end").write_text("3")
     output, errors = setup.communicate(timeout=20)
     assert setup.returncode == 1 and not output
-    assert errors.endswith(f"pip failed; its output is in {tmp_path}/.venv/pip.log\n")
+    assert errors.endswith(
+        "  Downloading jax.whl (2.1 MB)\n"
+        f"setup_venv.sh: pip failed; all of its output is in {tmp_path}/.venv/pip.log\n"
+    )
     assert not list(tmp_path.glob(".venv/.installed*"))
 
 
