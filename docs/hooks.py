@@ -1,13 +1,20 @@
-"""Hooks of MkDocs: the tables of configuration.md, and the pictures outside docs/."""
+"""Hooks of MkDocs: the tables of configuration.md, and the pictures outside docs/.
 
+MkDocs with its theme is all that they need: `pip install mkdocs-material`. The tables are read from
+the classes of transformer_jax in this repository, whose modules import JAX, Flax and other packages
+that need not be installed (`_standing_in`).
+"""
+
+import contextlib
+import dataclasses
+import importlib.abc
+import importlib.machinery
 import pathlib
 import re
+import sys
+import types
 
 from mkdocs.structure.files import File
-
-from transformer_jax import config as configs
-from transformer_jax.cli import key_help
-from transformer_jax.configuration import classes
 
 ROOT = pathlib.Path(__file__).parent.parent
 KEYS = "<!-- keys -->"  # the line of configuration.md that the tables replace
@@ -34,7 +41,16 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def key_tables() -> str:
+    """Returns `tables()`, without the packages that transformer_jax depends on."""
+    with _standing_in():
+        return tables()
+
+
+def tables() -> str:
     """Returns a heading and a table of keys for each section, model, task and source."""
+    from transformer_jax import config as configs
+    from transformer_jax.configuration import classes
+
     models, tasks = classes.names("model"), classes.names("task")
     model, task = models[0], tasks[0]
     parts = [_table("Top level", (configs.INIT_FROM,), model, task)]
@@ -56,6 +72,9 @@ def key_tables() -> str:
 
 
 def _table(title: str, keys, model: str, task: str, source: str = "") -> str:
+    from transformer_jax import config as configs
+    from transformer_jax.cli import key_help
+
     schema = configs.schema(model, task, source)
     lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
@@ -70,3 +89,88 @@ def _table(title: str, keys, model: str, task: str, source: str = "") -> str:
 def _escaped(text: str) -> str:
     """Returns plain text as Markdown without markup."""
     return re.sub(r"([\\*_|<>\[\]])", r"\\\1", text)
+
+
+@contextlib.contextmanager
+def _standing_in():
+    """Within it, transformer_jax is that of this repository, and a stand-in is imported for each
+    package outside the standard library.
+
+    The classes of models and tasks use such packages only when a model or a task is made, so that
+    the names may mean nothing while their fields are read. Installed packages are replaced as well,
+    because half of them real would be another program on every machine. What MkDocs has imported
+    stays. At the end all modules are as they were.
+    """
+    before, path = dict(sys.modules), list(sys.path)
+    for name in before:
+        if name.partition(".")[0] == "transformer_jax":
+            del sys.modules[name]
+    finder = _StandIns()
+    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(ROOT))
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        sys.path[:] = path
+        for name in [*sys.modules]:
+            if name not in before:
+                del sys.modules[name]
+        sys.modules.update(before)
+
+
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in {"transformer_jax", *sys.stdlib_module_names}:
+            return None  # the next finder imports it
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec):
+        return _Module(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing()
+
+
+class _Nothing:
+    """Any name of a stand-in: it can be called, subscripted, derived from and used as a type."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args, **kwargs):
+        return self
+
+    def __getitem__(self, key):
+        return self
+
+    def __iter__(self):  # without it, __getitem__ would make it endless
+        return iter(())
+
+    def __mro_entries__(self, bases) -> tuple[type]:
+        return (_Base,)
+
+    def __or__(self, other):
+        return self
+
+    __ror__ = __or__
+
+
+class _Base:
+    """The base of classes that derive from a stand-in.
+
+    They become dataclasses, as subclasses of `flax.linen.Module` do.
+    """
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(cls)

@@ -21,7 +21,17 @@ case $family in
 esac
 python=$(bash "$root/launch/setup_venv.sh" ${extra:-})
 cd "$root"
+# shellcheck source=launch/each_minute.sh
+source launch/each_minute.sh
 tool() { "$python" -m "transformer_jax.$1" --workdir="$run" "${@:2}"; }
+
+# Runs a program without its messages, some of which are not for this page.
+quiet() {
+  program=$1
+  each_minute describe muted "$@"
+}
+muted() { tool "$@" 2> /dev/null; }
+describe() { echo "quickstart.sh: waiting for $program"; }
 
 train_summarise() {
   config=configs/bart/functions.py
@@ -57,7 +67,7 @@ run = pathlib.Path(sys.argv[1])
 (run / "examples.en").write_text("\n".join(english) + "\n", encoding="utf-8")
 (run / "examples.de").write_text("\n".join(german) + "\n", encoding="utf-8")
 PY
-  tool translate --attention="$run/attention.png" < "$run/examples.en" > "$run/examples.out" 2> /dev/null
+  quiet translate --attention="$run/attention.png" < "$run/examples.en" > "$run/examples.out"
 
   echo
   echo "Ten held-out sentences: the English, the model's German, and the reference where it differs"
@@ -86,7 +96,7 @@ MESSAGE
 
 show_gpt() {
   echo "evaluating on held-out files" >&2
-  scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
+  scores=$(quiet evaluate --set=test | "$python" -c '
 import json, sys
 scores = json.load(sys.stdin)
 print("{bits_per_byte:.2f} bits per byte, perplexity {perplexity:.1f} per token "
@@ -94,7 +104,7 @@ print("{bits_per_byte:.2f} bits per byte, perplexity {perplexity:.1f} per token 
 
   for prompt in "def " "class " "import "; do
     echo
-    tool generate --prompt="$prompt" --max_tokens=100 --temperature=0.7 --top_p=0.95 2> /dev/null
+    quiet generate --prompt="$prompt" --max_tokens=100 --temperature=0.7 --top_p=0.95
     echo "--------"
   done
 
@@ -114,7 +124,7 @@ MESSAGE
 
 show_bert() {
   echo "evaluating on held-out documents" >&2
-  scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
+  scores=$(quiet evaluate --set=test | "$python" -c '
 import json, sys
 scores = json.load(sys.stdin)
 print("{accuracy:.1%} of {masked:,} masked tokens are found "
@@ -123,7 +133,7 @@ print("{accuracy:.1%} of {masked:,} masked tokens are found "
       .format(**scores))')
 
   texts=("Return the [MASK] of the list." "The [MASK] argument is optional and [MASK] to None." "See the [MASK] for more [MASK].")
-  printf '%s\n' "${texts[@]}" | tool fill_mask 2> /dev/null > "$run/filled.txt"
+  printf '%s\n' "${texts[@]}" | quiet fill_mask > "$run/filled.txt"
   exec 3< "$run/filled.txt"
   for text in "${texts[@]}"; do
     printf '\n  %s\n' "$text"
@@ -150,7 +160,7 @@ MESSAGE
 
 show_summarise() {
   echo "evaluating on held-out modules" >&2
-  scores=$(tool evaluate --set=test 2> /dev/null | "$python" -c '
+  scores=$(quiet evaluate --set=test | "$python" -c '
 import json, sys
 scores = json.load(sys.stdin)
 low, high = scores["intervals"]["rougeL"]
@@ -158,7 +168,7 @@ print("ROUGE-1 {rouge1:.1f}, ROUGE-2 {rouge2:.1f}, ROUGE-L {rougeL:.1f}".format(
       "(95 %: {:.1f} to {:.1f}); {examples} functions".format(low, high, **scores))
 print(" " * 23, "name and parameters alone: ROUGE-L {rougeL:.1f}".format(**scores["lead"]))
 print(" " * 23, "Python {python}, digest {functions:.8}".format(**scores["data"]))')
-  against=$(tool evaluate --set=test --against="$run/anew" 2> /dev/null | "$python" -c '
+  against=$(quiet evaluate --set=test --against="$run/anew" | "$python" -c '
 import json, sys
 print("ROUGE-L {against:.1f}; difference {difference:.1f} (95 %: {interval[0]:.1f} to "
       "{interval[1]:.1f}), p = {p_value:.3f}".format(**json.load(sys.stdin)["scores"]["rougeL"]))')
@@ -175,7 +185,7 @@ run = pathlib.Path(sys.argv[1])
 (run / "examples.py.txt").write_text("\n".join(sources) + "\n", encoding="utf-8")
 (run / "examples.reference").write_text("\n".join(summaries) + "\n", encoding="utf-8")
 PY
-  tool translate < "$run/examples.py.txt" > "$run/examples.out" 2> /dev/null
+  quiet translate < "$run/examples.py.txt" > "$run/examples.out"
 
   echo
   echo "Ten held-out functions: the beginning of the source, the model's summary, and the reference"

@@ -13,6 +13,8 @@ extra=${1:-}
 venv=$root/.venv
 python=$venv/bin/python
 
+# shellcheck source=launch/each_minute.sh
+source "$root/launch/each_minute.sh"
 say() { echo "${0##*/}: $*" >&2; }
 recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
@@ -39,7 +41,24 @@ fi
 stamp="$root $(cksum <"$root/setup.py") $("$python" --version)"
 if [[ $(cat "$venv/.installed-${extra:-base}" 2>/dev/null) != "$stamp" ]]; then
   say "installing transformer_jax${extra:+[$extra]} into $venv, a few minutes the first time"
-  "$python" -m pip install -qq --disable-pip-version-check --no-input --use-pep517 -e "$root${extra:+[$extra]}" >&2
+  log=$venv/pip.log
+  : >"$log"
+  # The newest line of pip's log, such as "Downloading jaxlib-0.10.1-...whl (81.9 MB)".
+  describe() {
+    local found installed=("$venv"/lib/python*/site-packages/*.dist-info)
+    found=$(grep -c '^Collecting' "$log")
+    say "waiting for pip since $((SECONDS / 60)) min, $found packages found, ${#installed[@]} installed:" \
+      "$(tail -n 1 "$log" | cut -c -200)"
+  }
+  install() {
+    "$python" -um pip install --progress-bar=off --disable-pip-version-check --no-input \
+      --use-pep517 -e "$root${extra:+[$extra]}" >"$log" 2>&1
+  }
+  if ! each_minute describe install; then
+    tail -n 20 "$log" >&2
+    say "pip failed; all of its output is in $log"
+    exit 1
+  fi
   for name in base ${extra:+"$extra"}; do
     echo "$stamp" >"$venv/.installed-$name"
   done

@@ -21,5 +21,10 @@ def become(program, arguments, env, streams, current_folder):
         import jax
 
         jax.config.update("jax_num_cpu_devices", int(count))
+    if context := env.get("SUITE_CONTEXT"):  # benchmarks/suite.py measures the coverage
+        from coverage import Coverage
+
+        if running := Coverage.current():
+            running.switch_context(context)
     sys.argv = [program, *arguments]
     runpy.run_module(f"transformer_jax.{program}", run_name="__main__", alter_sys=True)

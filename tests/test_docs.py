@@ -44,6 +44,23 @@ def test_the_pages_build(tmp_path):
     assert not list((tmp_path / "site").rglob("*.py"))
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None, reason="mkdocs-material is not installed"
+)
+def test_the_tables_of_keys_need_no_other_package():
+    script = """
+import sys
+import hooks  # docs/hooks.py
+before = set(sys.modules)
+print(hooks.key_tables())
+assert set(sys.modules) == before and not before & {"jax", "flax", "numpy", "ml_collections"}
+"""
+    command, output = [sys.executable, "-c", script], {"capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, cwd=ROOT / "docs", timeout=300, **output)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == runpy.run_path(str(ROOT / "docs" / "hooks.py"))["tables"]() + "\n"
+
+
 def test_the_drawings_are_up_to_date(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["drawings.py", str(tmp_path)])
     runpy.run_path(str(ROOT / "docs" / "drawings.py"), run_name="__main__")

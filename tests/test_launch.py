@@ -1,5 +1,6 @@
 """The launch scripts, with a fake gcloud and with commands that are preempted."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -216,3 +217,77 @@ def test_shellcheck_finds_nothing():
 def test_the_test_script_explains_itself():
     done = subprocess.run([LAUNCH / "test.sh", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "launch/test.sh --quick" in done.stdout
+
+
+PYTHON = """#!/usr/bin/env bash
+# An interpreter whose pip waits for the file `end`, which holds its exit code.
+case "$*" in
+  --version) echo Python 3.11.0 ;;
+  *venv\\ --clear*) mkdir -p "$4/bin" "$4/lib/python3.11/site-packages/pip.dist-info"
+    cp "$0" "$4/bin/python" ;;
+  *pip\\ install*) sleep 0.2; echo "Collecting jax"; echo "  Downloading jax.whl (2.1 MB)"
+    trap 'exit 130' INT
+    for _ in {1..1000}; do
+      if [[ -s end ]]; then exit "$(cat end)"; fi
+      sleep 0.02
+    done
+    exit 9 ;;
+esac
+"""
+
+
+@pytest.fixture
+def setup(tmp_path):
+    """Yields setup_venv.sh, started with a fake interpreter, once it has told of pip."""
+    (tmp_path / "launch").mkdir()
+    for name in ("setup_venv.sh", "each_minute.sh"):
+        shutil.copy(LAUNCH / name, tmp_path / "launch")
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    running = subprocess.Popen(
+        ["bash", "launch/setup_venv.sh", "test"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": str(tmp_path / "python"), "HEARTBEAT": "0.1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    told = (
+        "waiting for pip since 0 min, 1 packages found, 1 installed:   Downloading jax.whl (2.1 MB)"
+    )
+    try:
+        # The lines before it are of an emptier log.
+        assert any(told in line for line in iter(running.stderr.readline, ""))
+        yield running
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+
+
+# In each of the next tests, `communicate` returns only when the heartbeat has ended, too: it holds
+# the script's stdout and stderr.
+
+
+def test_the_set_up_says_what_it_waits_for(setup, tmp_path):
+    (tmp_path / "end").write_text("0")
+    output, _ = setup.communicate(timeout=20)
+    assert setup.returncode == 0 and output == f"{tmp_path}/.venv/bin/python\n"
+
+
+def test_a_failed_set_up_names_the_output_of_pip(setup, tmp_path):
+    (tmp_path / "end").write_text("3")
+    output, errors = setup.communicate(timeout=20)
+    assert setup.returncode == 1 and not output
+    assert errors.endswith(
+        "  Downloading jax.whl (2.1 MB)\n"
+        f"setup_venv.sh: pip failed; all of its output is in {tmp_path}/.venv/pip.log\n"
+    )
+    assert not list(tmp_path.glob(".venv/.installed*"))
+
+
+def test_ctrl_c_ends_the_set_up(setup):
+    os.killpg(setup.pid, signal.SIGINT)
+    setup.communicate(timeout=20)
+    assert setup.returncode in (1, -signal.SIGINT, 130)

@@ -1,5 +1,6 @@
 """Progress without a terminal: plain lines and the remaining time."""
 
+import threading
 import time
 
 from transformer_jax.pictures import progress
@@ -33,3 +34,20 @@ def test_plain_lines_at_intervals(monkeypatch, capsys):
     assert items == list(range(40))
     assert len(lines) == 2 and lines[0].startswith("reading: 1")
     assert "of 40" in lines[0] and "left" in lines[0]
+
+
+def test_a_long_silence_is_explained(monkeypatch):
+    lines, compiling, training = [], threading.Event(), threading.Event()
+
+    def say(text):
+        lines.append(text)
+        (compiling if "compiling" in text else training).set()
+
+    monkeypatch.setattr(progress, "say", say)
+    count = threading.active_count()
+    with progress.doing("training"), progress.never_silent(seconds=0.01):
+        with progress.doing("compiling"):
+            assert compiling.wait(timeout=20)
+        assert training.wait(timeout=20)
+    assert {*lines} == {"still compiling", "still training"}
+    assert threading.active_count() == count

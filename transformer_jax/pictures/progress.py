@@ -1,6 +1,8 @@
 """Progress of long work on stderr: a bar on a terminal, otherwise plain lines at intervals."""
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 
@@ -16,9 +18,48 @@ _MARK_SECONDS = 60.0  # between the marks that the pace is measured by
 _DRAW_SECONDS = 0.1  # between updates of a bar, which may cost more than a unit
 
 
+_printed = time.monotonic()  # when a line was last printed
+_doing = ["starting"]  # what the program does, the most particular last
+
+
 def say(text: str) -> None:
     """Prints a line on stderr, above the bar if one is shown."""
+    global _printed
+    _printed = time.monotonic()
     console.print(text, markup=False)
+
+
+@contextlib.contextmanager
+def doing(text: str) -> Iterator[None]:
+    """In the context, `never_silent` says that the program is doing `text`."""
+    _doing.append(text)
+    try:
+        yield
+    finally:
+        _doing.pop()
+
+
+@contextlib.contextmanager
+def never_silent(seconds: float = 60.0) -> Iterator[None]:
+    """In the context, says what the program is doing whenever no line was printed for `seconds`.
+
+    A compilation or a busy machine may take minutes, in which a run would seem to hang.
+    """
+    ended = threading.Event()
+
+    def watch():
+        while not ended.wait(max(_printed + seconds - time.monotonic(), 0.0)):
+            # A line may have been printed while this thread waited.
+            if time.monotonic() - _printed >= seconds:
+                say(f"still {_doing[-1]}")
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Bar:
@@ -70,7 +111,7 @@ class Bar:
         elif not self.rich and now - self.printed > self.seconds:
             self.printed = now
             of = f" of {self.total:,}, {self.left()} left" if self.total else ""
-            print(f"{self.title}: {self.done:,}{of}", file=sys.stderr, flush=True)
+            say(f"{self.title}: {self.done:,}{of}")
 
     def left(self) -> str:
         """Returns the remaining time as h:mm:ss, at the pace of the last one or two minutes.

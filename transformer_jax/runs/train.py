@@ -11,6 +11,7 @@ from transformer_jax.config import UserError
 from transformer_jax.configuration import variants
 from transformer_jax.data.sources import file_digests
 from transformer_jax.distributed import hosts
+from transformer_jax.pictures import progress
 from transformer_jax.runs import lock, record
 from transformer_jax.runs.resolve import Overrides, Run, resolve
 from transformer_jax.training import footprint, loop, vectors
@@ -35,7 +36,7 @@ def train(
     Raises UserError for a fault in config, data or workdir, RunError where the run cannot continue,
     Preempted after SIGTERM, Interrupted after Ctrl-C.
     """
-    with Stop() as stop:
+    with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
         run = resolve(config, workdir, overrides)
         stop.grace = run.config.train.grace
         return _train(run, profile)

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-_PURPOSES = ("data", "compile", "evaluation", "checkpoint")
+from transformer_jax.pictures import progress
+
+# What the run is doing, in words.
+_PURPOSES = {
+    "data": "waiting for data",
+    "compile": "compiling the training step",
+    "evaluation": "evaluating",
+    "checkpoint": "saving a checkpoint",
+}
 
 
 def _always() -> bool:
@@ -28,7 +36,7 @@ class Clock:
         """
         began = time.perf_counter()
         try:
-            with jax.profiler.TraceAnnotation(purpose):
+            with jax.profiler.TraceAnnotation(purpose), progress.doing(_PURPOSES[purpose]):
                 yield
         finally:
             if counts():

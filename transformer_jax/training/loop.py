@@ -8,7 +8,7 @@ from transformer_jax.config import RunError
 from transformer_jax.configuration import run_length
 from transformer_jax.data import readers
 from transformer_jax.distributed import hosts
-from transformer_jax.pictures.progress import say
+from transformer_jax.pictures.progress import doing, say
 from transformer_jax.storage import buckets
 from transformer_jax.training import batches, vectors
 from transformer_jax.training import state as states
@@ -67,7 +67,8 @@ def run(
         _checkpoints(config, task, workdir) as checkpoints,
         Watchdog(stop, config.train.grace) as watchdog,
     ):
-        state, totals = _start(task, program, checkpoints, origin)
+        with doing("initializing or restoring the state"):
+            state, totals = _start(task, program, checkpoints, origin)
         start = int(state.step)
         _announce(config, state, start, recorded)
         timer = SaveTimer(config.checkpoint.minutes, start)
@@ -87,7 +88,8 @@ def run(
                 stop=stop,
                 watchdog=watchdog,
             )
-            return _train(session, state, totals, timer, trace)
+            with doing("training"):
+                return _train(session, state, totals, timer, trace)
 
 
 def _checkpoints(config, task, workdir) -> Checkpoints:

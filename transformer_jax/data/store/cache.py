@@ -13,7 +13,7 @@ from transformer_jax.data.store import limit, workers
 from transformer_jax.data.store.files import FORMAT, Folder, sha256
 from transformer_jax.data.store.records import Record, Records, fill_records
 from transformer_jax.data.store.tokens import Store, Writer
-from transformer_jax.pictures.progress import say
+from transformer_jax.pictures.progress import doing, say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def build(
     team.agree({f"the folder of {content.title}": folder.name})
     if team.share(_is_complete(folder, rebuild)):
         return Store(folder.path)
-    with _leading(folder, rebuild):
+    with doing(f"building {folder.path}"), _leading(folder, rebuild):
         if not team.share(folder.has("store.json")):
             _build_parts(folder, content, np.dtype(dtype).name)
     return Store(folder.path)
@@ -189,7 +189,7 @@ def _make(folder: Folder, write: Callable[[], None], rebuild: bool) -> None:
         return
     if not workers.current().leads:
         raise _not_shared(folder)
-    with _leading(folder, rebuild):
+    with doing(f"building {folder.path}"), _leading(folder, rebuild):
         if not folder.has("store.json"):
             write()
 
