@@ -70,7 +70,8 @@ REHEARSAL_SECONDS = 900  # the limit of a rehearsal, on however busy a CPU
 class Case:
     """One measurement: function(tiny) returns its figures.
 
-    Cases with the same `process` share a process. Its first word is the library that runs there.
+    Cases with the same `process` share a process. Its name begins with the library that runs there,
+    up to a comma.
     """
 
     function: Callable[[bool], dict]
@@ -79,7 +80,7 @@ class Case:
 
     @property
     def library(self) -> str:
-        return self.process.split()[0]
+        return self.process.split(",")[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +288,7 @@ def planned(task, program):
         "cached_compile_seconds": cached_seconds,
         "dry_run_gb": estimated.peak / 1e9,
         "dry_run_mfu_at_most": estimated.mfu,
-        "dry_run": next(line for line in lines if re.match("it fits|it does not|whether", line)),
+        "dry_run": next((line for line in lines if re.match("it fits|it does not", line)), None),
         "custom_calls": custom_calls(step.as_text()),
     }
 
@@ -430,7 +431,7 @@ def attention_calls(tiny: bool, kind: str):
 
 def resume(tiny: bool, flags: str) -> dict:
     """A run that is killed and continued, beside one that is neither, and one that is repeated."""
-    updates = 600 if tiny else 1200
+    updates = 240 if tiny else 1200
     sizes = dict(num_layers=1, d_model=32, num_heads=2, max_length=32) if tiny else {}
     with turn(alone=False), tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -438,7 +439,7 @@ def resume(tiny: bool, flags: str) -> dict:
             path.read_text("utf-8", "ignore")
             for path in sorted(pathlib.Path(os.__file__).parent.glob("*.py"))[:40]
         )
-        (folder / "train.txt").write_text(text[: 2**19])
+        (folder / "train.txt").write_text(text[: 2 ** (15 if tiny else 19)])
         (folder / "valid.txt").write_text(text[2**19 : 2**19 + 2**12])
         keys = {
             "data.corpus": "",
@@ -455,7 +456,7 @@ def resume(tiny: bool, flags: str) -> dict:
             "train.num_steps": updates,
             "train.log_every": updates // 60,
             "train.eval_every": updates,
-            "checkpoint.every": updates // 6,
+            "checkpoint.every": updates // (3 if tiny else 6),
         }
         environment = os.environ | {
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
@@ -752,7 +753,14 @@ def work(task: dict, parts: dict[str, Part]) -> None:
             traceback.print_exc()
             row = {"failed": f"{type(error).__name__}: {str(error).strip()[:400]}"}
         row["took_seconds"] = time.time() - began
-        print("CPU", part, name, round(sum(os.times()[:4]) - cpu, 1), round(row["took_seconds"], 1), flush=True)
+        print(
+            "CPU",
+            part,
+            name,
+            round(sum(os.times()[:4]) - cpu, 1),
+            round(row["took_seconds"], 1),
+            flush=True,
+        )
         with open(_rows, "a") as file:
             file.write(json.dumps([part, name, row], default=float) + "\n")
 
@@ -868,8 +876,9 @@ def _measure_group(records: Records, group: list[str], deadline: float, start: C
     for part in group:
         for name in records.missing(part):
             case = records.parts[part].cases[name]
-            if importlib.util.find_spec(case.library) is None:
-                records.add(part, name, {"skipped": f"{case.library} is not installed"})
+            needed = ("torch", "transformers") if case.library == "torch" else ()
+            if lacking := [x for x in needed if importlib.util.find_spec(x) is None]:
+                records.add(part, name, {"skipped": f"{lacking[0]} is not installed"})
             else:
                 by_process.setdefault(case.process, []).append((part, name))
     records.out.mkdir(parents=True, exist_ok=True)
@@ -894,13 +903,18 @@ def _measure_group(records: Records, group: list[str], deadline: float, start: C
             if is_late or None not in ended.values():
                 break
             time.sleep(0.1)
+    if ended.get("jax") == NO_GPU:
+        print(
+            f"the installed jax does not see this machine's GPU; {log.name} may say why",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     for process, cases in by_process.items():
-        library = process.split(",")[0]
         reason = f"the process of {process} ended with exit code {ended[process]}"
         if ended[process] is None:
             reason = "the limit of time was reached"
         elif ended[process] == NO_GPU:
-            reason = f"the installed {library} does not see this machine's GPU"
+            reason = "the installed torch does not see this machine's GPU"
         for part, name in cases[read[process] :]:
             records.add(part, name, {"failed": reason})
 
