@@ -276,21 +276,27 @@ def planned(task, program):
 
     began = time.perf_counter()
     lowered = program.train_step.lower(program.state, program.batch)
-    trace_seconds = time.perf_counter() - began
-    estimated = estimate.estimate(task.config, task, program)
+    row = {"trace_seconds": time.perf_counter() - began}
     began = time.perf_counter()
-    step = lowered.compile()  # from the cache of compiled programs
-    cached_seconds = time.perf_counter() - began
-    lines = verdict.lines(task.config, task, program, estimated)
-    return step, {
-        "trace_seconds": trace_seconds,
-        "compile_seconds": estimated.compile_seconds,
-        "cached_compile_seconds": cached_seconds,
-        "dry_run_gb": estimated.peak / 1e9,
-        "dry_run_mfu_at_most": estimated.mfu,
-        "dry_run": next((line for line in lines if re.match("it fits|it does not", line)), None),
-        "custom_calls": custom_calls(step.as_text()),
-    }
+    try:
+        estimated = estimate.estimate(task.config, task, program)
+        lines = verdict.lines(task.config, task, program, estimated)
+        row |= {
+            "compile_seconds": estimated.compile_seconds,
+            "dry_run_gb": estimated.peak / 1e9,
+            "dry_run_mfu_at_most": estimated.mfu,
+            "dry_run": next((x for x in lines if re.match("it fits|it does not", x)), None),
+        }
+        began = time.perf_counter()
+        step = lowered.compile()  # from the cache of compiled programs
+        row["cached_compile_seconds"] = time.perf_counter() - began
+    except Exception as error:
+        # The figures of training need no plan.
+        traceback.print_exc()
+        row["dry_run"] = f"failed: {type(error).__name__}: {error}"[:400]
+        step = lowered.compile()
+        row["compile_seconds"] = time.perf_counter() - began
+    return step, row | {"custom_calls": custom_calls(step.as_text())}
 
 
 def peak_bytes() -> int:
@@ -458,25 +464,15 @@ def resume(tiny: bool, flags: str) -> dict:
             "train.eval_every": updates,
             "checkpoint.every": updates // (3 if tiny else 6),
         }
-        environment = os.environ | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
-            "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR") or f"{name}/c",
-        }
-        environment.pop("TRANSFORMER_JAX_XLA_FLAG", None)
+        command = [sys.executable, "-m", "transformer_jax.train_gpt"]
+        command += ["--config=configs/gpt/quickstart.py"]
+        command += [f"--config.{key}={value}" for key, value in keys.items()]
+        env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
 
         def start(run: str) -> subprocess.Popen:
-            command = [
-                sys.executable,
-                "-m",
-                "transformer_jax.train_gpt",
-                f"--workdir={folder / run}",
-            ]
-            command += ["--config=configs/gpt/quickstart.py"]
-            command += [f"--config.{key}={value}" for key, value in keys.items()]
+            words = [*command, f"--workdir={folder / run}"]
             with open(folder / f"{run}.log", "a") as log:
-                return subprocess.Popen(
-                    command, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True
-                )
+                return subprocess.Popen(words, cwd=ROOT, env=env, stdout=log, stderr=log)
 
         def finish(run: str, process: subprocess.Popen) -> None:
             if process.wait():
@@ -487,8 +483,10 @@ def resume(tiny: bool, flags: str) -> dict:
         # The first run compiled the program; these two read it from the cache.
         killed = start("killed")
         repeated = None if tiny else start("repeated")
-        while killed.poll() is None and not (saved := whole_checkpoints(folder / "killed")):
+        saved = []
+        while killed.poll() is None and not saved:
             time.sleep(0.01)
+            saved = whole_checkpoints(folder / "killed")
         killed.kill()
         is_killed = killed.wait() == -signal.SIGKILL
         finish("killed", start("killed"))
@@ -496,19 +494,19 @@ def resume(tiny: bool, flags: str) -> dict:
             finish("repeated", repeated)
         whole = outcome(folder / "whole", updates)
         is_equal = outcome(folder / "killed", updates) == whole
+        is_repeated = outcome(folder / "repeated", updates) == whole if repeated else None
         return {
             "flags": flags,
             "updates": updates,
             "killed_after_checkpoint": max(saved, default=None) if is_killed else None,
             "continued_equals_whole": is_equal,
-            "repeated_equals_whole": outcome(folder / "repeated", updates) == whole
-            if repeated
-            else None,
+            "repeated_equals_whole": is_repeated,
             "first_update_seconds": {
                 run: re.findall(r"first step after ([\d.]+) s", (folder / f"{run}.log").read_text())
                 for run in ("whole", "killed")
             },
-            "ok": is_killed and is_equal,
+            # Without deterministic kernels, runs may differ, killed or not.
+            "ok": is_killed and (is_equal or (is_repeated is False and not flags)),
         }
 
 
@@ -608,7 +606,7 @@ PARTS = {
     "gpt2_124m": Part(
         120,
         {
-            "inline": Case(functools.partial(train, name="gpt2_124m", is_profiled=True)),
+            "inline": Case(functools.partial(train, name="gpt2_124m"), is_rehearsed=False),
             "torch": Case(functools.partial(train_peer, name="gpt2_124m"), "torch"),
             "scanned": Case(
                 functools.partial(train, name="gpt2_124m", unroll=1), is_rehearsed=False
@@ -620,6 +618,8 @@ PARTS = {
             "scanned, dropout, of weights too": Case(
                 functools.partial(train, name="gpt2_124m", unroll=1, **DROPOUT), is_rehearsed=False
             ),
+            # Once more, because a profiler may end its process.
+            "inline, profiled": Case(functools.partial(train, name="gpt2_124m", is_profiled=True)),
         },
     ),
     "attention": Part(
@@ -642,7 +642,7 @@ PARTS = {
         },
     ),
     "bert_large": Part(
-        100,
+        90,
         {
             "scanned": Case(functools.partial(train, name="bert_large", unroll=1)),
             "torch, all positions": Case(functools.partial(train_peer, name="bert_large"), "torch"),
@@ -656,7 +656,7 @@ PARTS = {
         },
     ),
     "resume": Part(
-        60,
+        75,
         {
             "by default": Case(functools.partial(resume, flags="")),
             "deterministic": Case(
@@ -667,7 +667,7 @@ PARTS = {
         },
     ),
     "transformer_big": Part(
-        70,
+        65,
         {
             "inline": Case(functools.partial(train, name="transformer_big")),
             "torch": Case(functools.partial(train_peer, name="transformer_big"), "torch"),
@@ -781,6 +781,7 @@ def environment(tiny: bool) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3" if tiny else "2",  # XLA's messages are for its developers
         "TOKENIZERS_PARALLELISM": "false",
     }
+    found.pop("JAX_PLATFORMS", None)  # the CPU is there, too
     if tiny:
         # Most of a rehearsal is compilation.
         found |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
