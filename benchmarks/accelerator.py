@@ -2,7 +2,8 @@
 
 python benchmarks/accelerator.py [--out=DIR] [--rehearse] [PART ...]
 
-The parts, by default all of them, in this order:
+The parts run in the order correctness, gpt2_124m, attention, bert_large, resume, transformer_big,
+decoding, compilation; by default all of them do:
 
 - `correctness`: the GPU's rates; loss and gradients beside the CPU's, bfloat16 beside float32;
 - `gpt2_124m`, `bert_large`, `transformer_big`: training in tokens/s, the share of the GPU's rate
@@ -20,8 +21,8 @@ A part has a limit of time, and what an earlier part leaves of its own is added;
 three take at most 5 minutes and all of them 9. A part writes DIR/PART_GPU.json, one case after the
 other, so nothing is lost when it is stopped. What failed is named at the end. Cases that an earlier
 call measured with the same sources on the same kind of GPU are not measured again, if their file is
-in DIR or in benchmarks/results/accelerator. DIR is by default the variable OUT of the environment,
-else benchmarks/results/accelerator.
+in DIR or in benchmarks/results/accelerator; delete it to measure them again. DIR is by default the
+variable OUT of the environment, else benchmarks/results/accelerator. DIR/log.txt has all messages.
 
 Each side of a part is a process of its own. Both sides of a part compile at the same time, but
 while one measures, the other waits. `--rehearse` tries all of it in tiny sizes on a CPU.
@@ -338,18 +339,16 @@ def train_peer(tiny: bool, name: str) -> dict:
     import steps
 
     model = MODELS[name]
-    sizes = model.sizes | (model.tiny if tiny else {})
-    if "masked" in sizes:
-        sizes["predicted"] = sizes["length"]
-    peer = steps.Peer(model.peer, getattr(steps, f"{model.peer}_peer")(sizes))
+    sizes, _, _, rows = model.make_rows(model.tiny if tiny else {})
     failures = {}
-    for way in peers.TRAINING:
-        if peers.TRAINING[way]["compiled"] is tiny:
+    for way, options in (peers.TRAINING | peers.PADDED).items():
+        if options["compiled"] is tiny:
             continue
         try:
             with turn(alone=False):
                 began = time.perf_counter()
-                step = steps.peer_step(getattr(steps, model.rows), sizes, peer, way)
+                peer = getattr(peers, model.peer)(**getattr(steps, f"{model.peer}_peer")(sizes))
+                step = peers.train_step(peer, [rows], **options)
                 step()
                 compile_seconds = time.perf_counter() - began
             seconds = seconds_of_one(repeated(step), tiny)
