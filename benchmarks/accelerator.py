@@ -62,7 +62,7 @@ LIBRARIES = (
     "triton transformers nvidia-cudnn-cu12 nvidia-cudnn-cu13 nvidia-cublas"
 ).split()
 NO_GPU = 3  # exit code of a process whose library does not see the GPU
-REHEARSAL_SECONDS = 900  # the limit of a rehearsal, on however busy a CPU
+REHEARSAL_SECONDS = 1800  # the limit of a rehearsal, on however busy a CPU
 
 # ------------------------------------------------------------------------------------------ cases
 
