@@ -745,7 +745,6 @@ def work(task: dict, parts: dict[str, Part]) -> None:
         sys.exit(NO_GPU)
     for part, name in task["cases"]:
         began = time.time()
-        cpu = sum(os.times()[:4])
         try:
             row = parts[part].cases[name].function(task["tiny"])
         except Exception as error:
@@ -753,14 +752,6 @@ def work(task: dict, parts: dict[str, Part]) -> None:
             traceback.print_exc()
             row = {"failed": f"{type(error).__name__}: {str(error).strip()[:400]}"}
         row["took_seconds"] = time.time() - began
-        print(
-            "CPU",
-            part,
-            name,
-            round(sum(os.times()[:4]) - cpu, 1),
-            round(row["took_seconds"], 1),
-            flush=True,
-        )
         with open(_rows, "a") as file:
             file.write(json.dumps([part, name, row], default=float) + "\n")
 
