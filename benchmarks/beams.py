@@ -182,10 +182,10 @@ def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:
     """Returns the lengths (count, 2) of source and reference in tokens, ends included.
 
     They are those of the first sentences of Multi30k's test set, which has 1,000. Without `data`,
-    they are drawn from a gamma distribution with mean 14.
+    they are drawn.
     """
     if data is None:
-        return 3 + np.random.default_rng(0).gamma(5, 2.2, (count, 2)).astype(np.int64)
+        return draw_lengths(count)
 
     def lines(name: str) -> list[str]:
         return (pathlib.Path(data) / name).read_text("utf-8").splitlines()
@@ -196,3 +196,8 @@ def _lengths(data: str | None, vocab_size: int, count: int) -> np.ndarray:
         sentences = lines(f"test_2016_flickr.{language}")[:count]
         lengths.append([len(ids) + 1 for ids in pieces.encode(sentences)])
     return np.array(lengths).T
+
+
+def draw_lengths(count: int) -> np.ndarray:
+    """Returns lengths (count, 2) from a gamma distribution with mean 14."""
+    return 3 + np.random.default_rng(0).gamma(5, 2.2, (count, 2)).astype(np.int64)

@@ -228,7 +228,7 @@ def _forget() -> None:
 
 def _make(side: Side) -> str | None:
     """Makes the side's call in this process and tries it. Returns the reason if that fails."""
-    if gpu() and not _on_gpu(side.library):
+    if gpu() and not on_gpu(side.library):
         return f"the installed {side.library} does not see this machine's GPU"
     try:
         call = side.maker()
@@ -240,7 +240,8 @@ def _make(side: Side) -> str | None:
     return None
 
 
-def _on_gpu(library: str) -> bool:
+def on_gpu(library: str) -> bool:
+    """Returns whether "jax" or "torch" sees this machine's GPU."""
     if library == "jax":
         import jax
 

@@ -285,11 +285,14 @@ class AttentionMask:
     segments: np.ndarray | None = None  # (B, L), for the kernel "flex"
 
 
-def attention(arrays: np.ndarray, mask: AttentionMask, kernel: str | None) -> Callable[[int], None]:
+def attention(
+    arrays: np.ndarray, mask: AttentionMask, kernel: str | None, dropout: float = 0.0
+) -> Callable[[int], None]:
     """Returns a function of n that runs attention n times, forward and backward.
 
     `arrays` (4, B, L, H, D) are q, k, v and the gradient by the output; on a GPU they are converted
-    to bfloat16. `kernel` is a key of KERNELS or "flex"; None lets torch choose.
+    to bfloat16. `kernel` is a key of KERNELS or "flex", which has no dropout; None lets torch
+    choose.
     """
     *inputs, d_out = torch.tensor(arrays, device=DEVICE, dtype=DTYPE)
     for array in inputs:
@@ -297,7 +300,7 @@ def attention(arrays: np.ndarray, mask: AttentionMask, kernel: str | None) -> Ca
     if kernel == "flex":
         attend = _flexible(torch.tensor(mask.segments, device=DEVICE), mask.causal)
     else:
-        attend = _dot_product(mask, arrays.shape[2], kernel)
+        attend = _dot_product(mask, arrays.shape[2], kernel, dropout)
 
     def passes(times: int):
         for _ in range(times):
@@ -308,7 +311,7 @@ def attention(arrays: np.ndarray, mask: AttentionMask, kernel: str | None) -> Ca
     return passes
 
 
-def _dot_product(mask: AttentionMask, length: int, kernel: str | None) -> Callable:
+def _dot_product(mask: AttentionMask, length: int, kernel: str | None, dropout: float) -> Callable:
     array = None
     if mask.array is not None:
         array = torch.tensor(mask.array, device=DEVICE).expand(-1, -1, length, -1)
@@ -317,7 +320,7 @@ def _dot_product(mask: AttentionMask, length: int, kernel: str | None) -> Callab
     def attend(q, k, v):
         with sdpa_kernel(backends):
             return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=array, is_causal=mask.causal and array is None
+                q, k, v, array, dropout, is_causal=mask.causal and array is None
             )
 
     return attend

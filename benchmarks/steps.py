@@ -20,12 +20,7 @@ def stepping(task, batches: list[dict[str, np.ndarray]]) -> Callable[[], None]:
     """Returns a function that makes an update with each of the batches and waits for the end."""
     program = Program.of(task.config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-
-    def placed(name, array):
-        spec = program.batch[name]
-        return jax.device_put(np.asarray(array, spec.dtype)[None], spec.sharding)
-
-    batches = [{name: placed(name, array) for name, array in batch.items()} for batch in batches]
+    batches = [on_device(program, batch) for batch in batches]
 
     def step():
         nonlocal state
@@ -34,6 +29,16 @@ def stepping(task, batches: list[dict[str, np.ndarray]]) -> Callable[[], None]:
         jax.block_until_ready(state)
 
     return step
+
+
+def on_device(program: Program, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Returns the rows (rows, ...) as the program takes them: one microbatch, on its device."""
+
+    def placed(name: str, array: np.ndarray) -> jax.Array:
+        spec = program.batch[name]
+        return jax.device_put(np.asarray(array, spec.dtype)[None], spec.sharding)
+
+    return {name: placed(name, array) for name, array in batch.items()}
 
 
 def our_step(rows_of: Callable, sizes: dict[str, int], **model) -> Callable[[], None]:
@@ -168,9 +173,20 @@ def bert_rows(
 
 
 def translation_rows(
-    *, rows: int, length: int, layers: int, width: int, d_ff: int, heads: int, vocab_size: int
+    *,
+    rows: int,
+    length: int,
+    layers: int,
+    width: int,
+    d_ff: int,
+    heads: int,
+    vocab_size: int,
+    **model,
 ):
-    """Returns the encoder-decoder's task, a batch of full rows, and the same rows for the peer."""
+    """Returns the encoder-decoder's task, a batch of full rows, and the same rows for the peer.
+
+    `model` are more keys of config.model.
+    """
     source, target = np.random.default_rng(0).integers(1, vocab_size - 1, (2, rows, length + 1))
     shape = dict(
         name="encoder_decoder",
@@ -183,7 +199,8 @@ def translation_rows(
         max_length=length + 64,
     )
     lengths = dict(source_length=length, target_length=length)
-    config = quiet(rows, shape, dict(name="translation", label_smoothing=0.0, **lengths))
+    objective = dict(name="translation", label_smoothing=0.0, **lengths)
+    config = quiet(rows, shape, objective, **model)
     task = Translation(config, None, length, length, 0.0)
     ones = np.ones((rows, length))
     places = np.broadcast_to(np.arange(length), (rows, length))
