@@ -44,21 +44,21 @@ def constant_operand(dtype: str):
         yield f"{batch} of {width}", program, (x, np.asarray(0.375, dtype)), expected
 
 
-def scale_gradient(dtype: str):
-    """The gradient of a sum of products by a scale of their rows: JAX's form of the program above.
+def gram_gradient(dtype: str):
+    """The gradient of a weighted sum over x.T @ diag(scale) @ x by the scale.
 
-    The derivative of a sum is a constant matrix, and the gradient sums a product with it.
+    This is JAX's form of the program above: the derivative of the sum is a constant matrix, and the
+    gradient sums a product with it.
     """
     for batch, width in ((4, 16), (5, 60), (8, 128)):
         x = np.random.default_rng(0).uniform(0.5, 1.5, (batch, width, width)).astype(dtype)
 
-        def loss(scale, x):
-            return 0.375 * jnp.sum((x * scale[..., None]) @ x)
+        def loss(scale, x, weight):
+            return weight * jnp.sum(jnp.swapaxes(x, 1, 2) @ (x * scale[..., None]))
 
-        wide = x.astype("float64")
-        expected = 0.375 * np.sum(wide * wide.sum(-1)[:, None, :], axis=-1)
-        scale = np.ones((batch, width), dtype)
-        yield f"{batch} of {width}", jax.jit(jax.grad(loss)), (scale, x), expected
+        arguments = np.ones((batch, width), dtype), x, np.asarray(0.375, dtype)
+        expected = 0.375 * np.sum(x.astype("float64"), axis=-1) ** 2
+        yield f"{batch} of {width}", jax.jit(jax.grad(loss)), arguments, expected
 
 
 def broadcast_sum(dtype: str):
@@ -194,7 +194,7 @@ if __name__ == "__main__":
         [
             matrix_vector,
             constant_operand,
-            scale_gradient,
+            gram_gradient,
             broadcast_sum,
             partial_broadcast_sum,
             feed_forward,
