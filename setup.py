@@ -8,10 +8,13 @@ from setuptools import find_packages, setup
 INIT = pathlib.Path(__file__).parent / "transformer_jax" / "__init__.py"
 
 # Lower bounds: the oldest that the tests pass with, all of them together. Upper bounds: the next
-# release that may break an interface (a minor one before 1.0). jax brings the jaxlib of its
-# release, and jaxlib 0.10.2 to 0.12.0.1 compute some sums wrongly on a CPU (docs/determinism.md). A
-# flag mends them, but costs 3 to 9 % of a training step's time.
-JAX_RELEASES = ">=0.10,<0.10.2"
+# release that may break an interface (a minor one before 1.0).
+#
+# The range of jax is wide so that an installation leaves a machine's jax, which may belong to its
+# accelerator, as it is. With jaxlib 0.11 and 0.12 the package sets a flag that keeps sums on a CPU
+# right (configuration/xla_guard.py). The flag mends 0.10.2, too, but that is what pip would choose
+# with Python 3.11, and 0.10.1 is right without a flag, and faster (docs/determinism.md).
+JAX_RELEASES = ">=0.10,!=0.10.2,<0.13"
 BASE = [
     "absl-py>=2.1,<3",
     "etils[epath]>=1.9,<2",  # paths in buckets, as Orbax knows them
@@ -38,8 +41,10 @@ BASE = [
 ]
 
 EXTRAS = {
-    # brings CUDA itself; with a driver of 580 or newer jax[cuda13] works as well
+    # Each brings CUDA itself. CUDA 13 needs an NVIDIA driver of 580 or newer.
     "gpu": [f"jax[cuda12]{JAX_RELEASES}"],
+    "gpu12": [f"jax[cuda12]{JAX_RELEASES}"],
+    "gpu13": [f"jax[cuda13]{JAX_RELEASES}"],
     "tpu": [f"jax[tpu]{JAX_RELEASES}"],
     # the latter: TFDS imports it without declaring it
     "tfds": ["tensorflow>=2.20,<3", "importlib_resources>=6"],
@@ -81,6 +86,11 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["transformer_jax", "transformer_jax.*"]),
     python_requires=">=3.11",
+    classifiers=[
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+    ],
     install_requires=BASE,
     extras_require=EXTRAS,
 )

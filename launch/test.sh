@@ -6,6 +6,7 @@
 #   launch/test.sh --full                 all tests, for about an hour; names those that lack a package
 #   launch/test.sh --changed              those of --full that a change touches, for about 12 minutes
 #   launch/test.sh --hardware             the programs for TPUs and GPUs, with their compilers
+#   launch/test.sh --jax=0.12.0.1 ...     any of these with that release of jax (in a venv of its own)
 #   launch/test.sh --durations=20         other arguments go to pytest
 #   launch/test.sh tests/layers -k mask   paths are relative to the repository's root
 #
@@ -19,7 +20,12 @@ if [[ ${1:-} == --help ]]; then
   exit
 fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$(bash "$root/launch/setup_venv.sh" test)
+jax=
+if [[ ${1:-} == --jax=* ]]; then
+  jax=$1
+  shift
+fi
+python=$(bash "$root/launch/setup_venv.sh" test $jax)
 cd "$root"
 
 # The tests of a file share programs that take long to compile, so one worker gets the whole file.
@@ -32,7 +38,7 @@ select_tests() {
 }
 if [[ ${1:-} == --hardware ]]; then
   shift
-  for extra in gpu tpu; do bash "$root/launch/setup_venv.sh" $extra >/dev/null; done
+  for extra in gpu tpu; do bash "$root/launch/setup_venv.sh" $extra $jax >/dev/null; done
   export TEST_OPTIMIZED=1 # as users compile
   set -- tests/planning/test_hardware.py tests/planning/test_gpu.py tests/planning/test_tpu.py --full "$@"
 elif [[ ${1:-} == --quick ]]; then

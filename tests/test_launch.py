@@ -219,9 +219,10 @@ def test_the_test_script_explains_itself():
     assert done.returncode == 0 and "launch/test.sh --quick" in done.stdout
 
 
-PYTHON = """#!/usr/bin/env bash
+WAITING = """#!/usr/bin/env bash
 # An interpreter whose pip waits for the file `end`, which holds its exit code.
 case "$*" in
+  *jax==*) ;;
   --version) echo Python 3.11.0 ;;
   *venv\\ --clear*) mkdir -p "$4/bin" "$4/lib/python3.11/site-packages/pip.dist-info"
     cp "$0" "$4/bin/python" ;;
@@ -243,7 +244,7 @@ def setup(tmp_path):
     for name in ("setup_venv.sh", "each_minute.sh"):
         shutil.copy(LAUNCH / name, tmp_path / "launch")
     (tmp_path / "setup.py").touch()
-    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").write_text(WAITING)
     (tmp_path / "python").chmod(0o755)
     running = subprocess.Popen(
         ["bash", "launch/setup_venv.sh", "test"],
@@ -291,3 +292,80 @@ def test_ctrl_c_ends_the_set_up(setup):
     os.killpg(setup.pid, signal.SIGINT)
     setup.communicate(timeout=20)
     assert setup.returncode in (1, -signal.SIGINT, 130)
+
+
+PYTHON = """#!/usr/bin/env bash
+# Python {version}. A copy of it is the interpreter of a virtual environment. Only Python 3.13 can
+# have jax 0.12.0.1.
+here=$(dirname "$0")
+case "$*" in
+  *pip\\ install*)
+    arguments=$*
+    echo "{version} ${{arguments#*--no-input }}" >> "$CALLS"
+    if [[ {version} == 3.11 && $* == *jax==0.12* ]]; then
+      echo "ERROR: No matching distribution"
+      exit 1
+    fi
+    touch "$here/jax" ;;
+  *pip\\ --version*) ;;
+  *-m\\ venv*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
+  *importlib.metadata*) [[ -e $here/jax ]] ;;
+  *--version*) echo "Python {version}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def set_up(tmp_path):
+    """Returns a function that calls setup_venv.sh, and one that returns pip's arguments so far."""
+    checkout, calls = tmp_path / "checkout", tmp_path / "calls"
+    (checkout / "launch").mkdir(parents=True)
+    for name in ("setup_venv.sh", "each_minute.sh"):
+        shutil.copy(LAUNCH / name, checkout / "launch")
+    (checkout / "setup.py").write_text("")
+    for name, version in (("python3", "3.11"), ("python3.11", "3.11"), ("python3.13", "3.13")):
+        (tmp_path / name).write_text(PYTHON.format(version=version))
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+
+    def run(*arguments, **environment):
+        done = subprocess.run(
+            ["bash", "launch/setup_venv.sh", *arguments],
+            cwd=checkout,
+            env={"PATH": path, "CALLS": str(calls)} | environment,
+            capture_output=True,
+            text=True,
+        )
+        return done
+
+    return run, lambda: calls.read_text().replace(str(checkout), "ROOT").splitlines()
+
+
+def test_a_new_environment_gets_the_fastest_jax_and_an_installed_one_stays(set_up, tmp_path):
+    run, calls = set_up
+    assert run("test").stdout.endswith("checkout/.venv/bin/python\n")
+    assert calls() == ["3.11 jax==0.10.1", "3.11 --use-pep517 -e ROOT[test]"]
+    # The second call installs nothing, a new setup.py only the package.
+    assert run("test").returncode == 0
+    (tmp_path / "checkout" / "setup.py").write_text("new")
+    assert run("test").returncode == 0
+    assert calls()[2:] == ["3.11 --use-pep517 -e ROOT[test]"]
+
+
+def test_a_release_of_jax_gets_an_environment_with_a_python_that_can_have_it(set_up):
+    run, calls = set_up
+    done = run("test", "--jax=0.12.0.1")
+    assert done.stdout.endswith("checkout/.venv-jax-0.12.0.1/bin/python\n"), done.stderr
+    assert calls() == [
+        "3.11 jax==0.12.0.1",
+        "3.13 jax==0.12.0.1",
+        "3.13 --use-pep517 -e ROOT[test] jax==0.12.0.1",
+    ]
+
+
+def test_a_python_that_cannot_have_a_release_of_jax_is_named(set_up):
+    run, _ = set_up
+    done = run("--jax=0.12.0.1", PYTHON="python3.11")
+    assert done.returncode == 2 and not done.stdout
+    assert "Python 3.11: ERROR: No matching distribution" in done.stderr
+    assert "jax==0.12.0.1 could not be installed; PYTHON=/path/to/python" in done.stderr

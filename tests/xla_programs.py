@@ -44,11 +44,65 @@ def constant_operand(dtype: str):
         yield f"{batch} of {width}", program, (x, np.asarray(0.375, dtype)), expected
 
 
+def gram_gradient(dtype: str):
+    """The gradient of a weighted sum over x.T @ diag(scale) @ x by the scale.
+
+    This is JAX's form of the program above: the derivative of the sum is a constant matrix, and the
+    gradient sums a product with it.
+    """
+    for batch, width in ((4, 16), (5, 60), (8, 128)):
+        x = np.random.default_rng(0).uniform(0.5, 1.5, (batch, width, width)).astype(dtype)
+
+        def loss(scale, x, weight):
+            return weight * jnp.sum(jnp.swapaxes(x, 1, 2) @ (x * scale[..., None]))
+
+        arguments = np.ones((batch, width), dtype), x, np.asarray(0.375, dtype)
+        expected = 0.375 * np.sum(x.astype("float64"), axis=-1) ** 2
+        yield f"{batch} of {width}", jax.jit(jax.grad(loss)), arguments, expected
+
+
 def broadcast_sum(dtype: str):
     """A sum of ones, which any order of additions gives exactly."""
     for shape in ((2, 16, 16), (2, 256, 256), (4, 64, 512), (2, 1024, 1024)):
         program = jax.jit(lambda x, shape=shape: jnp.sum(jnp.broadcast_to(x, shape)))
         yield f"{shape}", program, (np.ones((shape[1], 1), dtype),), np.prod(shape, dtype="float64")
+
+
+def partial_broadcast_sum(dtype: str):
+    """A sum of whole numbers over some axes of a broadcast, which any order gives exactly."""
+    for shape, axes in (((2, 256, 256), (0, 2)), ((4, 64, 512), (0, 2)), ((64, 128, 64), (2,))):
+        x = (np.arange(shape[1]) % 7).astype(dtype)[:, None]
+        program = jax.jit(
+            lambda x, shape=shape, axes=axes: jnp.sum(jnp.broadcast_to(x, shape), axis=axes)
+        )
+        yield f"{shape} over {axes}", program, (x,), np.sum(np.broadcast_to(x, shape), axis=axes)
+
+
+def feed_forward(dtype: str):
+    """The gradients of a mean squared error by two matrices, their biases and the input."""
+    for rows, width in ((256, 64), (1000, 96)):
+        numbers = np.random.default_rng(0)
+        x, targets = numbers.normal(size=(2, rows, width)).astype(dtype)
+        w1, w2 = (numbers.normal(size=(2, width, width)) / width**0.5).astype(dtype)
+        b1, b2 = numbers.normal(size=(2, width)).astype(dtype)
+
+        def loss(x, w1, b1, w2, b2, targets):
+            return jnp.mean((jnp.tanh(x @ w1 + b1) @ w2 + b2 - targets) ** 2)
+
+        parts = x, w1, b1, w2, b2, targets
+        wide_x, wide_1, bias_1, wide_2, bias_2, wide_t = (a.astype("float64") for a in parts)
+        hidden = np.tanh(wide_x @ wide_1 + bias_1)
+        by_output = 2 * (hidden @ wide_2 + bias_2 - wide_t) / x.size
+        by_inner = (by_output @ wide_2.T) * (1 - hidden**2)
+        expected = (
+            by_inner @ wide_1.T,
+            wide_x.T @ by_inner,
+            by_inner.sum(0),
+            hidden.T @ by_output,
+            by_output.sum(0),
+        )
+        program = jax.jit(jax.grad(loss, argnums=tuple(range(5))))
+        yield f"({rows}, {width})", program, parts, expected
 
 
 def layer_norm(dtype: str):
@@ -136,4 +190,16 @@ def main(programs) -> None:
 
 if __name__ == "__main__":
     crashing = [many_axes] if "--crashing" in sys.argv else []
-    main([matrix_vector, constant_operand, broadcast_sum, layer_norm, softmax, *crashing])
+    main(
+        [
+            matrix_vector,
+            constant_operand,
+            gram_gradient,
+            broadcast_sum,
+            partial_broadcast_sum,
+            feed_forward,
+            layer_norm,
+            softmax,
+            *crashing,
+        ]
+    )
