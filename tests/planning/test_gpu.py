@@ -1,8 +1,7 @@
 """The GPU compiler, where it is installed."""
 
-import importlib.util
+import importlib.machinery
 import json
-import os
 
 import pytest
 
@@ -19,11 +18,8 @@ GPT = [
     "--config.task.length=256",
     "--config.train.batch=32",
 ]
-plugins = importlib.util.find_spec("jax_plugins")
-folders = plugins.submodule_search_locations if plugins else []
 hardware_test = pytest.mark.skipif(
-    not any(os.path.isdir(os.path.join(folder, "xla_cuda12")) for folder in folders),
-    reason="the GPU compiler is not installed",
+    gpu_target.installed_plugin() is None, reason="the GPU compiler is not installed"
 )
 
 
@@ -44,8 +40,33 @@ def test_unknown_hosts(name, says):
 
 def test_without_the_compiler_one_line_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the GPU compiler: pip install 'jax\[cuda12\]=="):
+    either = r"needs the GPU compiler: pip install 'jax\[cuda13\]==.*, or 'jax\[cuda12\]=="
+    with pytest.raises(UserError, match=either):
         topology.prepare("h100:8")
+
+
+@pytest.mark.parametrize("cuda", ["cuda12", "cuda13"])
+def test_the_compiler_of_either_cuda_is_found(monkeypatch, tmp_path, cuda):
+    monkeypatch.setattr(gpu_target.importlib.util, "find_spec", lambda name: spec)
+    spec = importlib.machinery.ModuleSpec("jax_plugins", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    assert gpu_target.installed_plugin() is None
+    (tmp_path / f"xla_{cuda}").mkdir()
+    assert gpu_target.installed_plugin() == f"xla_{cuda}"
+
+
+def test_a_compiler_of_another_release_is_one_line(monkeypatch):
+    """jax ignores the plugin of another release, and has no topologies of GPUs then."""
+    from jax.experimental import topologies
+
+    def ignored(*_, **__):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(gpu_target, "installed_plugin", lambda: "xla_cuda13")
+    monkeypatch.setattr(topologies, "get_topology_desc", ignored)
+    other = r"--topology=h100:8: .* not of this jax: pip install 'jax\[cuda13\]=="
+    with pytest.raises(UserError, match=other):
+        topology.devices("h100:8")
 
 
 def test_the_clock_gives_the_peak_rate():
@@ -59,7 +80,7 @@ def test_the_clock_gives_the_peak_rate():
 
 
 def test_a_description_is_text_of_a_protocol_buffer():
-    text = gpu_target.target(hardware.L4)
+    text = gpu_target.target(hardware.L4, "xla_cuda13")
     assert 'name: "NVIDIA L4"' in text and "core_count: 58" in text
     assert "cuda_compute_capability { major: 8\nminor: 9 }" in text
     assert text.count("{") == text.count("}") == 3

@@ -14,13 +14,16 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.distributed import sharding
-from transformer_jax.planning import estimate, hlo, shardings, topology
+from transformer_jax.planning import estimate, gpu_target, hlo, shardings, topology
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.program import Program
 
 pytestmark = pytest.mark.hardware
 GPU, TPU = "h100:8", "v5e:2x4"
-COMPILERS = {GPU: "jax_plugins.xla_cuda12", TPU: "libtpu"}
+IS_INSTALLED = {
+    GPU: gpu_target.installed_plugin() is not None,
+    TPU: importlib.util.find_spec("libtpu") is not None,
+}
 # By topology: the calls of fused attention, forward and backward.
 FUSED = {GPU: (r"__cudnn\$fmha\w*Softmax", r"__cudnn\$fmha\w*Backward"), TPU: ("tpu_custom_call",)}
 # The calls of attention with dropout on its weights.
@@ -39,11 +42,7 @@ BIG = (
 
 
 def skip_without_compiler(name: str) -> None:
-    try:
-        compiler = importlib.util.find_spec(COMPILERS[name])
-    except ModuleNotFoundError:
-        compiler = None
-    if not compiler:
+    if not IS_INSTALLED[name]:
         pytest.skip(f"the compiler for {name} is not installed")
 
 
