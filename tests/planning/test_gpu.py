@@ -64,7 +64,7 @@ def test_a_compiler_of_another_release_is_one_line(monkeypatch):
 
     monkeypatch.setattr(gpu_target, "installed_plugin", lambda: "xla_cuda13")
     monkeypatch.setattr(topologies, "get_topology_desc", ignored)
-    other = r"--topology=h100:8: .* not of this jax: pip install 'jax\[cuda13\]=="
+    other = r"--topology=h100:8: jax ignores .*: pip install 'jax\[cuda13\]=="
     with pytest.raises(UserError, match=other):
         topology.devices("h100:8")
 

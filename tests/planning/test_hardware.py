@@ -63,7 +63,8 @@ def program(name: str, config: str, *overrides: str):
 @functools.cache
 def compiled(name: str, config: str, *overrides: str):
     _, _, made = program(name, config, *overrides)
-    lowered = made.train_step.lower(made.state, made.batch)
+    with estimate.lowering(made.mesh):
+        lowered = made.train_step.lower(made.state, made.batch)
     return estimate.compile_lowered(lowered, "gpu" if name == GPU else "tpu")
 
 
@@ -168,7 +169,7 @@ def test_rematerialisation_saves_memory(name):
 def decoding_texts(name: str, config: str, *overrides: str) -> list[str]:
     """Returns the programs that write texts during an evaluation."""
     _, task, made = program(name, config, *overrides)
-    with sharding.use(made.mesh, made.table):
+    with sharding.use(made.mesh, made.table), estimate.lowering(made.mesh):
         programs = task.evaluation_programs(made.state.params)
         lowered = [each.lowered for each in programs.values()]
         platform = "gpu" if name == GPU else "tpu"

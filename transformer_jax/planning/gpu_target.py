@@ -69,9 +69,10 @@ def devices(name: str) -> list:
             topology=f"1x{hosts}x{in_host}",
             target_config=target(chip, installed_plugin()),
         )
-    except NotImplementedError:  # jax ignores a plugin of another release, with a warning
+    except NotImplementedError:
+        # jax logs why it ignores a plugin; the likely reason is that it is of another release
         raise UserError(
-            f"--topology={name}: the GPU compiler is not of this jax: {_install()}"
+            f"--topology={name}: jax ignores the GPU compiler that is installed: {_install()}"
         ) from None
     return topology.devices
 
