@@ -6,9 +6,12 @@ import json
 import pytest
 
 from tests.programs import call
+from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.config import UserError
-from transformer_jax.planning import gpu_target, topology
+from transformer_jax.planning import estimate, gpu_target, topology
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training.program import Program
 
 GPT = [
     "--config=configs/gpt/gpt2.py:124m",
@@ -90,6 +93,17 @@ def dry_run(*flags):
     done = call("dry_run", *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@hardware_test
+@pytest.mark.parametrize("name", ["h100:1", "a10g:1"])
+def test_attention_with_dropout_lowers_for_one_gpu(name):
+    """On several, shard_map tells Pallas the kind of GPU. An A10G is not known to it by name."""
+    config = configs.load("configs/bert/base.py", {"model.num_layers": "1", "train.batch": "4"})
+    program = Program.of(config, make_task(config), topology.devices(name))
+    with estimate.lowering(program.mesh):
+        lowered = program.train_step.lower(program.state, program.batch).as_text()
+    assert lowered.count("xla.gpu.triton") == 3  # forward, and backward to queries and to keys
 
 
 @hardware_test
