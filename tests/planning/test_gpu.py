@@ -1,15 +1,17 @@
 """The GPU compiler, where it is installed."""
 
-import importlib.util
+import importlib.machinery
 import json
-import os
 
 import pytest
 
 from tests.programs import call
+from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.config import UserError
-from transformer_jax.planning import gpu_target, topology
+from transformer_jax.planning import estimate, gpu_target, topology
+from transformer_jax.runs.resolve import make_task
+from transformer_jax.training.program import Program
 
 GPT = [
     "--config=configs/gpt/gpt2.py:124m",
@@ -19,11 +21,8 @@ GPT = [
     "--config.task.length=256",
     "--config.train.batch=32",
 ]
-plugins = importlib.util.find_spec("jax_plugins")
-folders = plugins.submodule_search_locations if plugins else []
 hardware_test = pytest.mark.skipif(
-    not any(os.path.isdir(os.path.join(folder, "xla_cuda12")) for folder in folders),
-    reason="the GPU compiler is not installed",
+    gpu_target.installed_plugin() is None, reason="the GPU compiler is not installed"
 )
 
 
@@ -44,8 +43,33 @@ def test_unknown_hosts(name, says):
 
 def test_without_the_compiler_one_line_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the GPU compiler: pip install 'jax\[cuda12\]=="):
+    either = r"needs the GPU compiler: pip install 'jax\[cuda13\]==.*, or 'jax\[cuda12\]=="
+    with pytest.raises(UserError, match=either):
         topology.prepare("h100:8")
+
+
+@pytest.mark.parametrize("cuda", ["cuda12", "cuda13"])
+def test_the_compiler_of_either_cuda_is_found(monkeypatch, tmp_path, cuda):
+    monkeypatch.setattr(gpu_target.importlib.util, "find_spec", lambda name: spec)
+    spec = importlib.machinery.ModuleSpec("jax_plugins", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    assert gpu_target.installed_plugin() is None
+    (tmp_path / f"xla_{cuda}").mkdir()
+    assert gpu_target.installed_plugin() == f"xla_{cuda}"
+
+
+def test_a_compiler_of_another_release_is_one_line(monkeypatch):
+    """jax ignores the plugin of another release, and has no topologies of GPUs then."""
+    from jax.experimental import topologies
+
+    def ignored(*_, **__):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(gpu_target, "installed_plugin", lambda: "xla_cuda13")
+    monkeypatch.setattr(topologies, "get_topology_desc", ignored)
+    other = r"--topology=h100:8: jax ignores .*: pip install 'jax\[cuda13\]=="
+    with pytest.raises(UserError, match=other):
+        topology.devices("h100:8")
 
 
 def test_the_clock_gives_the_peak_rate():
@@ -59,7 +83,7 @@ def test_the_clock_gives_the_peak_rate():
 
 
 def test_a_description_is_text_of_a_protocol_buffer():
-    text = gpu_target.target(hardware.L4)
+    text = gpu_target.target(hardware.L4, "xla_cuda13")
     assert 'name: "NVIDIA L4"' in text and "core_count: 58" in text
     assert "cuda_compute_capability { major: 8\nminor: 9 }" in text
     assert text.count("{") == text.count("}") == 3
@@ -69,6 +93,17 @@ def dry_run(*flags):
     done = call("dry_run", *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@hardware_test
+@pytest.mark.parametrize("name", ["h100:1", "a10g:1"])
+def test_attention_with_dropout_lowers_for_one_gpu(name):
+    """On several, shard_map tells Pallas the kind of GPU. An A10G is not known to it by name."""
+    config = configs.load("configs/bert/base.py", {"model.num_layers": "1", "train.batch": "4"})
+    program = Program.of(config, make_task(config), topology.devices(name))
+    with estimate.lowering(program.mesh):
+        lowered = program.train_step.lower(program.state, program.batch).as_text()
+    assert lowered.count("xla.gpu.triton") == 3  # forward, and backward to queries and to keys
 
 
 @hardware_test

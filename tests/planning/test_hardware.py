@@ -14,13 +14,16 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.distributed import sharding
-from transformer_jax.planning import estimate, hlo, shardings, topology
+from transformer_jax.planning import estimate, gpu_target, hlo, shardings, topology
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training.program import Program
 
 pytestmark = pytest.mark.hardware
 GPU, TPU = "h100:8", "v5e:2x4"
-COMPILERS = {GPU: "jax_plugins.xla_cuda12", TPU: "libtpu"}
+IS_INSTALLED = {
+    GPU: gpu_target.installed_plugin() is not None,
+    TPU: importlib.util.find_spec("libtpu") is not None,
+}
 # By topology: the calls of fused attention, forward and backward.
 FUSED = {GPU: (r"__cudnn\$fmha\w*Softmax", r"__cudnn\$fmha\w*Backward"), TPU: ("tpu_custom_call",)}
 # The calls of attention with dropout on its weights.
@@ -39,11 +42,7 @@ BIG = (
 
 
 def skip_without_compiler(name: str) -> None:
-    try:
-        compiler = importlib.util.find_spec(COMPILERS[name])
-    except ModuleNotFoundError:
-        compiler = None
-    if not compiler:
+    if not IS_INSTALLED[name]:
         pytest.skip(f"the compiler for {name} is not installed")
 
 
@@ -64,7 +63,8 @@ def program(name: str, config: str, *overrides: str):
 @functools.cache
 def compiled(name: str, config: str, *overrides: str):
     _, _, made = program(name, config, *overrides)
-    lowered = made.train_step.lower(made.state, made.batch)
+    with estimate.lowering(made.mesh):
+        lowered = made.train_step.lower(made.state, made.batch)
     return estimate.compile_lowered(lowered, "gpu" if name == GPU else "tpu")
 
 
@@ -169,7 +169,7 @@ def test_rematerialisation_saves_memory(name):
 def decoding_texts(name: str, config: str, *overrides: str) -> list[str]:
     """Returns the programs that write texts during an evaluation."""
     _, task, made = program(name, config, *overrides)
-    with sharding.use(made.mesh, made.table):
+    with sharding.use(made.mesh, made.table), estimate.lowering(made.mesh):
         programs = task.evaluation_programs(made.state.params)
         lowered = [each.lowered for each in programs.values()]
         platform = "gpu" if name == GPU else "tpu"

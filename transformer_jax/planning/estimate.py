@@ -16,8 +16,9 @@ from transformer_jax.planning.shardings import bytes_per_device
 # The least optimization of the TPU compiler takes a quarter to a third of the time. It partitions
 # alike: the collectives of GPT-3 175B on v5p:4x4x4 have the same bytes. The peak there was 57.1 GB
 # instead of 60.8. For GPT-2 124M on v5e:4x4, with 64 rows and no dropout, it was 9.86 GB instead
-# of 9.82.
-_LEAST_EFFORT = {"exec_time_optimization_effort": -1.0}
+# of 9.82. The number is XLA's EFFORT_O0, which jax 0.10 takes by its number alone. An effort of -1
+# does the same in jax 0.10; later releases have no such option.
+_LEAST_EFFORT = {"optimization_level": 9}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -81,7 +82,8 @@ def estimate(config, task, program) -> Estimate:
     )
     began = time.monotonic()
     try:
-        lowered = program.train_step.lower(program.state, program.batch)
+        with lowering(program.mesh):
+            lowered = program.train_step.lower(program.state, program.batch)
         compiled = compile_lowered(lowered, device.platform)
     except jax.errors.JaxRuntimeError as error:
         check_refusal(error)
@@ -188,15 +190,19 @@ def _text(compiled) -> str:
         ) from None
 
 
+def lowering(mesh: jax.sharding.Mesh):
+    """Returns the context in which programs for the devices of `mesh` are lowered.
+
+    From jax 0.11 on, Pallas writes a kernel for the GPU that is JAX's default device. Without the
+    context that is a device of this machine, perhaps a CPU. An abstract mesh in use would do for
+    the kinds of GPU that Pallas knows by name, and an A10G is none of them.
+    """
+    return jax.default_device(mesh.devices.flat[0])
+
+
 def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
     """Compiles a program, for a TPU with the least effort."""
-    if platform == "tpu":
-        try:
-            return lowered.compile(_LEAST_EFFORT)
-        except jax.errors.JaxRuntimeError as error:
-            if "No such compile option" not in str(error):  # jax 0.12 no longer has it
-                raise
-    return lowered.compile()
+    return lowered.compile(_LEAST_EFFORT if platform == "tpu" else None)
 
 
 def check_refusal(error: jax.errors.JaxRuntimeError) -> None:

@@ -44,7 +44,7 @@ class Evaluated:
 
 def evaluations(config, task, program) -> list[Evaluated]:
     """Compiles the programs of the evaluations that a training with `program` may run."""
-    with sharding.use(program.mesh, program.table):
+    with sharding.use(program.mesh, program.table), estimate.lowering(program.mesh):
         programs = task.evaluation_programs(program.state.params)
         if task.evaluates_rows:
             programs = {MEAN_LOSS: _mean_loss(config, program), **programs}

@@ -28,8 +28,9 @@ NOTE = (
     "compiled without autotuning, which needs the GPU: on it, XLA also measures kernels and takes "
     "the fastest, for some minutes; times and temporaries may become smaller"
 )
-# The releases of CUDA and cuDNN for which it compiles; without them XLA leaves kernels out.
-_CUDA, _CUDNN = "12.8.0", (9, 10, 0)
+# By JAX's plugin for CUDA, the preferred one first: the releases of CUDA and cuDNN for which it
+# compiles, without which XLA leaves kernels out.
+_RELEASES = {"xla_cuda13": ("13.0.0", (9, 12, 0)), "xla_cuda12": ("12.8.0", (9, 10, 0))}
 
 
 def prepare(name: str) -> None:
@@ -38,26 +39,50 @@ def prepare(name: str) -> None:
     Raises UserError for a bad name or if the compiler is not installed.
     """
     sizes(name)
-    plugins = importlib.util.find_spec("jax_plugins")
-    folders = plugins.submodule_search_locations if plugins else []
-    if not any(os.path.isdir(os.path.join(folder, "xla_cuda12")) for folder in folders):
-        raise UserError(
-            "--topology needs the GPU compiler: "
-            f"pip install 'jax[cuda12]=={metadata.version('jax')}'"
-        )
+    if installed_plugin() is None:
+        raise UserError(f"--topology needs the GPU compiler: {_install()}")
     # No GPU is needed to compile, and one that is there stays free.
     os.environ.update(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="")
 
 
+def installed_plugin() -> str | None:
+    """Returns the name of JAX's plugin for CUDA, which has the compiler; None without one."""
+    package = importlib.util.find_spec("jax_plugins")
+    folders = package.submodule_search_locations if package else []
+    found = (
+        name for name in _RELEASES if any(os.path.isdir(os.path.join(x, name)) for x in folders)
+    )
+    return next(found, None)
+
+
 def devices(name: str) -> list:
-    """Returns the GPUs of `name`, such as "h100:8x64", to compile for."""
+    """Returns the GPUs of `name`, such as "h100:8x64", to compile for.
+
+    Raises UserError if jax does not take the installed compiler.
+    """
     from jax.experimental import topologies
 
     chip, in_host, hosts = sizes(name)
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology=f"1x{hosts}x{in_host}", target_config=target(chip)
-    )
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda",
+            topology=f"1x{hosts}x{in_host}",
+            target_config=target(chip, installed_plugin()),
+        )
+    except NotImplementedError:
+        # jax logs why it ignores a plugin; the likely reason is that it is of another release
+        raise UserError(
+            f"--topology={name}: jax ignores the GPU compiler that is installed: {_install()}"
+        ) from None
     return topology.devices
+
+
+def _install() -> str:
+    """Returns the command that installs the compiler of this jax release."""
+    release = metadata.version("jax")
+    if plugin := installed_plugin():
+        return f"pip install 'jax[{plugin.removeprefix('xla_')}]=={release}'"
+    return f"pip install 'jax[cuda13]=={release}', or 'jax[cuda12]=={release}' beside CUDA 12"
 
 
 def sizes(name: str) -> tuple[hardware.Chip, int, int]:
@@ -78,13 +103,13 @@ def sizes(name: str) -> tuple[hardware.Chip, int, int]:
     return chip, in_host, hosts
 
 
-def target(chip: hardware.Chip) -> str:
-    """Returns the description of a GPU for XLA's compiler, as text of a protocol buffer."""
+def target(chip: hardware.Chip, plugin: str) -> str:
+    """Returns the description of a GPU for the compiler in `plugin`, as protocol buffer text."""
     parts = chip.multiprocessors
     threads, shared, units = _LIMITS[parts.capability]
     major, minor = parts.capability.split(".")
     kind = hardware.kind(chip)
-    dnn = dict(zip(("major", "minor", "patch"), _CUDNN))
+    cuda, cudnn = _RELEASES[plugin]
     info = {
         "name": kind,
         "core_count": parts.count,
@@ -105,16 +130,16 @@ def target(chip: hardware.Chip) -> str:
         "block_dim_limit_x": 2**31 - 1,
         "block_dim_limit_y": 2**16 - 1,
         "block_dim_limit_z": 2**16 - 1,
-        "driver_version": _CUDA,
-        "runtime_version": _CUDA,
-        "compile_time_toolkit_version": _CUDA,
-        "dnn_version": ".".join(map(str, _CUDNN)),
+        "driver_version": cuda,
+        "runtime_version": cuda,
+        "compile_time_toolkit_version": cuda,
+        "dnn_version": ".".join(map(str, cudnn)),
     }
     return _text(
         {
             "gpu_device_info": info,
             "platform_name": "CUDA",
-            "dnn_version_info": dnn,
+            "dnn_version_info": dict(zip(("major", "minor", "patch"), cudnn)),
             "device_description_str": kind,
         }
     )
