@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.jitted import jitted
+from tests.jitted import jit_apply, jitted
 from transformer_jax.config import UserError
 from transformer_jax.layers import activations
 from transformer_jax.layers.activations import capture, intervene
@@ -224,8 +224,7 @@ def test_the_example_of_the_documentation_runs(gpt, monkeypatch):
     tokenizer = types.SimpleNamespace(encode=lambda texts: [[5, 6, i] for i, _ in enumerate(texts)])
     task = types.SimpleNamespace(model=model, tokenizer=tokenizer)
     monkeypatch.setattr("transformer_jax.open_run", lambda run: (task, params), raising=False)
-    apply = nn.Module.apply
-    monkeypatch.setattr(nn.Module, "apply", lambda *args, **kwargs: jitted(apply)(*args, **kwargs))
+    jit_apply(monkeypatch)
     scope = {}
     exec(example, scope)
     corrupt = model.apply({"params": params}, scope["corrupt"])

@@ -39,8 +39,9 @@ def applied(request):
     num_inputs = 2 if isinstance(model, Attending) else 1
     params = jax.jit(model.init)(jax.random.key(0), *[tokens(1, 2)] * num_inputs)["params"]
 
-    def apply(*tokens):
-        return model.apply({"params": params}, *(tokens * num_inputs)[:num_inputs])
+    def apply(*inputs, **options):
+        inputs = (inputs * num_inputs)[:num_inputs]
+        return model.apply({"params": params}, *inputs, **options)
 
     return request.param, apply
 
@@ -75,7 +76,7 @@ def test_ids_are_in_the_vocabulary(applied, invalid):
         apply(source)
     if name in ("learned", "bart", "sinusoidal"):
         with pytest.raises(UserError, match=f"the id {invalid} is not from 0 to 19"):
-            apply(tokens(1, 2), jnp.array([[1, invalid]]))
+            apply(jnp.array([[1, invalid]]), jnp.zeros((1, 2, 8)), method="decode")
 
 
 @pytest.mark.parametrize(

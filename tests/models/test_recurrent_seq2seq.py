@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.jitted import Jitted, jitted
+from tests.jitted import Jitted, jit_apply, jitted
 from transformer_jax.config import UserError
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.recurrent_attention import Attend, RecurrentAttention
@@ -252,9 +252,7 @@ def test_a_reversed_source_is_read_backwards_up_to_its_end_token():
 def test_attention_weights_are_of_the_state_before_or_after_the_step(monkeypatch):
     """In RNNsearch a token has no influence on the weights of its own step, in Luong's model it has
     one. The weights of a step add up to 1."""
-    apply = nn.Module.apply
-    # A program for each call, because the model is also traced for what is read of it.
-    monkeypatch.setattr(nn.Module, "apply", lambda *args, **kwargs: jitted(apply)(*args, **kwargs))
+    jit_apply(monkeypatch)
     changed = TARGET.copy()
     changed[:, 3] = (changed[:, 3] + 1) % 20
     for name, first in (("search", 4), ("feeding", 3)):
