@@ -144,7 +144,8 @@ class Places:
         self.toy = toy(5, len(self.LIMITS), beam)
         self.inputs = np.full(count, -1)  # in each place
         self.queue = [0, 1, 2, 3]
-        shape = jax.eval_shape(lambda: toy(5, count, beam).begin()[1])
+        of_places = toy(5, count, beam)
+        shape = jax.eval_shape(lambda: of_places.begin()[1])
 
         @jax.jit
         def begin():

@@ -313,7 +313,8 @@ def pick(monkeypatch):
     ):
         device = types.SimpleNamespace(platform=platform, compute_capability=capability)
         monkeypatch.setattr(sharding, "device", lambda: device)
-        q, k = (np.zeros((2, length, heads, head_dim), dtype) for heads in (2, kv_heads))
+        shapes = [(2, length, heads, head_dim) for heads in (2, kv_heads)]
+        q, k = (jnp.asarray(np.zeros(shape, dtype)) for shape in shapes)
         mask = Mask(causal=True) if mask is None else mask
         return kernels.pick(q, k, mask, dropout, bias=bias)
 
