@@ -25,7 +25,7 @@ KEY = jax.random.key(0)
 def test_linear_contracts_and_splits_axes():
     x = jax.random.normal(KEY, (2, 3, 4, 5))
     linear = Linear((4, 5), (6, 7), ("heads", "head_dim", "embed", "mlp"))
-    variables = nn.unbox(linear.init(KEY, x))
+    variables = nn.unbox(jax.jit(linear.init)(KEY, x))
     kernel, bias = variables["params"]["kernel"], variables["params"]["bias"]
     assert kernel.shape == (4, 5, 6, 7) and bias.shape == (6, 7)
     np.testing.assert_allclose(
@@ -49,18 +49,15 @@ def test_the_scores_of_a_head_are_not_rounded_to_bfloat16():
 
 
 def test_layer_norm():
-    x = jax.random.normal(KEY, (2, 3, 8)) * 5 + 3
+    x = np.asarray(jax.random.normal(KEY, (2, 3, 8))) * 5 + 3
     norm = LayerNorm()
-    variables = nn.unbox(norm.init(KEY, x))
-    variables["params"] = {"scale": jnp.arange(8.0), "bias": jnp.ones(8)}
-    x = np.asarray(x)
+    apply = jax.jit(norm.apply)
+    variables = {"params": {"scale": jnp.arange(8.0), "bias": jnp.ones(8)}}
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(
         x.var(-1, keepdims=True) + 1e-6
     ) * np.arange(8) + 1
-    np.testing.assert_allclose(
-        norm.apply(variables, jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5
-    )
-    assert norm.apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+    np.testing.assert_allclose(apply(variables, jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5)
+    assert apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_sinusoids():
@@ -98,18 +95,18 @@ def test_attention_follows_the_mask(causal, packed):
         query_segments=segments if packed else None,
         key_segments=segments if packed else None,
     )
-    y = dot_product(*map(jnp.asarray, (q, k, v)), mask)
+    y = jax.jit(dot_product)(q, k, v, mask)
     np.testing.assert_allclose(y, naive_attention(q, k, v, visible), rtol=1e-4, atol=1e-5)
 
 
 def test_padding_is_hidden_and_a_query_without_keys_stays_finite():
     mask = Mask(query_segments=jnp.array([[1, 0]]), key_segments=jnp.array([[1, 0, 0]]))
-    visible = mask.dense(2, 3)
+    visible = np.asarray(mask.dense(2, 3))
     np.testing.assert_array_equal(visible[0, 0], [[True, False, False], [False, False, False]])
-    q = jnp.ones((1, 2, 1, 4))
-    k = jnp.ones((1, 3, 1, 4))
-    all_padding = Mask(key_segments=jnp.zeros((1, 3), int))
-    assert np.isfinite(dot_product(q, k, k, all_padding)).all()
+    q = np.ones((1, 2, 1, 4))
+    k = np.ones((1, 3, 1, 4))
+    all_padding = Mask(key_segments=np.zeros((1, 3), int))
+    assert np.isfinite(jax.jit(dot_product)(q, k, k, all_padding)).all()
 
 
 def test_dropout_keeps_the_mean_and_is_off_outside_training():

@@ -1,6 +1,7 @@
 """XLNet: orders of prediction, memory, published sizes, and the sums of its FLOPs."""
 
 import math
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -31,13 +32,13 @@ def tiny():
     model = XLNet(**TINY, dropout=0.0, memory_length=6)
 
     @jax.jit
-    def init():
-        params = nn.unbox(model.init(jax.random.key(0), TOKENS, method=used))["params"]
+    def init(tokens):
+        params = nn.unbox(model.init(jax.random.key(0), tokens, method=used))["params"]
         return jax.tree.map(
             lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), params
         )
 
-    return model, init()
+    return model, init(TOKENS)
 
 
 def permuted(tiny, tokens, ranks, targets, **options):
@@ -54,7 +55,7 @@ def permuted(tiny, tokens, ranks, targets, **options):
 def test_published_parameter_counts(options, count):
     """Those of transformers' XLNetModel, without the output layers."""
     model = XLNet(**options)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), TOKENS, method=used))
+    shapes = jax.eval_shape(partial(model.init, method=used), jax.random.key(0), TOKENS)
     encoder = dict(nn.unbox(shapes)["params"])
     for name in ("output_bias", "pooler"):
         del encoder[name]
@@ -162,7 +163,7 @@ def test_flops():
     model = XLNet(**TINY, memory_length=4)
     row = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     targets = jax.ShapeDtypeStruct((1, 3), jnp.int32)
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0), TOKENS, method=used))
+    params = jax.eval_shape(partial(model.init, method=used), jax.random.key(0), TOKENS)
 
     def logits(params, tokens, targets):
         carry = model.initial_carry(1)
