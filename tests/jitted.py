@@ -41,3 +41,12 @@ class Jitted:
             return attribute
         setattr(self, name, jitted(attribute))
         return getattr(self, name)
+
+
+def jit_apply(monkeypatch):
+    """Makes each call of a model's `apply` a program, for functions that call it themselves.
+
+    It is another program in each call, as tracing may have effects: `capture` reads them.
+    """
+    apply = nn.Module.apply
+    monkeypatch.setattr(nn.Module, "apply", lambda *args, **kwargs: jitted(apply)(*args, **kwargs))

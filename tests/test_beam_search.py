@@ -1,12 +1,15 @@
 """Beam search against brute force, on a vocabulary so small that all outputs can be listed."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
+from tests.jitted import jitted
 from transformer_jax.inference.beam_search import BeamSearch, _largest, length_penalty
 from transformer_jax.layers.decoding import Ring, Rows
 
@@ -14,14 +17,16 @@ from transformer_jax.layers.decoding import Ring, Rows
 V, T, EOS = 4, 4, 1
 
 
+@functools.cache
 def model(seed, batch):
-    """Returns a random language model: tables of logits by row and by the code of a prefix."""
-    table = jax.random.normal(jax.random.key(seed), (batch, 5**T, V)) * 1.5
+    """Returns a random language model: the logits (B, codes, V) by row and code of a prefix."""
+    table = 1.5 * np.array(jax.random.normal(jax.random.key(seed), (batch, 5**T, V)))
+    table[..., 0] = -1e9
+    return table
 
-    def logits_of(rows, codes):
-        return table[rows, codes].at[..., 0].set(-1e9)
 
-    return logits_of
+def log_probs(seed, batch):
+    return scipy.special.log_softmax(model(seed, batch), axis=-1)
 
 
 class Toy:
@@ -32,7 +37,10 @@ class Toy:
 
     def __init__(self, seed, batch, beam):
         self.batch, self.beam = batch, beam
-        self.logits_of = model(seed, batch)
+        self.table = model(seed, batch)
+
+    def logits_of(self, rows, codes):
+        return jnp.asarray(self.table)[rows, codes]
 
     def first_logits(self):
         return self.logits_of(jnp.arange(self.batch), jnp.zeros(self.batch, jnp.int32))
@@ -95,12 +103,12 @@ def decode(toy, seed, limits, beam, alpha, n_best=1):
 
 def brute_force(seed, batch, row, limit, alpha):
     """Returns all outputs that end within the limit, [(score, ids without the end)], best first."""
-    logits_of, outputs = model(seed, batch), []
+    table, outputs = log_probs(seed, batch), []
     for length in range(1, limit + 1):
         for body in itertools.product((2, 3), repeat=length - 1):
             code, log_p = 0, 0.0
             for token in (*body, EOS):
-                log_p += float(jax.nn.log_softmax(logits_of(row, code % 5**T))[token])
+                log_p += float(table[row, code % 5**T, token])
                 code = code * 4 + token
             outputs.append((log_p / float(length_penalty(length, alpha)), list(body)))
     return sorted(outputs, reverse=True)
@@ -134,33 +142,48 @@ class Places:
         self.count = count
         self.search = BeamSearch(beam, 0.6, EOS, n_best=min(beam, 2))
         self.toy = toy(5, len(self.LIMITS), beam)
-        self.new_inputs = self.search.begin(jnp.array(self.LIMITS), *self.toy.begin())
         self.inputs = np.full(count, -1)  # in each place
         self.queue = [0, 1, 2, 3]
-        shape = jax.eval_shape(lambda: toy(5, count, beam).begin()[1])
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-        wide = blank.reorder(jnp.zeros((count, beam), jnp.int32)).resized(slots, 1)
-        self.state = self.search.empty(count, slots, wide)
+        of_places = toy(5, count, beam)
+        shape = jax.eval_shape(lambda: of_places.begin()[1])
+
+        @jax.jit
+        def begin():
+            new_inputs = self.search.begin(jnp.array(self.LIMITS), *self.toy.begin())
+            blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+            wide = blank.reorder(jnp.zeros((count, beam), jnp.int32)).resized(slots, 1)
+            return new_inputs, self.search.empty(count, slots, wide)
+
+        self.new_inputs, self.state = begin()
+        self.admitted = jax.jit(self.search.admit)
+
+        @jitted
+        def advanced(state, free, slots):
+            state = self.search.advance(state, self.toy.step, free)
+            outcome = self.search.running(state), self.search.best(state)
+            return self.search.resized(state, slots, 1), outcome
+
+        self.advanced = advanced
 
     def admit(self):
         for place in np.flatnonzero(self.inputs < 0)[: len(self.queue)]:
             self.inputs[place] = self.queue.pop(0)
-            self.state = self.search.admit(
+            self.state = self.admitted(
                 self.state,
                 self.new_inputs,
-                places=jnp.array([place] * 2),
-                rows=jnp.array([self.inputs[place]] * 2),
+                places=np.array([place] * 2),
+                rows=np.array([self.inputs[place]] * 2),
             )
 
-    def advance(self):
-        free = 1 if self.queue else self.count
-        self.state = self.search.advance(self.state, self.toy.step, free)
+    def advance(self, slots):
+        """Yields (input, its best hypotheses) of the places that are done, and frees them.
 
-    def done(self):
-        """Yields (input, its best hypotheses) of the places that are done, and frees them."""
-        running = np.asarray(self.search.running(self.state))
+        The state has `slots` slots thereafter.
+        """
+        free = 1 if self.queue else self.count
+        self.state, outcome = self.advanced(self.state, free, slots)
+        running, best = jax.device_get(outcome)
         for place in np.flatnonzero((self.inputs >= 0) & ~running):
-            best = self.search.best(self.state)
             yield self.inputs[place], best.ids[place], best.scores[place]
             self.inputs[place] = -1
 
@@ -175,29 +198,33 @@ def test_an_input_that_is_admitted_later_has_the_same_output(toy, beam, ring):
     places, ring = Places(toy, beam, 2, ring[0]), iter(ring)
     while places.queue or (places.inputs >= 0).any():
         places.admit()
-        places.advance()
-        for number, ids, scores in places.done():
+        for number, ids, scores in places.advance(next(ring)):
             np.testing.assert_array_equal(ids[:, :T], expected.ids[number])
             np.testing.assert_allclose(scores, expected.scores[number], rtol=1e-6)
-        places.state = places.search.resized(places.state, next(ring), 1)
 
 
 @TOYS
 def test_a_search_stops_when_an_input_has_no_more_room(toy):
-    search, limits = BeamSearch(2, 0.6, eos_id=-1), jnp.array([4, 4])
-    toy = toy(0, 2, 2)
-    state = search.begin(limits, *toy.begin())
-    state = search.advance(search.resized(state, 2, 1), toy.step, 2)
-    assert state.lengths.tolist() == [2, 2] and search.running(state).all()
-    state = search.advance(search.resized(state, 4, 1), toy.step, 2)
-    assert state.lengths.tolist() == [4, 4] and not search.running(state).any()
+    search, toy = BeamSearch(2, 0.6, eos_id=-1), toy(0, 2, 2)
+
+    @jitted
+    def advanced(state, slots):
+        state = search.advance(search.resized(state, slots, 1), toy.step, 2)
+        return state, search.running(state)
+
+    state = jax.jit(lambda: search.begin(jnp.array([4, 4]), *toy.begin()))()
+    state, running = advanced(state, 2)
+    assert state.lengths.tolist() == [2, 2] and np.all(running)
+    state, running = advanced(state, 4)
+    assert state.lengths.tolist() == [4, 4] and not np.any(running)
 
 
 @pytest.mark.parametrize("size", [5, 300, 2049, 4096])
 def test_the_largest_by_blocks_are_the_largest(size):
     # Many of the numbers are equal.
-    x = jax.random.randint(jax.random.key(size), (7, size), 0, 50).astype(jnp.float32)
-    for actual, expected in zip(_largest(x, 5), jax.lax.top_k(x, 5)):
+    x = np.float32(jax.random.randint(jax.random.key(size), (7, size), 0, 50))
+    both = jax.jit(lambda x: (_largest(x, 5), jax.lax.top_k(x, 5)))(x)
+    for actual, expected in zip(*both):
         np.testing.assert_array_equal(actual, expected)
 
 
@@ -210,9 +237,13 @@ def test_the_limit_holds_even_if_nothing_ends(beam):
         return logits(2, beam), state
 
     search = BeamSearch(beam, 0.6, EOS)
-    begun = search.begin(jnp.array([2, 4]), logits(2), Rows((), jnp.zeros((2, 1), jnp.int32)))
-    state = search.resized(begun, 6)
-    beams = search.best(search.advance(state, step, 2))
+
+    @jax.jit
+    def best():
+        begun = search.begin(jnp.array([2, 4]), logits(2), Rows((), jnp.zeros((2, 1), jnp.int32)))
+        return search.best(search.advance(search.resized(begun, 6), step, 2))
+
+    beams = best()
     assert beams.lengths.tolist() == [[2], [4]]
     assert np.isfinite(beams.scores).all()
 
@@ -220,13 +251,12 @@ def test_the_limit_holds_even_if_nothing_ends(beam):
 @pytest.mark.parametrize("seed", range(3))
 def test_one_beam_follows_the_likeliest_token(seed):
     beams = decode(RingToy, seed, [4, 3], beam=1, alpha=0.6)
-    logits_of = model(seed, 2)
+    table = log_probs(seed, 2)
     for row, limit in enumerate((4, 3)):
         code, body, log_p = 0, [], 0.0
         for _ in range(limit):
-            log_probs = jax.nn.log_softmax(logits_of(row, code % 5**T))
-            token = int(log_probs.argmax())
-            log_p += float(log_probs[token])
+            token = int(table[row, code % 5**T].argmax())
+            log_p += float(table[row, code % 5**T, token])
             if token == EOS:
                 break
             body.append(token)

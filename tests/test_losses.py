@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.special import log_softmax
 
 from transformer_jax import config as configs
 from transformer_jax import losses
@@ -36,19 +37,20 @@ def test_equals_the_plain_loss_and_its_gradients(monkeypatch, bias, smoothing, l
     monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
     assert losses.num_chunks(B, L, V) == chunks
-    np.testing.assert_allclose(
-        fused_loss(HIDDEN, TABLE, bias, smoothing),
-        plain_loss(HIDDEN, TABLE, bias, smoothing),
-        rtol=1e-6,
-    )
 
-    def scaled_gradients(loss):
-        def scaled(output):
-            return 3.0 * loss(*output, smoothing)
+    def scaled_gradients(loss, output):
+        """Returns the loss, and the gradients of three times the loss."""
+        value = loss(*output, smoothing)
+        return value, jax.grad(lambda output: 3.0 * loss(*output, smoothing))(output)
 
-        return jax.tree.leaves(jax.jit(jax.grad(scaled))((HIDDEN, TABLE, bias)))
+    @jax.jit
+    def both(output):
+        return scaled_gradients(fused_loss, output), scaled_gradients(plain_loss, output)
 
-    for fused, plain in zip(scaled_gradients(fused_loss), scaled_gradients(plain_loss)):
+    results = jax.device_get(both((HIDDEN, TABLE, bias)))
+    (value, *gradients), (plain_value, *plain_gradients) = map(jax.tree.leaves, results)
+    np.testing.assert_allclose(value, plain_value, rtol=1e-6)
+    for fused, plain in zip(gradients, plain_gradients):
         assert np.linalg.norm(fused - plain) <= 1e-6 * np.linalg.norm(plain)
 
 
@@ -65,17 +67,17 @@ def test_label_log_probs_and_their_gradients_are_those_of_the_formula(monkeypatc
     def fused(hidden, table, bias):
         return Projection(table, bias).label_log_probs(hidden, LABELS)
 
-    def of_rows(log_probs):
+    def of_rows(log_probs, arrays):
         """A function of the sums of rows, as the losses of preferences are."""
 
         def value(arrays):
             rows = jnp.sum(log_probs(*arrays) * WEIGHTS, axis=1)
             return jnp.sum(jnp.square(rows)), log_probs(*arrays)
 
-        return jax.jit(jax.value_and_grad(value, has_aux=True))((HIDDEN, TABLE, bias))
+        return jax.value_and_grad(value, has_aux=True)(arrays)
 
-    pairs = zip(jax.tree.leaves(of_rows(fused)), jax.tree.leaves(of_rows(plain)))
-    for ours, expected in pairs:
+    both = jax.jit(lambda arrays: (of_rows(fused, arrays), of_rows(plain, arrays)))
+    for ours, expected in zip(*map(jax.tree.leaves, both((HIDDEN, TABLE, bias)))):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -101,17 +103,17 @@ def plain_sums(hidden, table, bias, weights, smoothing, size=V):
     return [(x * weights).sum() for x in (loss, nll, correct)]
 
 
-def gradients(sums, cotangents, *settings):
+def gradients(sums, cotangents, inputs, *settings):
     """Returns the gradients of sums times cotangents by hidden, table, bias and weights."""
 
     def total(inputs):
         return sum(c * x for c, x in zip(cotangents, sums(*inputs, *settings)) if c)
 
-    return jax.jit(jax.grad(total))(INPUTS)
+    return jax.grad(total)(inputs)
 
 
 def assert_near(arrays, expected):
-    for x, y in zip(arrays, expected):
+    for x, y in zip(*jax.device_get((arrays, expected))):
         assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(y) + 1e-6
 
 
@@ -121,10 +123,16 @@ def assert_near(arrays, expected):
 def test_gradients_of_every_sum(monkeypatch, size, smoothing, limit):
     monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", limit)
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 1)
-    assert_near(fused_sums(*INPUTS, smoothing, size), plain_sums(*INPUTS, smoothing, size))
-    for cotangents in ((0.7, -1.3, 2.0), (0, 1.0, 0), (0, 0, 1.0)):
-        fused = gradients(fused_sums, cotangents, smoothing, size)
-        assert_near(fused, gradients(plain_sums, cotangents, smoothing, size))
+
+    def results(sums, inputs):
+        """Returns the sums, and their gradients for some cotangents."""
+        cotangents = (0.7, -1.3, 2.0), (0, 1.0, 0), (0, 0, 1.0)
+        of_each = [gradients(sums, each, inputs, smoothing, size) for each in cotangents]
+        return sums(*inputs, smoothing, size), *of_each
+
+    both = jax.jit(lambda inputs: (results(fused_sums, inputs), results(plain_sums, inputs)))
+    for fused, plain in zip(*both(INPUTS)):
+        assert_near(fused, plain)
 
 
 def test_gradients_of_every_sum_on_a_mesh(monkeypatch):
@@ -142,8 +150,10 @@ def test_gradients_of_every_sum_on_a_mesh(monkeypatch):
             assert losses.num_chunks(B, L, V) == 3
             return fused_sums(*inputs)
 
-    split = gradients(split_sums, (0.7, -1.3, 2.0), 0.1, SIZE)
-    assert_near(split, gradients(plain_sums, (0.7, -1.3, 2.0), 0.1, SIZE))
+    def of(sums):
+        return jax.jit(lambda inputs: gradients(sums, (0.7, -1.3, 2.0), inputs, 0.1, SIZE))(INPUTS)
+
+    assert_near(of(split_sums), of(plain_sums))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -166,19 +176,27 @@ def test_the_gradient_of_the_loss_alone_takes_three_products(smoothing):
 
 
 def test_token_log_probs():
-    logits = HIDDEN @ TABLE.T + BIAS
-    expected = jnp.take_along_axis(jax.nn.log_softmax(logits), LABELS[..., None], -1)[..., 0]
-    log_probs, likeliest = token_log_probs(HIDDEN, Projection(TABLE, BIAS), LABELS)
+    logits = np.asarray(HIDDEN) @ np.asarray(TABLE).T + np.asarray(BIAS)
+    labels = np.asarray(LABELS)
+    expected = np.take_along_axis(log_softmax(logits, axis=-1), labels[..., None], -1)[..., 0]
+    compute = jax.jit(lambda: token_log_probs(HIDDEN, Projection(TABLE, BIAS), LABELS))
+    log_probs, likeliest = compute()
     np.testing.assert_allclose(log_probs, expected, rtol=1e-5, atol=1e-6)
-    assert (likeliest == (logits.argmax(-1) == LABELS)).all()
+    np.testing.assert_array_equal(likeliest, logits.argmax(-1) == labels)
 
 
 def test_nll_and_correct():
-    _, nll, correct = losses.cross_entropy(
-        HIDDEN, TABLE, None, LABELS, WEIGHTS, label_smoothing=0.1
-    )
-    np.testing.assert_allclose(nll, plain_loss(HIDDEN, TABLE, None, 0.0), rtol=1e-6)
-    assert correct == ((HIDDEN @ TABLE.T).argmax(-1) == LABELS)[WEIGHTS > 0].sum()
+    @jax.jit
+    def compute(hidden, table):
+        _, nll, correct = losses.cross_entropy(
+            hidden, table, None, LABELS, WEIGHTS, label_smoothing=0.1
+        )
+        return nll, correct, plain_loss(hidden, table, None, 0.0)
+
+    nll, correct, expected = compute(HIDDEN, TABLE)
+    np.testing.assert_allclose(nll, expected, rtol=1e-6)
+    likeliest = (np.asarray(HIDDEN) @ np.asarray(TABLE).T).argmax(-1)
+    assert correct == (likeliest == np.asarray(LABELS))[np.asarray(WEIGHTS) > 0].sum()
 
 
 def test_memory_is_a_quarter_of_the_plain_losss_at_gpt2s_size():

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.jitted import jitted
 from transformer_jax.configuration.sections import Decode
 from transformer_jax.data import tokenizers
 from transformer_jax.distributed.sharding import AXES
@@ -106,11 +108,11 @@ class Use(SequenceToSequenceUse):
 
 @functools.cache
 def params(model):
-    tokens = jnp.zeros((1, 3), jnp.int32)
-    variables = Use(1, 1, model).model.init(
+    tokens = np.zeros((1, 3), np.int32)
+    variables = jitted(Use(1, 1, model).model.init)(
         jax.random.key(2), tokens, tokens, source_segment_ids=tokens + 1, method="hidden"
     )
-    return jax.tree.map(lambda x: 1.5 * x, nn.unbox(variables["params"]))
+    return jax.jit(lambda x: jax.tree.map(lambda x: 1.5 * x, x))(nn.unbox(variables["params"]))
 
 
 @pytest.mark.parametrize("model, beam", [("summed", 1), ("summed", 3), ("attention", 3)])
@@ -147,18 +149,14 @@ def test_a_score_is_the_log_probability_of_the_whole_output(model):
     variables = {"params": params(model)}
     source = use.tokenizer.source.encode(LINES[1])
     (_, beams), *_ = use.stream(params(model), 3)(params(model), [source], [8])
+    apply = jitted(use.model.apply)
     for ids, length, score in zip(*beams):
         output = ids[:length].tolist()
-        target = jnp.array([[use.tokenizer.target.bos_id, *output[:-1]]])
-        tokens = jnp.array([source])
-        hidden = use.model.apply(
-            variables,
-            tokens,
-            target,
-            source_segment_ids=jnp.ones_like(tokens),
-            method="hidden",
-        )
-        logits = use.model.apply(variables, hidden, method="logits")[0]
-        log_probs = jax.nn.log_softmax(logits)[jnp.arange(len(output)), jnp.array(output)]
+        target = np.array([[use.tokenizer.target.bos_id, *output[:-1]]])
+        tokens = np.array([source])
+        options = dict(source_segment_ids=np.ones_like(tokens), method="hidden")
+        hidden = apply(variables, tokens, target, **options)
+        logits = np.asarray(apply(variables, hidden, method="logits"))[0]
+        log_probs = scipy.special.log_softmax(logits, axis=-1)[np.arange(len(output)), output]
         penalty = ((5 + len(output)) / 6) ** 0.6
         assert float(score) == pytest.approx(float(log_probs.sum()) / penalty, rel=1e-4)

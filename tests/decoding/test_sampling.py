@@ -9,7 +9,7 @@ from transformer_jax.config import UserError
 from transformer_jax.inference import sampling
 from transformer_jax.inference.sampling import Sampling
 
-LOGITS = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]))
+LOGITS = jnp.array(np.log([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]))
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,14 @@ LOGITS = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]))
     ],
 )
 def test_sampling_draws_from_the_allowed_tokens(how, row, expected):
-    keys = jax.random.split(jax.random.key(0), 4000).reshape(2000, 2)
     seen = jnp.array([[True, False, False, False], [False] * 4])
-    tokens = np.asarray(jax.vmap(lambda key: how.draw(LOGITS, seen, key))(keys))
+
+    @jax.jit
+    def draw():
+        keys = jax.random.split(jax.random.key(0), 4000).reshape(2000, 2)
+        return jax.vmap(lambda key: how.draw(LOGITS, seen, key))(keys)
+
+    tokens = np.asarray(draw())
     shares = np.bincount(tokens[:, row], minlength=4) / 2000
     np.testing.assert_allclose(shares, expected, atol=0.04)
 
@@ -55,18 +60,19 @@ def test_every_token_has_its_share_of_the_random_numbers():
     draw = np.random.default_rng(0)
     weights = np.where(draw.random(1000) < 0.5, 0, draw.random(1000) ** 8).astype(np.float32)
     uniform = jnp.array((np.arange(4000) + 0.5) / 4000, jnp.float32)
-    tokens = sampling.drawn(jnp.tile(weights, (4000, 1)), uniform)
+    drawn = jax.jit(sampling.drawn)
+    tokens = drawn(np.tile(weights, (4000, 1)), uniform)
     counts = np.bincount(tokens, minlength=1000)
     np.testing.assert_allclose(counts, 4000 * weights / weights.sum(), atol=1.01)
-    edges = sampling.drawn(jnp.tile(weights, (2, 1)), jnp.array([0, 1 - 2**-23], jnp.float32))
+    edges = drawn(np.tile(weights, (2, 1)), jnp.array([0, 1 - 2**-23], jnp.float32))
     assert (weights[edges] > 0).all() and not counts[weights == 0].any()
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.999])
 def test_the_nucleus_is_that_of_the_sorted_vocabulary(top_p):
     logits = np.random.default_rng(0).normal(0, 3, (40, 700)).round(1)  # with ties
-    probabilities = np.asarray(jax.nn.softmax(logits))
+    probabilities = np.asarray(jax.jit(jax.nn.softmax)(logits))
     is_likelier = probabilities[:, None] > probabilities[..., None]
     of_likelier = (probabilities[:, None] * is_likelier).sum(-1)
-    nucleus = sampling._nucleus(jnp.array(probabilities), top_p)
+    nucleus = jax.jit(lambda x: sampling._nucleus(x, top_p))(probabilities)
     np.testing.assert_array_equal(nucleus, of_likelier < top_p)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import jit_apply, jitted
 from transformer_jax.config import UserError
 from transformer_jax.layers import activations
 from transformer_jax.layers.activations import capture, intervene
@@ -20,7 +21,7 @@ from transformer_jax.models.gpt import GPT
 
 TINY = dict(vocab_size=37, d_model=16, num_heads=2, dtype="float32", dropout=0.0)
 TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
-OTHER = TOKENS.at[0, 3].add(1) % 37
+OTHER = jax.jit(lambda: TOKENS.at[0, 3].add(1) % 37)()
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
 STREAM = "decoder/layers/after_mlp"
 MLP = "decoder/layers/mlp"
@@ -58,7 +59,8 @@ def test_a_program_without_requests_has_no_trace_of_them(gpt, monkeypatch):
 def test_activations_are_read_by_layer(gpt):
     model, params = gpt
     states = "decoder/layers"
-    out = capture(model, params, [states, MLP, WEIGHTS, "norm", "token_embed"], TOKENS)
+    names = [states, MLP, WEIGHTS, "norm", "token_embed"]
+    out = jax.device_get(jitted(capture)(model, params, names, TOKENS))
     assert {name: x.shape for name, x in out.items()} == {
         states: (3, 2, 12, 16),
         MLP: (3, 2, 12, 16),
@@ -67,17 +69,21 @@ def test_activations_are_read_by_layer(gpt):
         "token_embed": (2, 12, 16),
     }
     np.testing.assert_allclose(out[WEIGHTS].sum(-1), 1, rtol=1e-5)
-    hidden = model.apply({"params": params}, TOKENS, method="hidden")
+    hidden = jitted(model.apply)({"params": params}, TOKENS, method="hidden")
     np.testing.assert_allclose(out["norm"], hidden, rtol=1e-5, atol=1e-5)
-    bound = model.bind({"params": params})
-    np.testing.assert_allclose(bound.norm(out[states][-1]), hidden, rtol=1e-5, atol=1e-5)
+    normalized = jitted(normalize)(model, params, out[states][-1])
+    np.testing.assert_allclose(normalized, hidden, rtol=1e-5, atol=1e-5)
+
+
+def normalize(model, params, states):
+    return model.bind({"params": params}).norm(states)
 
 
 @pytest.mark.parametrize("options", [dict(unroll=3), dict(remat="full")])
 def test_unrolled_and_recomputed_layers_have_the_same_activations(gpt, options):
     model, params = gpt
-    expected = capture(model, params, [MLP], TOKENS)[MLP]
-    out = jax.jit(lambda p: capture(model.clone(**options), p, [MLP], TOKENS))(params)
+    expected = jitted(capture)(model, params, [MLP], TOKENS)[MLP]
+    out = jitted(capture)(model.clone(**options), params, [MLP], TOKENS)
     np.testing.assert_allclose(out[MLP], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -89,16 +95,15 @@ def test_one_layer_is_replaced(gpt):
 
     model, params = gpt
     names = ["decoder/layers", "decoder/layers/attention", MLP]
-    plain = capture(model, params, names, TOKENS)
-    ablated = capture(model, params, names, TOKENS, replace={MLP: without})
+    plain = jax.device_get(jitted(capture)(model, params, names, TOKENS))
+    ablated = jax.device_get(jitted(capture)(model, params, names, TOKENS, replace={MLP: without}))
     states = ablated["decoder/layers"]
     np.testing.assert_allclose(states[0], plain["decoder/layers"][0], rtol=1e-5, atol=1e-5)
     expected = states[0] + ablated["decoder/layers/attention"][1]
     np.testing.assert_allclose(states[1], expected, rtol=1e-5, atol=1e-5)
-    result = intervene(model, params, {MLP: without}, TOKENS, method="hidden")
-    np.testing.assert_allclose(
-        result, model.bind({"params": params}).norm(states[2]), rtol=1e-5, atol=1e-5
-    )
+    result = jitted(intervene)(model, params, {MLP: without}, TOKENS, method="hidden")
+    normalized = jitted(normalize)(model, params, states[2])
+    np.testing.assert_allclose(result, normalized, rtol=1e-5, atol=1e-5)
 
 
 def test_replaced_attention_weights_and_heads_reach_the_output(gpt):
@@ -108,13 +113,12 @@ def test_replaced_attention_weights_and_heads_reach_the_output(gpt):
     def diagonal(weights, layer):
         return jnp.broadcast_to(jnp.eye(12), weights.shape)
 
-    alone = model.apply(
-        {"params": params}, TOKENS.reshape(-1, 1), jnp.tile(jnp.arange(12), 2)[:, None]
-    )
-    logits = intervene(model, params, {WEIGHTS: diagonal}, TOKENS)
+    positions = np.tile(np.arange(12), 2)[:, None]
+    alone = jitted(model.apply)({"params": params}, np.reshape(TOKENS, (-1, 1)), positions)
+    logits = np.asarray(jitted(intervene)(model, params, {WEIGHTS: diagonal}, TOKENS))
     np.testing.assert_allclose(logits.reshape(24, 1, -1), alone, rtol=1e-4, atol=1e-4)
     heads = {"decoder/layers/attention/heads": lambda x, layer: x.at[:, :, 1].set(0.0)}
-    assert np.abs(intervene(model, params, heads, TOKENS) - logits).max() > 1e-2
+    assert np.abs(jitted(intervene)(model, params, heads, TOKENS) - logits).max() > 1e-2
 
 
 def test_names_may_have_wildcards_and_a_module_several_calls():
@@ -187,7 +191,7 @@ def test_a_patch_of_the_residual_stream_makes_the_other_run(gpt, options):
         by_array = intervene(model, params, {STREAM: other[STREAM]}, TOKENS)
         return model.apply({"params": params}, TOKENS), other["logits"], patched, by_array
 
-    original, other, patched, by_array = compute(params)
+    original, other, patched, by_array = jax.device_get(compute(params))
     assert np.abs(original - other).max() > 1e-2
     np.testing.assert_allclose(patched, other, atol=1e-4)
     np.testing.assert_allclose(by_array, other, atol=1e-4)
@@ -199,10 +203,10 @@ def test_gradients_flow_through_interventions(gpt):
         replace = {STREAM: lambda x, layer: x + shift[layer]}
         return jnp.square(intervene(*gpt, replace, TOKENS)).mean()
 
-    shift = jnp.zeros((3, 16))
-    gradient = jax.grad(loss)(shift)
+    gradient = np.asarray(jax.jit(jax.grad(loss))(np.zeros((3, 16))))
     for layer in range(3):
-        step = shift.at[layer, 5].set(1e-2)
+        step = np.zeros((3, 16))
+        step[layer, 5] = 1e-2
         slope = (loss(step) - loss(-step)) / 2e-2
         np.testing.assert_allclose(gradient[layer, 5], slope, rtol=0.02, atol=1e-4)
 
@@ -220,6 +224,7 @@ def test_the_example_of_the_documentation_runs(gpt, monkeypatch):
     tokenizer = types.SimpleNamespace(encode=lambda texts: [[5, 6, i] for i, _ in enumerate(texts)])
     task = types.SimpleNamespace(model=model, tokenizer=tokenizer)
     monkeypatch.setattr("transformer_jax.open_run", lambda run: (task, params), raising=False)
+    jit_apply(monkeypatch)
     scope = {}
     exec(example, scope)
     corrupt = model.apply({"params": params}, scope["corrupt"])

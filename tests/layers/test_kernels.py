@@ -16,6 +16,7 @@ from transformer_jax.layers import kernels, weight_dropout
 from transformer_jax.layers.masks import Mask
 
 
+@functools.cache
 def arrays(queries, keys, dtype=jnp.float32, kv_heads=2, head_dim=8):
     heads = (2, kv_heads, kv_heads)
     lengths = (queries, keys, keys)
@@ -27,14 +28,16 @@ def arrays(queries, keys, dtype=jnp.float32, kv_heads=2, head_dim=8):
 
 def segments(length, count=3):
     """Returns sorted segment ids from 1, with padding at the end of the first row."""
-    ids = jnp.sort(jax.random.randint(jax.random.key(length), (2, length), 1, count + 1), axis=1)
-    return ids.at[0, -7:].set(0)
+    ids = np.sort(jax.random.randint(jax.random.key(length), (2, length), 1, count + 1), axis=1)
+    ids[0, -7:] = 0
+    return jnp.asarray(ids)
 
 
 def assert_equals_plain(kernel, arrays, mask, tolerance, plain=kernels.dot_product, **options):
     """Asserts equal outputs and gradients, except for queries that are padding."""
     q, _, _ = arrays
-    filled = jnp.ones(q.shape[:2]) if mask.query_segments is None else mask.query_segments > 0
+    ids = mask.query_segments
+    filled = np.ones(q.shape[:2]) if ids is None else np.asarray(ids) > 0
 
     def value_and_gradients(kernel):
         def total(arrays):
@@ -50,13 +53,15 @@ def assert_equals_plain(kernel, arrays, mask, tolerance, plain=kernels.dot_produ
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max())
 
 
-def make_mask(name, length=256):
-    """Returns a mask of rows of `length` positions."""
+@functools.cache
+def masks(length):
+    """Returns the masks of rows of `length` positions, by name."""
     ids = segments(length)
-    ranks = jax.random.permutation(jax.random.key(3), jnp.tile(jnp.arange(length), (2, 1)), 1)
+    rows = np.tile(np.arange(length), (2, 1))
+    ranks = jax.jit(lambda: jax.random.permutation(jax.random.key(3), rows, 1))()
     window = dict(window=jnp.int32(20), windows=(20, 2**30))
-    is_global = jnp.arange(length)[None] % 50 == jnp.array([[0], [7]])
-    masks = {
+    is_global = jnp.asarray(np.arange(length)[None] % 50 == np.array([[0], [7]]))
+    return {
         "all": Mask(),
         "causal": Mask(causal=True),
         "padded": Mask(key_segments=ids),
@@ -77,7 +82,10 @@ def make_mask(name, length=256):
         "ranks": Mask(query_ranks=ranks, key_ranks=ranks),
         "ranks_causal": Mask(causal=True, query_ranks=ranks, key_ranks=ranks, key_segments=ids),
     }
-    return masks[name]
+
+
+def make_mask(name, length=256):
+    return masks(length)[name]
 
 
 MASKS = tuple(
@@ -150,8 +158,9 @@ def test_a_dilated_window_equals_the_plain_kernel(causal, window, dilation):
 @pytest.mark.parametrize("dilation", [None, 3])
 def test_windowed_shows_global_positions_to_all_queries(dilation):
     ids = segments(301)
-    positions = jnp.array([[0, 40, 170, -1], [300, -1, -1, 20]])
-    is_global = (positions[..., None] == jnp.arange(301)).any(axis=1)
+    positions = np.array([[0, 40, 170, -1], [300, -1, -1, 20]])
+    is_global = jnp.asarray((positions[..., None] == np.arange(301)).any(axis=1))
+    positions = jnp.asarray(positions)
     window = dict(window=jnp.int32(20), windows=(20,))
     if dilation is not None:
         window |= dict(dilation=jnp.int32(dilation), dilations=(dilation,))
@@ -203,11 +212,10 @@ def test_causal_blocks_of_a_long_row_take_memory_in_proportion_to_its_length():
 def test_grouped_heads_equal_repeated_ones():
     q, k, v = arrays(6, 6)
     bias = jax.random.normal(jax.random.key(9), (1, 4, 6, 6))
-    q = jnp.concatenate([q, q[..., ::-1]], axis=2)  # four heads
-    repeated = kernels.dot_product(
-        q, *(jnp.repeat(x, 2, axis=2) for x in (k, v)), Mask(), bias=bias
-    )
-    grouped = kernels.dot_product(q, k, v, Mask(), bias=bias)
+    q = np.concatenate([q, np.asarray(q)[..., ::-1]], axis=2)  # four heads
+    product = jax.jit(kernels.dot_product)
+    repeated = product(q, *(np.repeat(x, 2, axis=2) for x in (k, v)), Mask(), bias=bias)
+    grouped = product(q, k, v, Mask(), bias=bias)
     np.testing.assert_allclose(grouped, repeated, rtol=1e-5, atol=1e-5)
 
 
@@ -230,7 +238,7 @@ def test_splash_on_a_mesh():
             return kernels.splash(q, k, v, mask, interpret=True)
 
     filled = np.asarray(mask.query_segments > 0)
-    expected = np.asarray(kernels.dot_product(q, k, v, mask))
+    expected = np.asarray(jax.jit(kernels.dot_product)(q, k, v, mask))
     np.testing.assert_allclose(
         np.asarray(split(q, k, v, mask))[filled], expected[filled], rtol=2e-3, atol=2e-3
     )
@@ -305,7 +313,8 @@ def pick(monkeypatch):
     ):
         device = types.SimpleNamespace(platform=platform, compute_capability=capability)
         monkeypatch.setattr(sharding, "device", lambda: device)
-        q, k, _ = arrays(length, length, dtype, kv_heads, head_dim)
+        shapes = [(2, length, heads, head_dim) for heads in (2, kv_heads)]
+        q, k = (jnp.asarray(np.zeros(shape, dtype)) for shape in shapes)
         mask = Mask(causal=True) if mask is None else mask
         return kernels.pick(q, k, mask, dropout, bias=bias)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import jitted
 from transformer_jax.layers import mlp, norms
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.embeddings import sinusoids
@@ -24,7 +25,7 @@ KEY = jax.random.key(0)
 def test_linear_contracts_and_splits_axes():
     x = jax.random.normal(KEY, (2, 3, 4, 5))
     linear = Linear((4, 5), (6, 7), ("heads", "head_dim", "embed", "mlp"))
-    variables = nn.unbox(linear.init(KEY, x))
+    variables = nn.unbox(jax.jit(linear.init)(KEY, x))
     kernel, bias = variables["params"]["kernel"], variables["params"]["bias"]
     assert kernel.shape == (4, 5, 6, 7) and bias.shape == (6, 7)
     np.testing.assert_allclose(
@@ -48,18 +49,15 @@ def test_the_scores_of_a_head_are_not_rounded_to_bfloat16():
 
 
 def test_layer_norm():
-    x = jax.random.normal(KEY, (2, 3, 8)) * 5 + 3
+    x = np.asarray(jax.random.normal(KEY, (2, 3, 8))) * 5 + 3
     norm = LayerNorm()
-    variables = nn.unbox(norm.init(KEY, x))
-    variables["params"] = {"scale": jnp.arange(8.0), "bias": jnp.ones(8)}
-    x = np.asarray(x)
+    apply = jax.jit(norm.apply)
+    variables = {"params": {"scale": jnp.arange(8.0), "bias": jnp.ones(8)}}
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(
         x.var(-1, keepdims=True) + 1e-6
     ) * np.arange(8) + 1
-    np.testing.assert_allclose(
-        norm.apply(variables, jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5
-    )
-    assert norm.apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+    np.testing.assert_allclose(apply(variables, jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5)
+    assert apply(variables, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_sinusoids():
@@ -97,18 +95,18 @@ def test_attention_follows_the_mask(causal, packed):
         query_segments=segments if packed else None,
         key_segments=segments if packed else None,
     )
-    y = dot_product(*map(jnp.asarray, (q, k, v)), mask)
+    y = jax.jit(dot_product)(q, k, v, mask)
     np.testing.assert_allclose(y, naive_attention(q, k, v, visible), rtol=1e-4, atol=1e-5)
 
 
 def test_padding_is_hidden_and_a_query_without_keys_stays_finite():
     mask = Mask(query_segments=jnp.array([[1, 0]]), key_segments=jnp.array([[1, 0, 0]]))
-    visible = mask.dense(2, 3)
+    visible = np.asarray(mask.dense(2, 3))
     np.testing.assert_array_equal(visible[0, 0], [[True, False, False], [False, False, False]])
-    q = jnp.ones((1, 2, 1, 4))
-    k = jnp.ones((1, 3, 1, 4))
-    all_padding = Mask(key_segments=jnp.zeros((1, 3), int))
-    assert np.isfinite(dot_product(q, k, k, all_padding)).all()
+    q = np.ones((1, 2, 1, 4))
+    k = np.ones((1, 3, 1, 4))
+    all_padding = Mask(key_segments=np.zeros((1, 3), int))
+    assert np.isfinite(jax.jit(dot_product)(q, k, k, all_padding)).all()
 
 
 def test_dropout_keeps_the_mean_and_is_off_outside_training():
@@ -121,11 +119,12 @@ def test_dropout_keeps_the_mean_and_is_off_outside_training():
 def test_attention_cache_holds_rows_at_different_positions():
     """Rows of a batch may fill different slots. A row attends by its own position only."""
     attention = Attention(num_heads=2, head_dim=4)
-    x = jax.random.normal(KEY, (2, 5, 8))
-    variables = nn.unbox(attention.init(KEY, x, mask=Mask()))
-    whole = attention.apply(variables, x, mask=Mask(causal=True))
-    slots = jnp.broadcast_to(jnp.arange(5), (2, 5))
-    _, cache = attention.apply(
+    x = np.asarray(jax.random.normal(KEY, (2, 5, 8)))
+    apply = jitted(attention.apply)
+    variables = nn.unbox(jitted(attention.init)(KEY, x, mask=Mask()))
+    whole = np.asarray(apply(variables, x, mask=Mask(causal=True)))
+    slots = np.broadcast_to(np.arange(5), (2, 5))
+    _, cache = apply(
         variables,
         x[:, :3],
         mask=Mask(causal=True, query_slots=slots[:, :3]),
@@ -133,15 +132,16 @@ def test_attention_cache_holds_rows_at_different_positions():
         mutable=["cache"],
     )
     # Row 0 continues with slot 3. Row 1 writes slot 2 again.
-    tokens = jnp.stack([x[0, 3], x[1, 2]])[:, None]
-    y, _ = attention.apply(
+    tokens = np.stack([x[0, 3], x[1, 2]])[:, None]
+    y, _ = apply(
         {**variables, **cache},
         tokens,
-        mask=Mask(causal=True, query_slots=jnp.array([[3], [2]])),
+        mask=Mask(causal=True, query_slots=np.array([[3], [2]])),
         decode=8,
         mutable=["cache"],
     )
-    np.testing.assert_allclose(y[:, 0], jnp.stack([whole[0, 3], whole[1, 2]]), rtol=1e-5, atol=1e-6)
+    expected = np.stack([whole[0, 3], whole[1, 2]])
+    np.testing.assert_allclose(np.asarray(y)[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sample("False-None-65", "True-20-600", "True-None-100")
@@ -151,16 +151,16 @@ def test_causal_blocks_equal_the_plain_kernel_and_its_gradients(length, segments
     arrays = jax.random.normal(jax.random.key(0), (3, 2, length, 2, 4))
     mask = Mask(causal=True)
     if segments:
-        ids = jnp.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1)
+        ids = np.sort(jax.random.randint(jax.random.key(1), (2, length), 1, 4), axis=1)
         mask = mask.replace(query_segments=ids, key_segments=ids)
     if window:
         mask = mask.replace(window=jnp.int32(window))
 
-    def value_and_gradient(kernel):
+    def value_and_gradient(kernel, mask):
         return jax.value_and_grad(lambda x: (kernel(*x, mask) ** 2).sum())(arrays)
 
-    value, gradient = value_and_gradient(causal_blocks)
-    expected_value, expected_gradient = value_and_gradient(dot_product)
+    value, gradient = jitted(value_and_gradient)(causal_blocks, mask)
+    expected_value, expected_gradient = jitted(value_and_gradient)(dot_product, mask)
     np.testing.assert_allclose(value, expected_value, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
@@ -181,15 +181,15 @@ def test_an_mlp_keeps_its_hidden_layer_before_and_after_the_activation():
 
 def residuals(layer, x):
     """Returns the arrays that the forward pass keeps."""
-    variables = layer.init(KEY, x)
-    _, backward = jax.vjp(layer.apply, variables, x)
-    return jax.tree.leaves(backward)
+    variables = jax.jit(layer.init)(KEY, x)
+    kept = jax.jit(lambda *inputs: jax.tree.leaves(jax.vjp(layer.apply, *inputs)[1]))
+    return kept(variables, x)
 
 
 @pytest.mark.parametrize("layer", [LayerNorm(), MLP(32, activation=jax.nn.gelu)])
 def test_gradients_do_not_depend_on_what_is_kept(layer, monkeypatch):
     x = jax.random.normal(KEY, (2, 8, 16))
-    variables = layer.init(KEY, x)
+    variables = jax.jit(layer.init)(KEY, x)
 
     def gradients():
         return jax.jit(jax.grad(lambda v: jnp.sum(layer.apply(v, x) ** 2)))(variables)

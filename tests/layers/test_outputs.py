@@ -1,5 +1,6 @@
 """The adaptive softmax: torch's values, all probabilities in NumPy, and the cost of its tails."""
 
+import functools
 import importlib.util
 
 import flax.linen as nn
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import make_torch_adaptive_softmax as fixture
+from tests.jitted import jitted
 from transformer_jax import losses
 from transformer_jax.config import UserError
 from transformer_jax.layers.adaptive import AdaptiveEmbed, AdaptiveOutput, Clusters
@@ -16,7 +18,7 @@ from transformer_jax.layers.outputs import AdaptiveSoftmax, Cluster, Projection,
 
 B, L, M = 3, 8, 12
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))
-WEIGHTS = jax.random.uniform(jax.random.key(1), (B, L)).at[0, :3].set(0)
+WEIGHTS = jax.jit(lambda: jax.random.uniform(jax.random.key(1), (B, L)).at[0, :3].set(0))()
 CLOSE = dict(rtol=1e-5, atol=1e-5)
 
 
@@ -37,15 +39,22 @@ class Both(nn.Module):
         return self.softmax(self.embed.output())
 
 
+@functools.cache
 def build(divisor=1, multiple=1):
     """Returns (a module with 23 tokens in four clusters, its parameters)."""
     module = Both(Clusters(23, M, (5, 9, 16), divisor), multiple)
-    params = nn.unbox(module.init(jax.random.key(2), jnp.zeros((1, 1), jnp.int32)))["params"]
-    biases = params["softmax"]
-    params["softmax"] = {
-        name: x + 0.3 * jnp.sin(jnp.arange(x.size)).reshape(x.shape) for name, x in biases.items()
-    }
-    return module, params
+
+    @jax.jit
+    def init():
+        params = nn.unbox(module.init(jax.random.key(2), jnp.zeros((1, 1), jnp.int32)))["params"]
+        biases = params["softmax"]
+        params["softmax"] = {
+            name: x + 0.3 * jnp.sin(jnp.arange(x.size)).reshape(x.shape)
+            for name, x in biases.items()
+        }
+        return params
+
+    return module, init()
 
 
 def log_softmax(x):
@@ -86,28 +95,34 @@ LABELS = {
 @pytest.mark.parametrize("divisor, multiple", [(1, 1), (2, 4)])
 def test_probabilities_are_those_of_the_definition_and_sum_to_1(divisor, multiple):
     module, params = build(divisor, multiple)
-    output = module.apply({"params": params}, method="output")
-    log_probs = output.logits(HIDDEN)
+    labels, factors = LABELS["all"], jax.random.normal(jax.random.key(9), (B, L))
+
+    @jax.jit
+    def compute(params, hidden):
+        output = module.apply({"params": params}, method="output")
+
+        def of_all(hidden):
+            log_probs = output.logits(hidden)
+            return jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0], log_probs
+
+        def of_the_labels(hidden):
+            return output.label_log_probs(hidden, labels)
+
+        _, backward, log_probs = jax.vjp(of_all, hidden, has_aux=True)
+        fused, fused_backward = jax.vjp(of_the_labels, hidden)
+        of_tokens = token_log_probs(hidden, output, labels)
+        return log_probs, backward(factors), *of_tokens, fused, fused_backward(factors)
+
+    log_probs, gradient, scores, likeliest, fused, fused_gradient = compute(params, HIDDEN)
     assert log_probs.shape == (B, L, 23)
     np.testing.assert_allclose(np.exp(log_probs).sum(axis=-1), 1, rtol=1e-6)
     expected = probabilities(params, HIDDEN, divisor)
     np.testing.assert_allclose(log_probs, expected, **CLOSE)
-    scores, likeliest = token_log_probs(HIDDEN, output, LABELS["all"])
-    of_labels = np.take_along_axis(expected, LABELS["all"][..., None], axis=-1)[..., 0]
+    of_labels = np.take_along_axis(expected, np.asarray(labels)[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(scores, of_labels, **CLOSE)
-    np.testing.assert_array_equal(likeliest, expected.argmax(axis=-1) == LABELS["all"])
-
-    def of_all(hidden):
-        log_probs = output.logits(hidden)
-        return jnp.take_along_axis(log_probs, LABELS["all"][..., None], axis=-1)[..., 0]
-
-    def of_the_labels(hidden):
-        return output.label_log_probs(hidden, LABELS["all"])
-
-    np.testing.assert_allclose(of_the_labels(HIDDEN), of_labels, **CLOSE)
-    factors = jax.random.normal(jax.random.key(9), (B, L))
-    plain, fused = (jax.vjp(f, HIDDEN)[1](factors) for f in (of_all, of_the_labels))
-    np.testing.assert_allclose(fused, plain, **CLOSE)
+    np.testing.assert_array_equal(likeliest, expected.argmax(axis=-1) == labels)
+    np.testing.assert_allclose(fused, of_labels, **CLOSE)
+    np.testing.assert_allclose(fused_gradient, gradient, **CLOSE)
 
 
 @pytest.mark.parametrize("labels", LABELS)
@@ -134,28 +149,36 @@ def test_loss_and_gradients_equal_those_of_all_probabilities(
     inputs = (params, HIDDEN, WEIGHTS)
     loss, gradients = jax.jit(jax.value_and_grad(sparse))(inputs)
     of_labels = np.take_along_axis(
-        probabilities(params, HIDDEN, divisor), labels[..., None], axis=-1
+        probabilities(params, HIDDEN, divisor), np.asarray(labels)[..., None], axis=-1
     )
-    np.testing.assert_allclose(loss, -(of_labels[..., 0] * WEIGHTS).sum(), rtol=1e-5)
+    expected = -(of_labels[..., 0] * np.asarray(WEIGHTS)).sum()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
     expected = jax.jit(jax.grad(dense))(inputs)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **CLOSE), gradients, expected)
 
 
 def test_correct_labels_are_the_likeliest_of_both_steps():
     module, params = build()
-    output = module.apply({"params": params}, method="output")
+
+    @jax.jit
+    def compute(params):
+        output = module.apply({"params": params}, method="output")
+        clusters = (output.head, *output.tails)
+        likeliest = [cluster.log_probs(HIDDEN).argmax(axis=-1) for cluster in clusters]
+        return likeliest, output.cross_entropy(HIDDEN, LABELS["all"], WEIGHTS)[2]
+
+    (head, *tails), actual = jax.device_get(compute(params))
+    labels, weights = np.asarray(LABELS["all"]), np.asarray(WEIGHTS)
     expected = 0.0
-    head = output.head.log_probs(HIDDEN).argmax(axis=-1)
     for label in range(23):
         step = label if label < 5 else 5 + int(np.searchsorted([9, 16], label, "right"))
         correct = head == step
         if label >= 5:
             first = (5, 9, 16)[step - 5]
-            correct &= output.tails[step - 5].log_probs(HIDDEN).argmax(axis=-1) == label - first
-        expected += (correct * WEIGHTS * (LABELS["all"] == label)).sum()
-    correct = output.cross_entropy(HIDDEN, LABELS["all"], WEIGHTS)[2]
+            correct &= tails[step - 5] == label - first
+        expected += (correct * weights * (labels == label)).sum()
     assert expected > 0
-    np.testing.assert_allclose(correct, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def of_torch(arrays, prefix=""):
@@ -176,12 +199,14 @@ def of_torch(arrays, prefix=""):
 def check_against(arrays):
     def loss(output, hidden):
         weights = jnp.ones(hidden.shape[:2])
-        return output.cross_entropy(hidden, arrays["labels"], weights)[0]
+        loss = output.cross_entropy(hidden, arrays["labels"], weights)[0]
+        return loss, output.logits(hidden)
 
     output, hidden = of_torch(arrays), jnp.asarray(arrays["hidden"])
-    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(output, hidden)
+    compute = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (value, log_probs), gradients = compute(output, hidden)
     np.testing.assert_allclose(value, arrays["loss"], rtol=1e-5)
-    np.testing.assert_allclose(output.logits(hidden), arrays["log_probs"], **CLOSE)
+    np.testing.assert_allclose(log_probs, arrays["log_probs"], **CLOSE)
     expected = of_torch(arrays, "d "), arrays["d hidden"]
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **CLOSE), gradients, expected)
 
@@ -207,8 +232,10 @@ def test_a_tail_is_computed_for_its_own_tokens(monkeypatch):
 
     monkeypatch.setattr(losses, "_chunk", counted)
     module, params = build()
-    output = module.apply({"params": params}, method="output")
-    labels = jnp.zeros(300, jnp.int32).at[jnp.arange(7) * 40].set(6).at[jnp.array([5, 9])].set(10)
+    output = jitted(module.apply)({"params": params}, method="output")
+    labels = np.zeros(300, np.int32)
+    labels[np.arange(7) * 40] = 6
+    labels[[5, 9]] = 10
     hidden = jnp.ones((2, 150, M))
     loss = jax.jit(lambda labels: output.cross_entropy(hidden, labels, jnp.ones((2, 150)))[0])
     jax.block_until_ready(loss(labels.reshape(2, 150)))
@@ -230,10 +257,10 @@ def test_flops_are_those_of_the_expected_tokens():
 @pytest.mark.parametrize("divisor, multiple", [(1, 1), (2, 4)])
 def test_embeddings_are_rows_of_the_tables(divisor, multiple):
     module, params = build(divisor, multiple)
-    params = params["embed"]
-    ids = jnp.array([[0, 4, 5, 8, 9], [15, 16, 22, 10, 3]])
+    params = jax.device_get(params["embed"])
+    ids = np.array([[0, 4, 5, 8, 9], [15, 16, 22, 10, 3]])
     embed = AdaptiveEmbed(module.clusters, multiple=multiple)
-    x = embed.apply({"params": params}, ids)
+    x = np.asarray(jax.jit(embed.apply)({"params": params}, ids))
     for place, number in np.ndenumerate(ids):
         cluster = int(np.searchsorted([5, 9, 16], number, "right"))
         row = params[f"table_{cluster}"]["embedding"][number - (0, 5, 9, 16)[cluster]]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import jitted
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.norms import RMSNorm
@@ -17,8 +18,9 @@ KEY = jax.random.key(0)
 def test_a_rotation_is_a_product_of_complex_numbers():
     x = jax.random.normal(KEY, (2, 5, 3, 8))
     positions = jnp.array([[0, 1, 2, 0, 1], [7, 8, 9, 10, 11]])
-    rotated = np.asarray(Rotary(theta=100.0)(x, positions))
-    pairs = np.asarray(x[..., :4] + 1j * x[..., 4:])
+    rotated = np.asarray(jax.jit(lambda x: Rotary(theta=100.0)(x, positions))(x))
+    x = np.asarray(x)
+    pairs = x[..., :4] + 1j * x[..., 4:]
     rates = 100.0 ** (-np.arange(4) / 4)
     expected = pairs * np.exp(1j * np.asarray(positions)[:, :, None, None] * rates)
     np.testing.assert_allclose(rotated[..., :4], expected.real, atol=1e-5)
@@ -38,11 +40,12 @@ def test_a_factor_slows_slow_rotations_and_keeps_fast_ones():
 def test_rotary_attention_depends_on_distances_alone():
     attention = Attention(num_heads=2, head_dim=4, rotary=Rotary(), use_bias=False)
     x = jax.random.normal(KEY, (1, 6, 8))
-    params = nn.unbox(attention.init(KEY, x, mask=Mask()))
-    by_slots = attention.apply(params, x, mask=Mask())
-    moved = attention.apply(params, x, mask=Mask(), positions=jnp.arange(6)[None] + 100)
+    params = nn.unbox(jitted(attention.init)(KEY, x, mask=Mask()))
+    apply = jitted(attention.apply)
+    by_slots = np.asarray(apply(params, x, mask=Mask()))
+    moved = apply(params, x, mask=Mask(), positions=np.arange(6)[None] + 100)
     np.testing.assert_allclose(by_slots, moved, atol=1e-5)
-    other = attention.apply(params, x, mask=Mask(), positions=jnp.arange(6)[None] * 2)
+    other = apply(params, x, mask=Mask(), positions=np.arange(6)[None] * 2)
     assert np.abs(by_slots - other).max() > 1e-3
 
 
@@ -89,30 +92,35 @@ def test_the_relative_bias_looks_up_its_table():
 )
 def test_alibi(heads, slopes):
     np.testing.assert_allclose(alibi_slopes(heads), slopes)
-    bias = alibi(Mask(causal=True).distance(3, 3), heads)
+    bias = np.asarray(alibi(Mask(causal=True).distance(3, 3), heads))
     np.testing.assert_allclose(bias[0, 0, 2], [-2 * slopes[0], -slopes[0], 0])
 
 
 def test_a_bias_in_decoding_equals_that_of_the_whole_row():
     attention = Attention(num_heads=2, head_dim=4, num_kv_heads=1)
-    x = jax.random.normal(KEY, (1, 5, 8))
-    variables = nn.unbox(attention.init(KEY, x, mask=Mask()))
+    x = np.asarray(jax.random.normal(KEY, (1, 5, 8)))
+    variables = nn.unbox(jitted(attention.init)(KEY, x, mask=Mask()))
+
+    @jitted
+    def apply(variables, x, mask, keys, **options):
+        bias = None if keys is None else alibi(mask.distance(x.shape[1], keys), 2)
+        return attention.apply(variables, x, mask=mask, bias=bias, **options)
+
     mask = Mask(causal=True)
-    whole = attention.apply(variables, x, mask=mask, bias=alibi(mask.distance(5, 5), 2))
-    without = attention.apply(variables, x, mask=mask)
+    whole, without = (np.asarray(apply(variables, x, mask, keys)) for keys in (5, None))
     assert np.abs(whole - without)[:, 1:].max() > 1e-3
     cache = {}
     for slot in range(5):
-        mask = Mask(causal=True, query_slots=jnp.array([[slot]]))
-        y, cache = attention.apply(
+        mask = Mask(causal=True, query_slots=np.array([[slot]]))
+        y, cache = apply(
             {**variables, **cache},
             x[:, slot : slot + 1],
-            mask=mask,
-            bias=alibi(mask.distance(1, 8), 2),
+            mask,
+            8,
             decode=8,
             mutable=["cache"],
         )
-        np.testing.assert_allclose(y[:, 0], whole[:, slot], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(y)[:, 0], whole[:, slot], rtol=1e-5, atol=1e-6)
 
 
 def test_distances_in_beam_search_are_turns_of_the_ring():

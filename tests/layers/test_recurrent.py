@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import make_torch_recurrent as fixture
+from tests.jitted import jitted
 from transformer_jax.layers import flops
 from transformer_jax.layers.cells import GRU, LSTM, Vanilla, make
 from transformer_jax.layers.recurrent import Stack, Unidirectional
@@ -129,10 +130,14 @@ def test_a_gru_that_resets_before_equals_its_formula(reverse):
     x = np.asarray(jax.random.normal(KEY, (3, 6, 4)))
     filled = np.arange(6) < np.array((6, 3, 1))[:, None]
     layer = Unidirectional(GRU(5, reset_after=False), reverse)
-    variables = nn.unbox(layer.init(KEY, jnp.asarray(x), filled))
-    variables = jax.tree.map(lambda p: p + 0.1, variables)  # so that no bias is zero
-    outputs = np.asarray(layer.apply(variables, jnp.asarray(x), filled)[0])
-    p = jax.tree.map(np.asarray, variables["params"])
+
+    @jax.jit
+    def compute(x, filled):
+        variables = nn.unbox(layer.init(KEY, x, filled))
+        variables = jax.tree.map(lambda p: p + 0.1, variables)  # so that no bias is zero
+        return variables["params"], layer.apply(variables, x, filled)[0]
+
+    p, outputs = jax.device_get(compute(x, filled))
     for row, length in enumerate(filled.sum(axis=1)):
         h = np.zeros(5)
         for t in reversed(range(length)) if reverse else range(length):
@@ -148,14 +153,15 @@ def test_the_state_passes_on_and_padding_and_restarts_end_it(cell):
     x = jax.random.normal(KEY, (2, 8, 3))
     layer = Unidirectional(make(cell, 4))
     filled = np.ones((2, 8), bool)
-    variables = nn.unbox(layer.init(KEY, x, filled))
+    variables = nn.unbox(jax.jit(layer.init)(KEY, x, filled))
+    apply = jax.jit(layer.apply)
 
-    @jax.jit
-    def read(x, filled, state, restarts):
-        return layer.apply(variables, x, filled, state, restarts)
+    def read(*arguments):
+        return jax.device_get(apply(variables, *arguments))
 
     none = np.zeros((2, 8), bool)
-    zero = jax.tree.map(jnp.zeros_like, layer.apply(variables, x, filled)[1])
+    _, shapes = jax.eval_shape(layer.apply, variables, x, filled)
+    zero = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     whole, last = read(x, filled, zero, none)
     # The first four positions, then the others after as much padding.
     first, state = read(x, filled & (np.arange(8) < 4), zero, none)
@@ -175,7 +181,7 @@ def test_clipping_bounds_cell_and_projection():
     x = 5 * jax.random.normal(KEY, (2, 9, 3))
     layer = Unidirectional(cell)
     filled = np.ones((2, 9), bool)
-    (outputs, (_, cells)), _ = layer.init_with_output(KEY, x, filled)
+    (outputs, (_, cells)), _ = jax.jit(layer.init_with_output)(KEY, x, filled)
     assert np.abs(outputs).max() == np.abs(cells).max() == np.float32(0.05)
 
 
@@ -184,15 +190,16 @@ def test_dropped_recurrent_weights_are_those_of_all_positions():
     x = jax.random.normal(KEY, (2, 6, 3))
     filled = np.ones((2, 6), bool)
     layer = Unidirectional(Vanilla(4), weight_dropout=0.5)
-    variables = nn.unbox(layer.init(KEY, x, filled))
+    variables = jax.device_get(nn.unbox(jax.jit(layer.init)(KEY, x, filled)))
 
+    @jitted
     def outputs(variables, train):
         rngs = {"dropout": KEY}
         return layer.apply(variables, x, filled, train=train, rngs=rngs)[0]
 
     recurrent = variables["params"]["recurrent"]
-    gradient = jax.grad(lambda v: outputs(v, True).sum())(variables)["params"]["recurrent"]
-    is_kept = gradient != 0
+    gradient = jax.jit(jax.grad(lambda v: outputs(v, True).sum()))(variables)
+    is_kept = np.asarray(gradient["params"]["recurrent"]) != 0
     assert 0 < is_kept.sum() < is_kept.size
     dropped = {"params": {**variables["params"], "recurrent": 2 * recurrent * is_kept}}
     np.testing.assert_allclose(outputs(dropped, False), outputs(variables, True), **CLOSE)

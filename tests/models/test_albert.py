@@ -2,10 +2,10 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import Jitted, jit_apply, jitted
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.masks import Mask
 from transformer_jax.models.albert import ALBERT
@@ -21,7 +21,7 @@ TINY = dict(
     attention_dropout=0.0,
     dtype="float32",
 )
-TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)
+TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 12), 0, 37))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def test_depth_changes_neither_parameters_nor_program():
 
 def test_all_layers_have_the_same_parameters(tiny):
     model, params = tiny
-    states = model.apply({"params": params}, TOKENS, method="layers")
+    states = np.asarray(jitted(model.apply)({"params": params}, TOKENS, method="layers"))
     assert states.shape == (4, 2, 12, 16)
     stack = model.bind({"params": params}).encoder
-    block = stack.blocks[0]()
+    block = Jitted(stack.blocks[0]())
     layer = {"params": params["encoder"]["layer"]}
     for before, after in zip(states, states[1:]):
         y = block.apply(layer, before, mask=Mask())
@@ -71,17 +71,19 @@ def test_all_layers_have_the_same_parameters(tiny):
 
 def test_examples_of_a_row_do_not_attend_to_each_other(tiny):
     model, params = tiny
-    segments = jnp.array([[1] * 5 + [2] * 5 + [0] * 2] * 2)
-    changed = TOKENS.at[:, :5].add(1) % 37
+    segments = np.array([[1] * 5 + [2] * 5 + [0] * 2] * 2)
+    changed = np.where(np.arange(12) < 5, (TOKENS + 1) % 37, TOKENS)
+    apply = jitted(model.apply)
     original, other = (
-        model.apply({"params": params}, tokens, segment_ids=segments, method="hidden")
+        np.asarray(apply({"params": params}, tokens, segment_ids=segments, method="hidden"))
         for tokens in (TOKENS, changed)
     )
     np.testing.assert_array_equal(original[:, 5:10], other[:, 5:10])
     assert (original[:, :5] != other[:, :5]).any(axis=-1).all()
 
 
-def test_attention_has_weights_in_every_layer(tiny):
+def test_attention_has_weights_in_every_layer(tiny, monkeypatch):
+    jit_apply(monkeypatch)
     weights = weights_in(*tiny, "encoder", TOKENS[:1])
     assert weights.shape == (3, 2, 12, 12)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)

@@ -1,5 +1,6 @@
 """AWD-LSTM: torch's logits and gradients, its dropouts, its state, and its decoding."""
 
+import functools
 import importlib.util
 
 import flax.linen as nn
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import make_torch_awd_lstm as fixture
+from tests.jitted import Jitted, jitted
 from transformer_jax.layers import flops
 from transformer_jax.layers.cells import LSTM, Vanilla
 from transformer_jax.layers.linear import Dropout
@@ -18,16 +20,17 @@ from transformer_jax.models.awd_lstm import AwdLSTM
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-5, atol=1e-5)
-TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, fixture.VOCABULARY)
+TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 9), 0, fixture.VOCABULARY))
 NONE = dict(
     input_dropout=0.0, word_dropout=0.0, layer_dropout=0.0, output_dropout=0.0, weight_dropout=0.0
 )
 
 
+@functools.cache
 def build(**rates):
     """Returns a tiny model that has only the dropouts of `rates`."""
     sizes = dict(vocab_size=fixture.VOCABULARY, d_model=fixture.EMBEDDING, d_hidden=fixture.HIDDEN)
-    return AwdLSTM(**sizes, **NONE | rates)
+    return Jitted(AwdLSTM(**sizes, **NONE | rates))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,8 @@ def test_equals_the_installed_torch():
 def test_a_locked_mask_is_that_of_all_positions_of_a_row():
     x = jnp.ones((3, 5, 64))
     y = Dropout(0.25, locked=True).apply({}, x, train=True, rngs={"dropout": KEY})
-    np.testing.assert_array_equal(y, jnp.broadcast_to(y[:, :1], y.shape))
+    y = np.asarray(y)
+    np.testing.assert_array_equal(y, np.broadcast_to(y[:, :1], y.shape))
     assert {*np.unique(y).tolist()} == {0.0, np.float32(1 / 0.75)}
     assert (y[0] != y[1]).any() and 0.15 < (y == 0).mean() < 0.35
 
@@ -92,12 +96,13 @@ def test_a_mask_of_matrices_is_that_of_all_positions_and_rows():
     cell = Vanilla(width, "relu")
     layer = Unidirectional(cell, weight_dropout=0.5)
     x, filled = jnp.zeros((width, 2, 1)), jnp.ones((width, 2), bool)
-    params = nn.unbox(layer.init(KEY, x, filled))["params"]
+    params = nn.unbox(jax.jit(layer.init)(KEY, x, filled))["params"]
     matrix = np.abs(params["recurrent"])
     variables = {"params": params | {"recurrent": jnp.asarray(matrix)}}
 
     def outputs(**options):
-        return layer.apply(variables, x, filled, (jnp.eye(width),), **options)[0]
+        apply = jitted(layer.apply)
+        return np.asarray(apply(variables, x, filled, (np.eye(width),), **options)[0])
 
     first, second = np.moveaxis(outputs(train=True, rngs={"dropout": KEY}), 1, 0)
     is_kept = first != 0
@@ -134,22 +139,22 @@ def test_each_dropout_acts_in_training_alone(rate, params):
 
 
 def test_decoding_equals_the_whole_prefix(params):
-    model, rows = build(), jnp.arange(2)
-    expected = model.apply({"params": params}, TOKENS)
-    lengths = jnp.array([3, 5])
-    prompts = jnp.where(jnp.arange(5) < lengths[:, None], TOKENS[:, :5], 9)
+    model, rows = build(), np.arange(2)
+    expected = np.asarray(model.apply({"params": params}, TOKENS))
+    lengths = np.array([3, 5])
+    prompts = np.where(np.arange(5) < lengths[:, None], TOKENS[:, :5], 9)
     prepared = model.for_decoding(params)
     logits, state = model.begin(prepared, prompts, lengths, slots=16)
     np.testing.assert_allclose(logits, expected[rows, lengths - 1], **CLOSE)
     for _ in range(3):
         logits, state = model.step(prepared, state, TOKENS[rows, lengths][:, None])
-        np.testing.assert_allclose(logits[:, 0], expected[rows, lengths], **CLOSE)
+        np.testing.assert_allclose(np.asarray(logits)[:, 0], expected[rows, lengths], **CLOSE)
         lengths = lengths + 1
 
 
 def test_documents_of_a_row_and_padding_do_not_change_each_other(params):
-    segments = jnp.array([[1] * 3 + [2] * 4 + [0] * 2] * 2)
-    packed = build().apply({"params": params}, TOKENS, segment_ids=segments)
+    segments = np.array([[1] * 3 + [2] * 4 + [0] * 2] * 2)
+    packed = np.asarray(build().apply({"params": params}, TOKENS, segment_ids=segments))
     alone = build().apply({"params": params}, TOKENS[:, 3:7])
     np.testing.assert_allclose(packed[:, 3:7], alone, **CLOSE)
 

@@ -1,11 +1,13 @@
 """context2vec: a context depends on every other word of its sentence, and not on its own."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conftest import build_bert
+from tests.jitted import jitted
 from tests.tasks.conftest import trained
 from transformer_jax import config as configs
 from transformer_jax.models.context2vec import Context2Vec
@@ -20,13 +22,13 @@ SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 0, 0]])
 
 @pytest.fixture(scope="module")
 def hidden():
-    params = MODEL.init(jax.random.key(0), TOKENS, method="hidden")
+    params = jitted(MODEL.init)(jax.random.key(0), TOKENS, method="hidden")
 
     @jax.jit
     def apply(tokens, segment_ids=None):
         return MODEL.apply(params, tokens, segment_ids=segment_ids, method="hidden")
 
-    return apply
+    return lambda *arrays: np.asarray(apply(*arrays))
 
 
 def test_a_context_depends_on_all_other_words_of_its_sentence_alone(hidden):
@@ -34,7 +36,7 @@ def test_a_context_depends_on_all_other_words_of_its_sentence_alone(hidden):
     for place in range(8):
         other = TOKENS.copy()
         other[0, place] = 11
-        differs = jnp.any(hidden(other, SEGMENTS)[0] != contexts, axis=-1)
+        differs = np.any(hidden(other, SEGMENTS)[0] != contexts, axis=-1)
         same_sentence = SEGMENTS[0] == SEGMENTS[0, place]
         same_sentence[place] = False
         np.testing.assert_array_equal(differs[:8], same_sentence[:8])
@@ -65,10 +67,10 @@ def run(tmp_path_factory):
 def test_the_loss_is_that_of_each_word_and_its_context(run):
     task, params = run.task, run.params
     batch = task.rows().train.batch(0, range(4))
-    contexts = task.model.apply(
-        {"params": params}, batch["tokens"], segment_ids=batch["segment_ids"], method="hidden"
-    )
-    u = params["output_embed"]["embedding"]
+    options = dict(segment_ids=batch["segment_ids"], method="hidden")
+    contexts = jitted(task.model.apply)({"params": params}, batch["tokens"], **options)
+    contexts, u = jax.device_get((contexts, params["output_embed"]["embedding"]))
+    score = jax.jit(functools.partial(negative_sampling, negatives=4))
     total = 0.0
     for row, place in zip(*np.nonzero(batch["weights"])):
         word, x = batch["tokens"][row, place], contexts[row, place]
@@ -76,8 +78,9 @@ def test_the_loss_is_that_of_each_word_and_its_context(run):
         ones = np.ones((1, 1, 1), np.float32)
         repeats = np.float32(noise == word)[None, None]
         arrays = (x[None, None], u[word][None, None], u[noise][None])
-        total += negative_sampling(*arrays, ones, repeats, negatives=4)
-    np.testing.assert_allclose(task.loss(params, batch, Context()).terms["loss"], total, rtol=1e-4)
+        total += float(score(*arrays, ones, repeats))
+    loss = jax.jit(lambda params: task.loss(params, batch, Context()).terms["loss"])(params)
+    np.testing.assert_allclose(loss, total, rtol=1e-4)
     special = task.tokenizer.special[batch["tokens"]]
     np.testing.assert_array_equal(batch["weights"] > 0, (batch["segment_ids"] > 0) & ~special)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import jitted
 from tests.layers.test_recurrent import from_torch
 from transformer_jax.config import UserError
 from transformer_jax.layers.characters import CharacterWords
@@ -33,9 +34,11 @@ SEGMENTS = np.arange(6) < np.array([[6], [4]])
 
 @pytest.fixture(scope="module")
 def params():
-    boxed = MODEL.init(jax.random.key(0), jnp.zeros((1, 2, 2, 10), jnp.int32))["params"]
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), jnp.zeros((1, 2, 2, 10), jnp.int32))
     random = np.random.default_rng(1)
-    return jax.tree.map(lambda x: jnp.float32(random.normal(0, 0.5, x.shape)), nn.meta.unbox(boxed))
+    return jax.tree.map(
+        lambda x: random.normal(0, 0.5, x.shape).astype(np.float32), nn.unbox(shapes)["params"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def layers(params):
             {"params": params}, tokens, segment_ids=ids, method="layers"
         )
     )
-    return run
+    return lambda *arrays: np.asarray(run(*arrays))
 
 
 def sigmoid(x):
@@ -119,7 +122,7 @@ def test_a_direction_is_torchs_lstm_with_a_projection(params):
     weights = from_torch(arrays, "", LSTM(6, 4), 1, False, gradient=False)["layer_0"]
     weights = jax.tree.map(jnp.array, weights)
     layer = Unidirectional(LSTM(6, 4, clip=3.0))
-    outputs, _ = layer.apply({"params": weights}, jnp.array(x), jnp.ones((2, 5), bool))
+    outputs, _ = jax.jit(layer.apply)({"params": weights}, jnp.array(x), np.ones((2, 5), bool))
     np.testing.assert_allclose(outputs, module(x)[0].detach().numpy(), atol=1e-5)
 
 
@@ -154,7 +157,8 @@ def test_a_carry_continues_both_directions(params, layers):
     carry = MODEL.initial_carry(2)
     states = []
     for part in (slice(0, 2), slice(2, 6)):
-        of_part, carry = MODEL.apply({"params": params}, both[:, part], carry, method="advance")
+        advance = jitted(MODEL.apply)
+        of_part, carry = advance({"params": params}, both[:, part], carry, method="advance")
         states.append(of_part)
     states = np.concatenate(states, axis=1)
     whole = layers(TOKENS, np.ones(TOKENS.shape[:2], np.int32))[-1]
@@ -198,5 +202,5 @@ def test_long_filters_need_long_words():
 def test_the_words_may_be_padding_alone():
     words = CharacterWords(4, 4, ((1, 4),))
     tokens = jnp.zeros((1, 2, 10), jnp.int32)
-    outputs, _ = words.init_with_output(jax.random.key(0), tokens)
+    outputs, _ = jax.jit(words.init_with_output)(jax.random.key(0), tokens)
     assert np.isfinite(outputs).all()

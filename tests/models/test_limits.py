@@ -39,30 +39,32 @@ def applied(request):
     num_inputs = 2 if isinstance(model, Attending) else 1
     params = jax.jit(model.init)(jax.random.key(0), *[tokens(1, 2)] * num_inputs)["params"]
 
-    def apply(*tokens):
-        return model.apply({"params": params}, *(tokens * num_inputs)[:num_inputs])
+    def apply(*inputs, **options):
+        inputs = (inputs * num_inputs)[:num_inputs]
+        return model.apply({"params": params}, *inputs, **options)
 
     return request.param, apply
 
 
 def tokens(*shape):
-    return jnp.arange(np.prod(shape)).reshape(shape) % SIZE["vocab_size"]
+    return jnp.asarray(np.arange(np.prod(shape)).reshape(shape) % SIZE["vocab_size"])
 
 
 @pytest.mark.sample("bart", "sinusoidal", "gpt")
 def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
     name, apply = applied
-    assert np.isfinite(jax.tree.leaves(apply(tokens(2, 6)))[0]).all()
+    compiled = jax.jit(apply)
+    assert np.isfinite(jax.tree.leaves(compiled(tokens(2, 6)))[0]).all()
     if name == "sinusoidal":
         # Sinusoids have no table.
-        assert np.isfinite(apply(tokens(2, 7))).all()
+        assert np.isfinite(compiled(tokens(2, 7))).all()
         return
-    for call in (apply, jax.jit(apply), partial(jax.eval_shape, apply)):
+    for call in (apply, compiled, partial(jax.eval_shape, apply)):
         with pytest.raises(UserError, match="a row has 7 tokens.* config.model.max_length=6"):
             call(tokens(2, 7))
     if name in ("learned", "binary", "normalized", "bart"):
         with pytest.raises(UserError, match="a row has 7 tokens"):
-            apply(tokens(2, 6), tokens(2, 7))
+            compiled(tokens(2, 6), tokens(2, 7))
 
 
 @pytest.mark.parametrize("invalid", [20, -1])  # GPT's table has a row of zeros at 20
@@ -74,7 +76,7 @@ def test_ids_are_in_the_vocabulary(applied, invalid):
         apply(source)
     if name in ("learned", "bart", "sinusoidal"):
         with pytest.raises(UserError, match=f"the id {invalid} is not from 0 to 19"):
-            apply(tokens(1, 2), jnp.array([[1, invalid]]))
+            apply(jnp.array([[1, invalid]]), jnp.zeros((1, 2, 8)), method="decode")
 
 
 @pytest.mark.parametrize(

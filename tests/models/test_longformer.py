@@ -11,6 +11,7 @@ import pytest
 from tests.conversion.checkpoints import CLOSE, copied, refused
 from tests.fixtures import make_huggingface_longformer as make
 from tests.fixtures.make_huggingface import HERE
+from tests.jitted import jitted
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError, build_model
@@ -32,21 +33,29 @@ SIZES = dict(
     dropout=0.0,
     attention_dropout=0.0,
 )
+apply = jitted(flax.linen.Module.apply)
 
 
 @pytest.fixture(scope="module")
 def longformer():
     """A model with windows of 8 tokens, its parameters and two rows of packed examples."""
     model = Longformer(**SIZES, attention_window=(8,))
-    tokens = jax.random.randint(jax.random.key(0), (2, LENGTH), 0, 50)
-    segments = jnp.where(jnp.arange(LENGTH) < jnp.array([[LENGTH], [250]]), 1, 0)
-    segments = segments + (jnp.arange(LENGTH) >= 120) * segments
-    return model, model.init(jax.random.key(1), tokens)["params"], tokens, segments
+    tokens = np.asarray(jax.random.randint(jax.random.key(0), (2, LENGTH), 0, 50))
+    segments = np.where(np.arange(LENGTH) < np.array([[LENGTH], [250]]), 1, 0)
+    segments = segments + (np.arange(LENGTH) >= 120) * segments
+    params = flax.linen.unbox(jax.jit(model.init)(jax.random.key(1), tokens))["params"]
+    return model, jax.device_get(params), tokens, segments
 
 
 def hidden(model, params, tokens, **options):
-    run = jax.jit(lambda *arrays, **options: model.apply(*arrays, method="hidden", **options))
-    return np.asarray(run({"params": params}, tokens, **options))
+    return np.asarray(apply(model, {"params": params}, tokens, method="hidden", **options))
+
+
+def changed_at(tokens, place):
+    """Returns the tokens with another one at this place of each row."""
+    tokens = tokens.copy()
+    tokens[:, place] = (tokens[:, place] + 1) % 50
+    return tokens
 
 
 def test_a_window_of_twice_the_row_is_the_encoder_that_it_is_made_from(longformer):
@@ -61,10 +70,10 @@ def test_a_token_outside_the_window_changes_nothing_until_it_is_global(longforme
     model, params, tokens, segments = longformer
     one_layer = model.clone(num_layers=1)
     params = dict(params, encoder=jax.tree.map(lambda x: x[:1], params["encoder"]))
-    other = tokens.at[:, 60].set((tokens[:, 60] + 1) % 50)
+    other = changed_at(tokens, 60)
     changed = {}
     for name, positions in (("none", [-1, -1]), ("global", [60, -1]), ("far", [200, -1])):
-        options = dict(segment_ids=segments, global_positions=jnp.array([positions] * 2))
+        options = dict(segment_ids=segments, global_positions=np.array([positions] * 2))
         before, after = (hidden(one_layer, params, x, **options) for x in (tokens, other))
         changed[name] = (before != after).any(axis=-1) & np.asarray(segments > 0)
     assert changed["none"][:, 56:65].all() and changed["none"].sum() == 2 * 9
@@ -117,33 +126,31 @@ def attention_in_numpy(params, x, segments, positions, dilations):
 def test_dilated_windows_equal_a_dense_mask_in_numpy(longformer, dilated_heads):
     """The rows are packed and padded; each has a global token."""
     _, params, tokens, segments = longformer
-    stacked = flax.linen.unbox(params)["encoder"]["layers"]["attention"]
-    attention = jax.tree.map(lambda x: x[1], stacked)
     attention = jax.tree.map(
-        lambda x: x + 0.3 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), attention
+        lambda x: x[1] + 0.3 * np.sin(np.arange(x[1].size, dtype=np.float32)).reshape(x[1].shape),
+        params["encoder"]["layers"]["attention"],
     )
     layer = LongformerAttention(num_heads=2, head_dim=8, dilated_heads=dilated_heads)
-    x = jax.random.normal(jax.random.key(4), (2, LENGTH, 16))
-    positions = jnp.array([[60, -1], [130, 10]])
+    x = np.asarray(jax.random.normal(jax.random.key(4), (2, LENGTH, 16)))
+    positions = np.array([[60, -1], [130, 10]])
     window = dict(window=jnp.int32(5), windows=(5, 5), dilation=jnp.int32(7), dilations=(1, 7))
     mask = Mask(query_segments=segments, key_segments=segments, **window)
-    filled = np.asarray(segments > 0)
+    filled = segments > 0
 
-    @jax.jit
     def run(params, x):
-        return layer.apply({"params": params}, x, mask=mask, global_positions=positions)
+        return apply(layer, {"params": params}, x, mask=mask, global_positions=positions)
 
     dilations = (7, 7 if dilated_heads is None else 1)
     arguments = (attention, x)
-    rest = (segments, np.asarray(positions), dilations)
+    rest = (segments, positions, dilations)
     expected = attention_in_numpy(*arguments, *rest)
-    np.testing.assert_allclose(run(*arguments)[filled], expected[filled], **CLOSE)
+    np.testing.assert_allclose(np.asarray(run(*arguments))[filled], expected[filled], **CLOSE)
 
     # The gradient along a direction, of a function of the outputs.
     direction = jax.tree.map(lambda x: np.cos(np.arange(x.size)).reshape(x.shape), arguments)
     factors = np.where(filled[..., None], np.sin(np.arange(16)), 0)
-    gradient = jax.grad(lambda arguments: (run(*arguments) * factors).sum())(arguments)
-    products = jax.tree.map(lambda x, y: (x * y).sum(), gradient, direction)
+    gradient = jax.jit(jax.grad(lambda arguments: (run(*arguments) * factors).sum()))(arguments)
+    products = jax.tree.map(lambda x, y: (x * y).sum(), jax.device_get(gradient), direction)
     step = 1e-5
     moved = [
         jax.tree.map(lambda x, d, s=s: np.asarray(x, np.float64) + s * d, arguments, direction)
@@ -160,13 +167,13 @@ def test_dilated_windows_equal_a_dense_mask_in_numpy(longformer, dilated_heads):
 def test_a_dilated_model_has_a_dilation_in_each_layer(longformer):
     """Layer 0 has no gaps, and layer 1 has a dilation of 3 on one head of two."""
     model, params, tokens, segments = longformer
-    plain = dict(segment_ids=segments, global_positions=jnp.array([[60], [-1]]))
+    plain = dict(segment_ids=segments, global_positions=np.array([[60], [-1]]))
     expected = hidden(model, params, tokens, **plain)
     for values in (dict(attention_dilation=(1, 1)), dict(attention_dilation=(3,), dilated_heads=0)):
         same = hidden(model.clone(**values), params, tokens, **plain)
         np.testing.assert_array_equal(same, expected)
     dilated = model.clone(attention_dilation=(1, 3), dilated_heads=1)
-    other = tokens.at[:, 40].set((tokens[:, 40] + 1) % 50)
+    other = changed_at(tokens, 40)
     before, after = (hidden(dilated, params, x, segment_ids=segments) for x in (tokens, other))
     changed = (before != after).any(axis=-1)
     # The first layer reaches 4 tokens, the second 4 of one head, and up to 12 of the other.
@@ -215,14 +222,16 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     assert task.model.attention_window == (4, 8)
     expected = np.load(make.FOLDER / "expected.npz")
     filled = expected["filled"] > 0
-    states = task.model.apply(
+    states = apply(
+        task.model,
         {"params": params},
         expected["ids"],
         segment_ids=expected["filled"],
         global_positions=expected["global_positions"],
         method="layers",
     )
-    logits = np.asarray(task.model.apply({"params": params}, states[-1], method="logits"))
+    states = np.asarray(states)
+    logits = np.asarray(apply(task.model, {"params": params}, states[-1], method="logits"))
     np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
     np.testing.assert_allclose(logits[filled], expected["logits"][filled], **CLOSE)
 
@@ -250,11 +259,12 @@ def test_a_run_begins_with_roberta_by_repeating_positions(tmp_path):
     run = resolve(config, tmp_path / "longformer")
     task = run.task()
     program = Program.of(run.config, task, jax.devices()[:1])
-    params = flax.linen.unbox(task.init(jax.random.key(0)))
+    params = flax.linen.unbox(jax.jit(task.init)(jax.random.key(0)))
     params = run.origin.params(run.config, program, params)
     # An update takes the memory of each.
     leaves = jax.tree.leaves(params)
     assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+    params = jax.device_get(params)
     table, stored = (np.asarray(each["position_embed"]["embedding"]) for each in (params, roberta))
     count = len(stored) - 2
     for position in (0, 45, 46, 99):

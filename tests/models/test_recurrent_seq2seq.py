@@ -1,5 +1,6 @@
 """Recurrent encoder-decoders: formulas of attention, packed rows, order of reading, decoding."""
 
+import functools
 import itertools
 
 import flax.linen as nn
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import Jitted, jit_apply, jitted
 from transformer_jax.config import UserError
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.recurrent_attention import Attend, RecurrentAttention
@@ -16,8 +18,8 @@ from transformer_jax.planning import traced
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-4, atol=1e-5)
-SOURCE = jax.random.randint(jax.random.key(1), (2, 7), 1, 20)
-TARGET = jax.random.randint(jax.random.key(2), (2, 6), 1, 20)
+SOURCE = np.asarray(jax.random.randint(jax.random.key(1), (2, 7), 1, 20))
+TARGET = np.asarray(jax.random.randint(jax.random.key(2), (2, 6), 1, 20))
 # One option of each kind at least.
 MODELS = {
     "reversed": dict(
@@ -41,17 +43,21 @@ MODELS = {
 }
 
 
+@functools.cache
 def build(name, **options):
     """Returns a tiny model and parameters far from their small initial values."""
     sizes = dict(vocab_size=20, d_model=8, max_length=32, num_heads=2, d_ff=16)
     model = RecurrentSeq2Seq(**sizes | MODELS[name] | options)
     model.check()
-    params = nn.unbox(model.init(KEY, SOURCE, TARGET))["params"]
 
     def perturb(x):
         return x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape)
 
-    return model, jax.tree.map(perturb, params)
+    @jax.jit
+    def init():
+        return jax.tree.map(perturb, nn.unbox(model.init(KEY, SOURCE, TARGET))["params"])
+
+    return model, init()
 
 
 def softmax(x):
@@ -77,12 +83,15 @@ def test_scores_equal_their_formulas(score):
 
         return module.attend(product, source, query, visible, jnp.zeros((1, 2)))
 
-    variables = nn.unbox(module.init(KEY, query, method=attend))
-    variables = jax.tree.map(lambda x: x + 0.1, variables)
-    context, weights = module.apply(variables, query, method=attend)
-    p = jax.tree.map(np.asarray, variables.get("params", {}))
-    h = np.asarray(annotations[0, :4])
-    for number, s in enumerate(np.asarray(query[0])):
+    @jax.jit
+    def compute():
+        variables = nn.unbox(module.init(KEY, query, method=attend))
+        variables = jax.tree.map(lambda x: x + 0.1, variables)
+        return variables.get("params", {}), module.apply(variables, query, method=attend)
+
+    p, (context, weights) = jax.device_get(compute())
+    h = np.asarray(annotations)[0, :4]
+    for number, s in enumerate(np.asarray(query)[0]):
         match score:
             case "content":
                 k = s @ p["query"] + p["query_bias"]["bias"]
@@ -102,6 +111,7 @@ def test_scores_equal_their_formulas(score):
         np.testing.assert_allclose(context[0, number], expected @ h, **CLOSE)
 
 
+@jitted
 def attended(window, query, target_positions, radius=2):
     """Returns the weights of equal scores, in a source of 8 of 10 positions."""
     attend = Attend("dot", window, radius)
@@ -113,14 +123,14 @@ def attended(window, query, target_positions, radius=2):
 
 
 def test_windows_of_local_attention():
-    query = jnp.zeros((1, 3, 3))
-    weights = attended("monotonic", query, jnp.array([[0.0, 4.0, 30.0]]))
+    query = np.zeros((1, 3, 3))
+    weights = np.asarray(attended("monotonic", query, np.array([[0.0, 4.0, 30.0]])))
     np.testing.assert_allclose(weights[0, :4], [1 / 3] * 3 + [0], atol=1e-6)
     np.testing.assert_allclose(weights[1, 1:8], [0] + [1 / 5] * 5 + [0], atol=1e-6)
     # A target that is longer than the source attends to its end.
     np.testing.assert_allclose(weights[2, 4:8], [0] + [1 / 3] * 3, atol=1e-6)
     # The predicted position is 8 sigmoid(tanh(0)) = 4, and the deviation 2 / 2.
-    weights = attended("predicted", query[:, :1], jnp.zeros((1, 1)))
+    weights = np.asarray(attended("predicted", query[:, :1], np.zeros((1, 1))))
     distance = np.array([-2, -1, 0, 1, 2])
     np.testing.assert_allclose(weights[0, 2:7], np.exp(-(distance**2) / 2) / 5, rtol=1e-5)
     assert not weights[0, :2].any() and not weights[0, 7:].any()
@@ -132,6 +142,7 @@ def test_a_scaled_dot_is_the_dot_at_keys_divided_by_the_root_of_the_width():
     visible = jnp.ones((1, 1, 4), bool)
     source = {"values": keys, "positions": jnp.arange(4.0)[None]}
 
+    @jitted
     def weights(score, keys):
         attend = Attend(score, "all", 1)
         seen = source | {"keys": keys}
@@ -146,9 +157,9 @@ def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
     """A row of two pairs and padding has the states of its pairs alone, and its loss a gradient."""
     model, params = build(name)
 
-    @jax.jit
     def packed(params):
-        return model.apply(
+        """Returns a loss of the pairs of the row, and the states of all positions."""
+        states = model.apply(
             {"params": params},
             jnp.concatenate([SOURCE[:1, :4], SOURCE[1:, :3], SOURCE[:1, :2]], axis=1),
             jnp.concatenate([TARGET[:1, :3], TARGET[1:, :5], TARGET[:1, :2]], axis=1),
@@ -156,12 +167,12 @@ def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
             target_segment_ids=jnp.array([[1] * 3 + [2] * 5 + [0] * 2]),
             method="hidden",
         )[0]
+        return (states[:8] ** 2).sum(), states
 
-    states = packed(params)
+    gradients, states = jax.device_get(jax.jit(jax.grad(packed, has_aux=True))(params))
     alone = jax.jit(lambda *tokens: model.apply({"params": params}, *tokens, method="hidden")[0])
     np.testing.assert_allclose(states[:3], alone(SOURCE[:1, :4], TARGET[:1, :3]), **CLOSE)
     np.testing.assert_allclose(states[3:8], alone(SOURCE[1:, :3], TARGET[1:, :5]), **CLOSE)
-    gradients = jax.jit(jax.grad(lambda params: (packed(params)[:8] ** 2).sum()))(params)
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         assert np.isfinite(gradient).all()
         if "output_embed" not in jax.tree_util.keystr(path):
@@ -173,7 +184,8 @@ def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
 def test_decoding_equals_the_whole_prefix(name):
     """Three hypotheses of each source, after hypotheses have been reordered and a source cut."""
     model, params = build(name)
-    segments = (jnp.arange(7) < jnp.array([[5], [7]])).astype(jnp.int32)
+    decoder = Jitted(model)
+    segments = (np.arange(7) < np.array([[5], [7]])).astype(np.int32)
 
     @jax.jit
     def forward(source, target):
@@ -183,58 +195,66 @@ def test_decoding_equals_the_whole_prefix(name):
         return memory, model.apply({"params": params}, hidden, method="logits")
 
     memory, expected = forward(SOURCE, TARGET)
-    logits, state = model.begin(params, TARGET[:, :1], memory, segments, beams=3)
-    np.testing.assert_allclose(logits, expected[:, 0], **CLOSE)
-    state = state.resized(0, 9)  # room for longer sources
-    state = state.reorder(jnp.zeros((2, 3), jnp.int32))  # (2, 1) hypotheses to (2, 3)
-    others = (TARGET[:, 1:3, None] + jnp.arange(3)) % 20  # (2, 2, 3)
+    logits, state = decoder.begin(params, TARGET[:, :1], memory, segments, beams=3)
+    np.testing.assert_allclose(logits, np.asarray(expected)[:, 0], **CLOSE)
+
+    @jax.jit
+    def widened(state):
+        state = state.resized(0, 9)  # room for longer sources
+        return state.reorder(jnp.zeros((2, 3), jnp.int32))  # (2, 1) hypotheses to (2, 3)
+
+    state = widened(state)
+    others = (TARGET[:, 1:3, None] + np.arange(3)) % 20  # (2, 2, 3)
     for place in range(2):
-        logits, state = model.step(params, state, others[:, place])
-    parents = jnp.array([[2, 0, 0], [1, 1, 2]])
-    state = state.reorder(parents)
-    logits, state = model.step(params, state, jnp.full((2, 3), 7))
+        logits, state = decoder.step(params, state, others[:, place])
+    parents = np.array([[2, 0, 0], [1, 1, 2]])
+    state = jax.jit(lambda state: state.reorder(jnp.array(parents)))(state)
+    logits = np.asarray(decoder.step(params, state, np.full((2, 3), 7))[0])
     for row, beam in itertools.product(range(2), range(3)):
         prefix = [TARGET[row, 0], *others[row, :, parents[row, beam]], 7, 0, 0]
-        _, expected = forward(SOURCE, jnp.broadcast_to(jnp.array(prefix), (2, 6)))
-        np.testing.assert_allclose(logits[row, beam], expected[row, 3], **CLOSE)
+        _, expected = forward(SOURCE, np.broadcast_to(prefix, (2, 6)))
+        np.testing.assert_allclose(logits[row, beam], np.asarray(expected)[row, 3], **CLOSE)
 
 
 def test_a_source_comes_to_the_place_of_another():
     """The state of a place is that of the source that was admitted, of another length."""
     model, params = build("search")
-    ones = jnp.ones((2, 7), jnp.int32)
+    model = Jitted(model)
+    ones = np.ones((2, 7), np.int32)
     variables = {"params": params}
     memory = model.apply(variables, SOURCE, method="encode")
     _, state = model.begin(params, TARGET[:, :1], memory, ones, beams=1)
     short = model.apply(variables, SOURCE[:1, :4], method="encode")
     _, new = model.begin(params, TARGET[:1, :1], short, ones[:1, :4], beams=1)
     expected, _ = model.step(params, new, TARGET[:1, 1:2])
-    state = state.admit(new, places=jnp.array([1]), rows=jnp.array([0]))
-    logits, _ = model.step(params, state, jnp.stack([TARGET[0, 1:2], TARGET[0, 1:2]]))
-    np.testing.assert_allclose(logits[1], expected[0], **CLOSE)
+    moved = dict(places=jnp.array([1]), rows=jnp.array([0]))
+    admit = jax.jit(lambda state, new: state.admit(new, **moved))
+    logits, _ = model.step(params, admit(state, new), TARGET[[0, 0], 1:2])
+    np.testing.assert_allclose(np.asarray(logits)[1], np.asarray(expected)[0], **CLOSE)
 
 
 def test_a_reversed_source_is_read_backwards_up_to_its_end_token():
     forward, params = build("reversed", reverse_source=False)
     backward, _ = build("reversed")
-    mirrored = jnp.concatenate([SOURCE[:, -2::-1], SOURCE[:, -1:]], axis=1)
-    logits = [
-        model.apply({"params": params}, source, TARGET)
-        for model, source in ((forward, mirrored), (backward, SOURCE))
-    ]
+    mirrored = np.concatenate([SOURCE[:, -2::-1], SOURCE[:, -1:]], axis=1)
+
+    def read(model, source):
+        logits = model.apply({"params": params}, source, TARGET)
+        return logits, model.apply({"params": params}, source, method="encode")[..., :8]
+
+    both = jax.jit(lambda: (read(forward, mirrored), read(backward, SOURCE)))
+    logits, annotations = zip(*jax.device_get(both()))
     np.testing.assert_allclose(*logits, **CLOSE)
     # The annotations of both stand at their own words.
-    annotations = [
-        model.apply({"params": params}, source, method="encode")[..., :8]
-        for model, source in ((forward, mirrored), (backward, SOURCE))
-    ]
     np.testing.assert_allclose(annotations[0][:, :-1][:, ::-1], annotations[1][:, :-1], **CLOSE)
 
 
-def test_attention_weights_are_of_the_state_before_or_after_the_step():
+def test_attention_weights_are_of_the_state_before_or_after_the_step(monkeypatch):
     """In RNNsearch a token has no influence on the weights of its own step, in Luong's model it has
     one. The weights of a step add up to 1."""
-    changed = TARGET.at[:, 3].add(1) % 20
+    jit_apply(monkeypatch)
+    changed = TARGET.copy()
+    changed[:, 3] = (changed[:, 3] + 1) % 20
     for name, first in (("search", 4), ("feeding", 3)):
         model, params = build(name)
         one, other = (

@@ -180,19 +180,20 @@ def family(request):
     """Returns a model, its parameters, and a function from tokens to logits."""
     pattern, combination = request.param
     model, params = build(pattern=pattern, combination=combination)
-    return model, params, jax.jit(lambda *arrays: model.apply({"params": params}, *arrays))
+    apply = jax.jit(lambda *arrays: model.apply({"params": params}, *arrays))
+    return model, params, lambda *arrays: np.asarray(apply(*arrays))
 
 
 def random_tokens(*shape):
-    return jax.random.randint(jax.random.key(2), shape, 0, TINY["vocab_size"])
+    return np.asarray(jax.random.randint(jax.random.key(2), shape, 0, TINY["vocab_size"]))
 
 
 @pytest.mark.sample("strided-merged", "fixed-alternated")
 def test_two_layers_connect_a_position_with_all_earlier_ones_and_no_later_one(family):
     tokens = random_tokens(LAYERS_LENGTH)
-    is_own = jnp.eye(LAYERS_LENGTH, dtype=bool)
-    changed = jnp.where(is_own, (tokens + 1) % TINY["vocab_size"], tokens)  # row j: token j
-    *changed, original = np.asarray(family[2](jnp.concatenate([changed, tokens[None]])))
+    is_own = np.eye(LAYERS_LENGTH, dtype=bool)
+    changed = np.where(is_own, (tokens + 1) % TINY["vocab_size"], tokens)  # row j: token j
+    *changed, original = family[2](np.concatenate([changed, tokens[None]]))
     is_changed = (changed != original).any(axis=-1)
     np.testing.assert_array_equal(is_changed, np.tri(LAYERS_LENGTH, dtype=bool).T)
 
@@ -203,12 +204,12 @@ def test_texts_of_a_row_are_as_if_they_were_alone(family):
     tokens = random_tokens(37)
     segments = np.repeat([1, 2, 3, 0], (*lengths, 6))
     positions = np.concatenate([np.arange(length) for length in (*lengths, 6)])
-    other_padding = jnp.where(segments == 0, 3, tokens)
+    other_padding = np.where(segments == 0, 3, tokens)
     rows = [tokens, other_padding], [positions] * 2, [segments] * 2
-    packed, other = family[2](*(jnp.array(row) for row in rows))
+    packed, other = family[2](*(np.array(row) for row in rows))
     np.testing.assert_array_equal(packed[segments > 0], other[segments > 0])
     texts = [tokens[segments == text] for text in (1, 2, 3)]
-    alone = family[2](jnp.array([jnp.pad(text, (0, 19 - len(text))) for text in texts]))
+    alone = family[2](np.array([np.pad(text, (0, 19 - len(text))) for text in texts]))
     for text, logits in enumerate(alone):
         actual = packed[segments == text + 1]
         np.testing.assert_allclose(actual, logits[: lengths[text]], rtol=1e-4, atol=1e-4)
@@ -219,15 +220,16 @@ def test_cached_decoding_equals_the_whole_row(family):
     model, params, apply = family
     tokens = random_tokens(19, LAYERS_LENGTH)  # of the shape of an earlier test
     expected = apply(tokens)[:2]
-    lengths, rows = jnp.array([6, 11]), jnp.arange(2)
-    prompts = jnp.where(jnp.arange(11) < lengths[:, None], tokens[:2, :11], 9)
-    params = model.for_decoding(params)
+    lengths, rows = np.array([6, 11]), np.arange(2)
+    prompts = np.where(np.arange(11) < lengths[:, None], tokens[:2, :11], 9)
+    params = jax.jit(model.for_decoding)(params)
     begin = jax.jit(model.begin, static_argnames="slots")
     logits, state = begin(params, prompts, lengths, slots=24)
     np.testing.assert_allclose(logits, expected[rows, lengths - 1], rtol=1e-4, atol=1e-4)
     step = jax.jit(model.step)
     for _ in range(7):
         logits, state = step(params, state, tokens[rows, lengths][:, None])
+        logits = np.asarray(logits)
         np.testing.assert_allclose(logits[:, 0], expected[rows, lengths], rtol=1e-4, atol=1e-4)
         lengths = lengths + 1
 
@@ -255,7 +257,7 @@ def test_the_published_model_has_95_million_parameters():
 
 def test_projections_into_the_residual_stream_start_smaller():
     _, params = build(d_model=64, num_layers=8, init_scale=0.125)
-    layers = params["decoder"]["layers"]
+    layers = jax.device_get(params["decoder"]["layers"])
     assert layers["mlp"]["wi"]["kernel"].std() == pytest.approx(0.125 / 8, rel=0.05)
     assert layers["mlp"]["wo"]["kernel"].std() == pytest.approx(0.125 / 16 / 4, rel=0.05)
     assert layers["attention"]["out"]["kernel"].std() == pytest.approx(0.125 / 8 / 4, rel=0.05)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import Jitted
 from tests.tasks.images import MODEL
 from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
@@ -21,7 +22,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1)).astype(np.uint8
 
 @pytest.fixture(scope="module")
 def params():
-    return nn.unbox(ViT(**KEYS).init(jax.random.key(0), IMAGES)["params"])
+    return nn.unbox(jax.jit(ViT(**KEYS).init)(jax.random.key(0), IMAGES)["params"])
 
 
 def test_the_embedding_of_patches_is_a_convolution():
@@ -36,11 +37,12 @@ def test_the_embedding_of_patches_is_a_convolution():
 
 
 def test_the_model_reads_visible_patches_alone(params):
-    model = ViT(**KEYS)
+    model = Jitted(ViT(**KEYS))
     order = np.array([[3, 8, 15], [0, 1, 14]])
-    apply = jax.jit(
-        lambda images: model.apply({"params": params}, images, visible=order, method="hidden")
-    )
+
+    def apply(images):
+        return model.apply({"params": params}, images, visible=order, method="hidden")
+
     states = apply(IMAGES)
     assert states.shape == (2, 4, 16)
     changed = np.array(IMAGES)
@@ -54,7 +56,7 @@ def test_the_model_reads_visible_patches_alone(params):
     whole = model.apply({"params": params}, IMAGES)
     same = model.apply({"params": params}, IMAGES, visible=everything, method="hidden")
     np.testing.assert_allclose(whole, same, atol=1e-6)
-    layers = model.apply({"params": params}, IMAGES, method="layers")
+    layers = np.asarray(model.apply({"params": params}, IMAGES, method="layers"))
     assert layers.shape == (3, 2, 17, 16)
     np.testing.assert_allclose(layers[-1], whole, atol=1e-5)
 
@@ -79,10 +81,10 @@ def test_sinusoids_of_rows_and_columns():
     np.testing.assert_array_equal(codes[0, :, :4], codes[2, :, :4])  # columns
     np.testing.assert_array_equal(codes[:, 0, 4:], codes[:, 2, 4:])  # rows
     np.testing.assert_allclose(codes[1, 2, :4], [np.sin(2), np.sin(0.02), np.cos(2), np.cos(0.02)])
-    model = ViT(**KEYS, positions="sinusoidal", pool="mean")
+    model = Jitted(ViT(**KEYS, positions="sinusoidal", pool="mean"))
     params = nn.unbox(model.init(jax.random.key(0), IMAGES)["params"])
     assert "position_embed" not in params
-    states = model.apply({"params": params}, IMAGES)
+    states = np.asarray(model.apply({"params": params}, IMAGES))
     pooled = model.apply({"params": params}, states, method="pooled")
     np.testing.assert_allclose(pooled, states[:, 1:].mean(axis=1), rtol=1e-5)
 
