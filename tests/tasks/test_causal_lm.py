@@ -137,9 +137,16 @@ def test_golden_first_losses(reference):
     np.testing.assert_allclose(reference[1], GOLDEN, rtol=1e-5)
 
 
+@pytest.mark.sample("{'tensor': 2}")
 @pytest.mark.parametrize(
     "mesh",
-    [dict(data=4), dict(data=2, tensor=2), dict(fsdp=4), dict(data=2, fsdp=2, tensor=2)],
+    [
+        dict(tensor=2),
+        dict(data=4),
+        dict(data=2, tensor=2),
+        dict(fsdp=4),
+        dict(data=2, fsdp=2, tensor=2),
+    ],
     ids=str,
 )
 def test_equal_losses_on_every_mesh(reference, mesh):
@@ -156,7 +163,7 @@ def test_resuming_equals_running_straight_with_a_growing_batch_and_a_mixture(tmp
     overrides = dict(
         data__train_files=None,
         data__mixture=((f"{tmp_path}/train.txt", 2), (f"{tmp_path}/b.txt", 1)),
-        train__first_batch=2,
+        train__first_batch=4,
         train__ramp_steps=6,
         train__log_every=4,
         train__eval_every=4,
