@@ -74,7 +74,7 @@ def test_updates_continue_both_streams(tmp_path):
     whole = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
     assert whole["restarts"][:, 0].all() and 0 < whole["restarts"].mean() < 0.5
     params = jax.tree.map(jnp.asarray, state.params)
-    loss = task.loss(params, whole, Context(carry=task.initial_carry(8)))
+    loss = jitted(task.loss)(params, whole, Context(carry=task.initial_carry(8)))
     assert float(loss.terms["loss"]) / whole["labels"].size == pytest.approx(np.mean(losses))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), loss.carry, state.carry)
 

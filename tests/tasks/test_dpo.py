@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from tests.jitted import jitted
 from tests.tasks.preferences import dpo, train
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import UserError
@@ -36,8 +37,9 @@ def compiled(task):
 def sums_of_log_probs(task, params, batch):
     """log P of each completion (B, K) in float64, by all logits."""
     rows = batch["tokens"].reshape(-1, batch["tokens"].shape[-1])
-    hidden = task.model.apply({"params": params}, rows, method="hidden")
-    logits = np.float64(task.model.apply({"params": params}, hidden, method="logits"))
+    apply = jitted(task.model.apply)
+    hidden = apply({"params": params}, rows, method="hidden")
+    logits = np.float64(apply({"params": params}, hidden, method="logits"))
     log_probs = scipy.special.log_softmax(logits, axis=-1)
     labels = batch["labels"].reshape(*rows.shape, 1)
     of_labels = np.take_along_axis(log_probs, labels, axis=-1).reshape(batch["labels"].shape)
