@@ -1,4 +1,4 @@
-"""Translating and evaluating with the parameters and the sentences split over eight devices."""
+"""Translating and evaluating with the parameters and the sentences split over several devices."""
 
 import math
 import re
@@ -25,13 +25,15 @@ def held(arrays) -> float:
     return local / sum(array.nbytes for array in arrays)
 
 
+@pytest.mark.sample("{'fsdp': 2}")
 @pytest.mark.parametrize(
     "mesh",
     [
+        {"fsdp": 2},
         {"data": 2, "fsdp": 2, "tensor": 2},
-        pytest.param({"fsdp": 8}, marks=pytest.mark.full),
-        pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.full),
-        pytest.param({"fsdp": 2, "tensor": 2, "sequence": 2}, marks=pytest.mark.full),
+        {"fsdp": 8},
+        {"data": 4, "fsdp": 2},
+        {"fsdp": 2, "tensor": 2, "sequence": 2},
     ],
     ids=str,
 )
@@ -39,7 +41,8 @@ def test_a_mesh_gives_the_translations_of_one_device(translation, mesh, monkeypa
     decode = {"beam": 3, "no_repeat_ngram": 2, "max_length": 24, "early_stopping": "estimate"}
     overrides = {f"decode.{key}": value for key, value in decode.items()}
     task, alone = open_run(translation.workdir, overrides=overrides)
-    monkeypatch.setattr(opening, "local_devices", jax.local_devices)
+    devices = jax.local_devices()[: math.prod(mesh.values())]
+    monkeypatch.setattr(opening, "local_devices", lambda: devices)
     sizes = {f"mesh.{axis}": mesh.get(axis, 1) for axis in AXES}
     _, split = open_run(translation.workdir, overrides=sizes)
     actual, expected = (list(task.translate(params, LINES)) for params in (split, alone))

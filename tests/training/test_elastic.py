@@ -12,7 +12,8 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.program import Program
 
 FAMILIES = {"encoder_decoder": build_config, "gpt": build_gpt, "bert": build_bert}
-MESHES = [
+FEW = [(2, dict(fsdp=2)), (1, {}), (2, dict(tensor=2)), (2, dict(fsdp=2))]
+MANY = [
     (8, dict(data=2, fsdp=2, tensor=2)),
     (4, dict(fsdp=4)),
     (2, dict(tensor=2)),
@@ -45,24 +46,20 @@ def trained(task, program, state, stop):
     return state, losses, read
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gpt",
-        *(pytest.param(other, marks=pytest.mark.full) for other in ("encoder_decoder", "bert")),
-    ],
-)
-def test_from_eight_devices_to_four_two_one_and_back(family, tmp_path):
+@pytest.mark.sample("few-gpt")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("meshes", [FEW, MANY], ids=["few", "many"])
+def test_from_some_devices_to_others_and_back(meshes, family, tmp_path):
     config = FAMILIES[family](tmp_path, model__dropout=0.1, train__num_steps=30, train__batch=8)
     task = make_task(config)
-    first = of_mesh(config, task, *MESHES[0])
+    first = of_mesh(config, task, *meshes[0])
     initial = states.init(task, first.tx, first.state)
-    _, expected, rows = trained(task, first, initial, STEPS * len(MESHES))
+    _, expected, rows = trained(task, first, initial, STEPS * len(meshes))
     state = states.init(task, first.tx, first.state)
     losses = []
     read = []
-    for stage, (devices, axes) in enumerate(MESHES):
-        program = first if axes == MESHES[0][1] else of_mesh(config, task, devices, axes)
+    for stage, (devices, axes) in enumerate(meshes):
+        program = first if axes == meshes[0][1] else of_mesh(config, task, devices, axes)
         if stage:
             saved = jax.device_get(state)
             checkpoints = Checkpoints(tmp_path / "run", config.checkpoint, read_only=True)
