@@ -8,7 +8,7 @@ import pytest
 from transformer_jax.distributed import sharding
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def few_devices():
     """Lets a run take two devices by default instead of all eight, for which its programs take
     twice as long to compile. A config with a larger mesh gets as many as that has.
