@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+import scipy.special
 from ml_collections import ConfigDict
 
 from tests import examples
@@ -86,7 +87,7 @@ def log_p(run, source, target):
     }
     inputs = {name: np.array([[*values, *padding]]) for name, values in inputs.items()}
     logits = _logits(run.task.model, run.params, np.array([[*row, *padding]]), inputs)
-    return np.array(jax.nn.log_softmax(logits[0, len(row) - 1]))
+    return scipy.special.log_softmax(np.asarray(logits)[0, len(row) - 1])
 
 
 @partial(jax.jit, static_argnums=0)
