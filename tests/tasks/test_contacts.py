@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.jitted import jitted
 from tests.tasks.test_masked_residues import MODEL
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
@@ -55,13 +56,13 @@ def build(esm, **keys):
 
 
 def test_the_correction_is_that_of_each_protein_alone():
-    weights = jax.random.uniform(jax.random.key(0), (2, 2, 3, 8, 8))
-    segments = jnp.array([[1] * 8, [1] * 6 + [0] * 2])
-    maps = np.asarray(contacts.corrected(weights, segments))
+    weights = np.asarray(jax.random.uniform(jax.random.key(0), (2, 2, 3, 8, 8)))
+    segments = np.array([[1] * 8, [1] * 6 + [0] * 2])
+    maps = np.asarray(jitted(contacts.corrected)(weights, segments))
     assert maps.shape == (2, 6, 6, 6)
     for row, size in enumerate((6, 4)):
         for layer, head in np.ndindex(2, 3):
-            x = np.asarray(weights[layer, row, head])[1 : size + 1, 1 : size + 1]
+            x = weights[layer, row, head][1 : size + 1, 1 : size + 1]
             x = x + x.T
             expected = x - x.sum(1, keepdims=True) * x.sum(0, keepdims=True) / x.sum()
             actual = maps[row, :size, :size, 3 * layer + head]
