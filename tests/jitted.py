@@ -7,6 +7,9 @@ import functools
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
+
+from transformer_jax.layers import activations
 
 
 def jitted(function):
@@ -41,3 +44,9 @@ class Jitted:
             return attribute
         setattr(self, name, jitted(attribute))
         return getattr(self, name)
+
+
+@pytest.fixture
+def attention_in_one_program(monkeypatch):
+    """Reads attention weights in one program, which takes a hundred op by op."""
+    monkeypatch.setattr(activations, "capture", jitted(activations.capture))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
+from tests.jitted import attention_in_one_program  # noqa: F401
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.pictures.attended import Side, between
@@ -58,6 +59,7 @@ def task_of(kind, folder):
     return task, init_params(task)
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "kind", ["bert", "gpt", "translation", "fine-tuned bert", "fine-tuned gpt"]
 )
@@ -84,6 +86,7 @@ def test_every_task_shows_its_attention(kind, tmp_path):
         task.attention(params, long, **(dict(target="x") if len(task.attentions) > 1 else {}))
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_weights_are_those_of_the_model(tmp_path):
     """Computes the first layer's weights from the parameters."""
     task, params = task_of("gpt", tmp_path)

@@ -10,7 +10,7 @@ import transformer_jax
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning import examples
-from tests.jitted import jitted
+from tests.jitted import attention_in_one_program, jitted  # noqa: F401
 from transformer_jax import config as configs
 from transformer_jax.runs import record
 
@@ -72,6 +72,7 @@ USES = {
 }
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize("family", USES)
 def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     file = tmp_path / "mine.py"

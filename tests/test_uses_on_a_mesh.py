@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import build_bert, build_gpt
 from tests.finetuning import examples
+from tests.jitted import attention_in_one_program  # noqa: F401
 from tests.training import recurrent
 from transformer_jax.config import UserError
 from transformer_jax.runs import open as opening
@@ -68,6 +69,7 @@ def flat(results):
     return texts, [leaf for leaf in leaves if not isinstance(leaf, str)]
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.sample(*(f"two-{family}" for family in FAMILIES))
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mesh", MESHES)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.jitted import jitted
+from tests.jitted import attention_in_one_program, jitted  # noqa: F401
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
 from tests.tasks.images import build, picture, write_images
@@ -84,6 +84,7 @@ def test_the_programs(run, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_picture_of_the_attention(run):
     task, params = open_run(run[0])
     figure = task.result(params, [])

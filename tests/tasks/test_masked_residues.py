@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.jitted import jitted
+from tests.jitted import attention_in_one_program, jitted  # noqa: F401
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
 from tests.test_configs import CONFIGS
@@ -45,6 +45,7 @@ def run(tmp_path_factory):
     return trained(build(folder), folder).workdir
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_three_proteins_are_learned(run):
     task, params = open_run(run)
     scores = task.evaluate(params, "valid")

@@ -9,6 +9,7 @@ import scipy.special
 from ml_collections import ConfigDict
 
 from tests import examples
+from tests.jitted import attention_in_one_program  # noqa: F401
 from tests.tasks.conftest import Trained, trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -96,6 +97,7 @@ def _logits(model, params, tokens, inputs):
     return model.apply({"params": params}, hidden, method="logits")
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_a_run_learns_and_is_scored(run):
     assert run.scores["valid/accuracy"] > 0.9
     results = run.task.evaluate(run.params, "valid")

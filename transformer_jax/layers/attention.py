@@ -270,12 +270,6 @@ def _cached_name(path: tuple) -> str | None:
     return next((name for name in names if name in _CACHE_AXES), None)
 
 
-# One program: op by op, a model is a hundred programs for each length of the row.
-@partial(jax.jit, static_argnums=0, static_argnames=("name", "method"))
-def _captured(model, params, inputs, options, *, name, method):
-    return activations.capture(model, params, [name], *inputs, method=method, **options)
-
-
 def weights_in(
     model: nn.Module,
     params,
@@ -291,7 +285,7 @@ def weights_in(
     """
     # A pattern of several blocks has one array for each, of every n-th layer.
     name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
-    captured = _captured(model, params, inputs, options, name=name, method=method)
+    captured = activations.capture(model, params, [name], *inputs, method=method, **options)
     names = sorted(captured, key=lambda name: (len(name), name))
-    weights = np.stack([np.asarray(captured[name])[:, 0] for name in names], axis=1)
+    weights = np.stack([captured[name][:, 0] for name in names], axis=1)
     return weights.reshape(-1, *weights.shape[2:])
