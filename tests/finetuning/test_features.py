@@ -54,6 +54,7 @@ def test_a_text_is_classified_from_weighted_states(runs, tmp_path):
     np.testing.assert_array_equal(*(x["token_embed"]["embedding"] for x in (params, pretrained)))
 
 
+@pytest.mark.sample("tagging-f1")
 @pytest.mark.parametrize("kind, score", [("tagging", "f1"), ("classification", "accuracy")])
 def test_the_encoder_of_a_translation_gives_features(kind, score, translation, tmp_path):
     """As CoVe: the source's tokenizer reads the text, and embeddings stand beside the states."""
@@ -84,6 +85,7 @@ def test_elmo_gives_features_of_known_and_unknown_words(tmp_path):
     assert first["probabilities"] != second["probabilities"]
 
 
+@pytest.mark.full
 def test_an_update_of_a_pair_in_both_orders(runs, tmp_path):
     steps = dict(train__num_steps=2, task__symmetric=True)
     task, params, _ = learned(tmp_path, "pairs", runs["bert"], "sum-all", **steps)
