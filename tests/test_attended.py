@@ -1,11 +1,12 @@
 """Attention weights of every kind of run: they sum to 1, obey the masks and equal the model's."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
+from tests.jitted import attention_in_one_program  # noqa: F401
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.pictures.attended import Side, between
@@ -58,6 +59,7 @@ def task_of(kind, folder):
     return task, init_params(task)
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "kind", ["bert", "gpt", "translation", "fine-tuned bert", "fine-tuned gpt"]
 )
@@ -84,29 +86,31 @@ def test_every_task_shows_its_attention(kind, tmp_path):
         task.attention(params, long, **(dict(target="x") if len(task.attentions) > 1 else {}))
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_weights_are_those_of_the_model(tmp_path):
     """Computes the first layer's weights from the parameters."""
     task, params = task_of("gpt", tmp_path)
     weights = task.attention(params, TEXT, pieces=True).weights[0]
-    tokens = jnp.array(task.tokenizer.encode([TEXT]))
+    (tokens,) = task.tokenizer.encode([TEXT])
+    params = jax.device_get(params)
     layer = {
         name: value[0] for name, value in params["decoder"]["layers"]["attention_norm"].items()
     }
     x = (
-        params["token_embed"]["embedding"][tokens[0]]
-        + params["position_embed"]["embedding"][: tokens.shape[1]]
+        params["token_embed"]["embedding"][tokens]
+        + params["position_embed"]["embedding"][: len(tokens)]
     )
-    x = (x - x.mean(axis=-1, keepdims=True)) / jnp.sqrt(
+    x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(
         x.var(axis=-1, keepdims=True) + 1e-5
     ) * layer["scale"] + layer["bias"]
     attention = params["decoder"]["layers"]["attention"]
     q, k = (
-        jnp.einsum("lm,mhd->hld", x, attention[name]["kernel"][0])
+        np.einsum("lm,mhd->hld", x, attention[name]["kernel"][0])
         + attention[name]["bias"][0][:, None]
         for name in ("query", "key")
     )
-    scores = jnp.where(
-        jnp.tri(len(x), dtype=bool), jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5, -jnp.inf
+    scores = np.where(
+        np.tri(len(x), dtype=bool), np.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5, -np.inf
     )
-    expected = jnp.exp(scores) / jnp.exp(scores).sum(axis=-1, keepdims=True)
+    expected = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)

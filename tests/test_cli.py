@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import write_pairs
+from tests.jitted import jitted
 from tests.programs import ENV, call, command, here, refused, translation_flags
 
 
@@ -199,11 +200,10 @@ def test_another_config_or_other_data_in_a_workdir_is_refused(trained, overrides
 
 
 def test_load_from_python(trained):
-    import jax.numpy as jnp
-
     import transformer_jax
 
     model, params, tokenizer = transformer_jax.load(trained)
-    source = jnp.array(tokenizer.source.encode(["a dog runs"]))
-    logits = model.apply({"params": params}, source, jnp.array([[tokenizer.target.bos_id]]))
+    source = np.array(tokenizer.source.encode(["a dog runs"]))
+    target = np.array([[tokenizer.target.bos_id]])
+    logits = jitted(model.apply)({"params": params}, source, target)
     assert logits.shape == (1, 1, 96) and np.isfinite(logits).all()

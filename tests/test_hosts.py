@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from tests.programs import ENV
+from tests.tasks.conftest import trained
 from transformer_jax.runs.train import train
 from transformer_jax.training import digests
 
@@ -138,12 +139,11 @@ def test_a_run_stopped_in_its_evaluation_has_the_scores_of_one_process(tmp_path,
     with monkeypatch.context() as patch:
         patch.setitem(ENV, "SIGNAL_AT", "2")
         logged = ["tests.hosts_program", tmp_path / "rows", program]
-        errors = finish(start(2, logged, *flags, devices=2), code=75)
+        errors = finish(start(2, logged, *flags, devices=1), code=75)
     assert all("stopped at step 6, state saved" in error for error in errors)
     assert not losses(tmp_path / "several", "valid/bleu")
-    finish(start(2, [f"transformer_jax.{program}"], *flags, devices=2))
-    alone = tmp_path / "alone"
-    train(config, alone)
+    finish(start(2, [f"transformer_jax.{program}"], *flags, devices=1))
+    alone = trained(config, tmp_path / "alone", num_devices=2).workdir
     for name in ("train/loss", "valid/loss"):
         expected = losses(alone, name)
         assert expected and losses(tmp_path / "several", name) == pytest.approx(expected, abs=1e-5)

@@ -5,9 +5,11 @@ import re
 import types
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
+import scipy.special
 
+from tests.jitted import jitted
 from tests.programs import call, refused
 from transformer_jax.config import UserError, experiment
 from transformer_jax.inference import prompt_file, prompting
@@ -207,6 +209,7 @@ def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
 
 def test_a_real_model_takes_the_likeliest_choice(opened):
     task, params = opened
+    apply = jitted(task.model.apply)
     texts, labels = ["the king sings to the", "a dog", ""], ["dog", "king and", "number 7"]
     likeliest = prompting.classify(
         task, params, texts, labels, "{input} {output}", normalize="none"
@@ -216,7 +219,8 @@ def test_a_real_model_takes_the_likeliest_choice(opened):
         start = [] if text else [task.tokenizer.eos_id]
         text_ids, ids = task.tokenizer.encode([text, f"{text} {label}"])
         ids = start + ids
-        log_p = jax.nn.log_softmax(task.model.apply({"params": params}, jnp.array([ids[:-1]])))[0]
+        logits = apply({"params": params}, np.array([ids[:-1]]))
+        log_p = scipy.special.log_softmax(logits, axis=-1)[0]
         return sum(float(log_p[i - 1, ids[i]]) for i in range(len(start + text_ids), len(ids)))
 
     scores = [[log_prob(text, label) for label in labels] for text in texts]

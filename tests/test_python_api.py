@@ -2,14 +2,15 @@
 
 import logging
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 import transformer_jax
 from tests.conftest import build_bert, build_config, build_gpt
+from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning import examples
+from tests.jitted import attention_in_one_program, jitted  # noqa: F401
 from transformer_jax import config as configs
 from transformer_jax.runs import record
 
@@ -71,6 +72,7 @@ USES = {
 }
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize("family", USES)
 def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     file = tmp_path / "mine.py"
@@ -94,21 +96,21 @@ def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     assert task.attention(params, "the cat sat").weights.ndim == 4
 
     model, params, tokenizer = transformer_jax.load(tmp_path / "run")
-    tokens = jnp.array([[5, 6, 7]])
+    apply, tokens = jitted(model.apply), np.array([[5, 6, 7]])
     vocabulary = config.model.vocab_size
     if family == "encoder_decoder":
-        assert model.apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary)
+        assert apply({"params": params}, tokens, tokens[:, :2]).shape == (1, 2, vocabulary)
         assert tokenizer.target.eos_id == 3
     elif family == "gpt":
-        assert model.apply({"params": params}, tokens).shape == (1, 3, vocabulary)
+        assert apply({"params": params}, tokens).shape == (1, 3, vocabulary)
     elif family == "bert":
-        assert [x.shape for x in model.apply({"params": params}, tokens)] == [
+        assert [x.shape for x in apply({"params": params}, tokens)] == [
             (1, 3, 32),
             (1, 3, vocabulary),
             (1, 2),
         ]
     else:
-        assert model.apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32)
+        assert apply({"params": params}, tokens, method="hidden").shape == (1, 3, 32)
         assert tokenizer.cls_id >= 0
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [record for record in warnings if record.name == "absl"], "Orbax's own"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.few_devices import few_devices  # noqa: F401
 from tests.programs import call
 from tests.tasks.test_word_vectors import build
 from transformer_jax.config import UserError

@@ -1,4 +1,4 @@
-"""The methods of trained tasks give the same results on 8 devices as on one."""
+"""The methods of trained tasks give the same results on several devices as on one."""
 
 import jax
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import build_bert, build_gpt
 from tests.finetuning import examples
+from tests.jitted import attention_in_one_program  # noqa: F401
 from tests.training import recurrent
 from transformer_jax.config import UserError
 from transformer_jax.runs import open as opening
@@ -13,7 +14,10 @@ from transformer_jax.runs import record
 from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.training.state import init_params
 
-MESH = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
+MESHES = {
+    "two": {"mesh.fsdp": 2},
+    "eight": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
+}
 SMALL = dict(model__d_model=16, model__num_layers=1, decode__batch=3)
 PAIRS = [("the cat", " sat on the mat"), ("a", " dog"), ("", "the"), ("to the", " mat")]
 PROMPTS = ["the cat", "a", "", "the dog ran to", "a cat"]
@@ -65,9 +69,11 @@ def flat(results):
     return texts, [leaf for leaf in leaves if not isinstance(leaf, str)]
 
 
-@pytest.mark.sample("gpt", "choice")
+@pytest.mark.usefixtures("attention_in_one_program")
+@pytest.mark.sample("two-gpt", "two-choice")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_results_on_a_mesh_are_those_of_one_device(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_results_on_a_mesh_are_those_of_one_device(mesh, family, tmp_path, monkeypatch):
     """Rows do not fill the devices: batches are padded, and results of padding are dropped."""
     build, uses = FAMILIES[family]
     workdir = tmp_path / "run"
@@ -76,9 +82,10 @@ def test_results_on_a_mesh_are_those_of_one_device(family, tmp_path, monkeypatch
     record.create(workdir, task, init_params(task))
     texts, numbers = flat(list(uses(*opening.open_run(workdir))))
 
-    monkeypatch.setattr(opening, "local_devices", jax.local_devices)
-    task, params = opening.open_run(workdir, overrides=MESH)
-    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(params)} == {8}
+    size = 2 ** len(MESHES[mesh])
+    monkeypatch.setattr(opening, "local_devices", lambda: jax.local_devices()[:size])
+    task, params = opening.open_run(workdir, overrides=MESHES[mesh])
+    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(params)} == {size}
     on_mesh = flat(list(uses(task, params)))
     assert on_mesh[0] == texts and len(on_mesh[1]) == len(numbers)
     for actual, expected in zip(on_mesh[1], numbers):

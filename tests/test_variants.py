@@ -8,6 +8,7 @@ import pytest
 
 import transformer_jax
 from tests.conftest import build_gpt
+from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning import examples
 from tests.programs import call
 from transformer_jax import config as configs

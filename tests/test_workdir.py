@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt, write_pairs
+from tests.jitted import jitted
 from transformer_jax.config import UserError
 from transformer_jax.runs import record
 from transformer_jax.runs.open import load
@@ -23,9 +24,7 @@ RELEASED = sorted(FIXTURES.glob("format_*"))
 @pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.name)
 def test_a_released_format_still_restores(path):
     model, params, tokenizer = load(path)
-    logits = model.apply(
-        {"params": params}, jax.numpy.array([[5, 6, 3]]), jax.numpy.array([[2, 7]])
-    )
+    logits = jitted(model.apply)({"params": params}, np.array([[5, 6, 3]]), np.array([[2, 7]]))
     expected = json.loads((path / "expected.json").read_text())["logits"]
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert tokenizer.source.decode(tokenizer.source.encode(["a dog runs"])) == ["a dog runs"]

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import transformer_jax
 from tests.fixtures.make_huggingface import HERE
+from tests.jitted import jitted
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
@@ -26,7 +27,7 @@ CLOSE = dict(rtol=0, atol=1e-4)
 def logits(run, ids):
     """Returns the logits of a run's language model."""
     model, params, _ = transformer_jax.load(run)
-    return model.apply({"params": params}, np.asarray(ids))
+    return jitted(model.apply)({"params": params}, np.asarray(ids))
 
 
 def copied(architecture, folder, **changes):

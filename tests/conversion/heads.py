@@ -4,6 +4,7 @@ import numpy as np
 
 from tests.conversion.checkpoints import CLOSE
 from tests.fixtures import make_huggingface_heads as make
+from tests.jitted import jitted
 from transformer_jax import config as configs
 from transformer_jax.runs.open import open_run
 from transformer_jax.tasks.task import Context
@@ -40,7 +41,7 @@ def assert_outputs(run, inputs, expected):
         places = np.arange(task.num_global)
         is_before = places < np.argmax(inputs["ids"] == 2, axis=1)[:, None]
         batch["global_positions"] = np.where(is_before, places, -1)
-    outputs = np.asarray(task.outputs(params, batch, Context())[0])
+    outputs = np.asarray(jitted(task.outputs)(params, batch, Context())[0])
     if outputs.ndim == 3:
         filled = inputs["filled"] > 0
         outputs = outputs[filled]

@@ -6,6 +6,7 @@ import pytest
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, rewrite, weights
 from tests.fixtures import make_huggingface_albert, make_huggingface_bert, make_huggingface_roberta
 from tests.fixtures.make_huggingface import HERE
+from tests.jitted import jitted
 from transformer_jax import convert
 from transformer_jax.data import tokenizers
 from transformer_jax.runs.open import open_run
@@ -21,15 +22,15 @@ ARCHITECTURES = (
 def assert_outputs_of_bert(run, inputs, expected):
     """Asserts the run's states and logits at all filled positions."""
     task, params = open_run(run)
-    variables = {"params": params}
+    apply, variables = jitted(task.model.apply), {"params": params}
     options = dict(token_types=inputs["types"], segment_ids=inputs["filled"])
     filled = inputs["filled"] > 0
-    states = task.model.apply(variables, inputs["ids"], **options, method="layers")
-    logits = task.model.apply(variables, states[-1], method="logits")
+    states = np.asarray(apply(variables, inputs["ids"], **options, method="layers"))
+    logits = apply(variables, states[-1], method="logits")
     np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
     np.testing.assert_allclose(np.asarray(logits)[filled], expected["logits"][filled], **CLOSE)
     if "following" in expected:
-        following = task.model.apply(variables, states[-1], method="next_logits")
+        following = apply(variables, states[-1], method="next_logits")
         np.testing.assert_allclose(following, expected["following"], **CLOSE)
 
 

@@ -37,7 +37,7 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(archi
         head = "detected" if architecture == DISCRIMINATOR else "logits"
         return states, task.model.apply({"params": params}, states[-1], method=head)
 
-    states, logits = outputs(expected["ids"])
+    states, logits = jax.device_get(outputs(expected["ids"]))
     np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
     np.testing.assert_allclose(logits[filled], expected["logits"][filled], **CLOSE)
 

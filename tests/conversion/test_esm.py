@@ -1,12 +1,13 @@
 """Conversion of ESM from and to Hugging Face checkpoints."""
 
-import jax
 import numpy as np
 import pytest
+import scipy.special
 
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, weights
 from tests.fixtures import make_huggingface_esm as make
 from tests.fixtures.make_huggingface import HERE, random_model
+from tests.jitted import jitted
 from transformer_jax import convert
 from transformer_jax.data import tokenizers
 from transformer_jax.inference import contacts
@@ -18,15 +19,16 @@ def assert_outputs(run, inputs, expected):
     task, params = open_run(run)
     ids, segments = inputs["ids"].astype(np.int32), inputs["filled"].astype(np.int32)
     filled = segments > 0
-    variables = {"params": params}
-    states = task.model.apply(variables, ids, segment_ids=segments, method="layers")
-    np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
-    logits = task.model.apply(variables, states[-1], method="logits")
+    apply, variables = jitted(task.model.apply), {"params": params}
+    states = apply(variables, ids, segment_ids=segments, method="layers")
+    of_filled = np.asarray(states)[:, filled]
+    np.testing.assert_allclose(of_filled, expected["hidden"][:, filled], **CLOSE)
+    logits = apply(variables, states[-1], method="logits")
     np.testing.assert_allclose(np.asarray(logits)[filled], expected["logits"][filled], **CLOSE)
-    touch = jax.nn.sigmoid(contacts.logits(task.model, params, ids, segments))
-    is_residue = np.asarray(contacts.residues(segments))
+    touch = scipy.special.expit(jitted(contacts.logits)(task.model, params, ids, segments))
+    is_residue = contacts.residues(segments)
     pairs = is_residue[:, :, None] & is_residue[:, None]
-    np.testing.assert_allclose(np.asarray(touch)[pairs], expected["contacts"][pairs], **CLOSE)
+    np.testing.assert_allclose(touch[pairs], expected["contacts"][pairs], **CLOSE)
 
 
 @pytest.mark.parametrize("name", make.KINDS)

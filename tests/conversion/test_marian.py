@@ -146,6 +146,7 @@ def run_config(folder, norm_position, **keys):
     return config
 
 
+@pytest.mark.sample(f"{PEGASUS}-pre-1e-06")
 @pytest.mark.parametrize(
     "architecture, norm, epsilon", [(MARIAN, "post", 1e-5), (PEGASUS, "pre", 1e-6)]
 )

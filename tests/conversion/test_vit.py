@@ -6,6 +6,7 @@ import pytest
 
 from tests.conversion.checkpoints import CLOSE, copied, random_run, read_json, refused, weights
 from tests.fixtures.make_huggingface_vit import FOLDER, LABELS, MEAN
+from tests.jitted import jitted
 from tests.tasks.images import build, picture
 from transformer_jax import convert
 from transformer_jax.config import UserError
@@ -18,8 +19,9 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     convert.from_hf(FOLDER, tmp_path / "run")
     task, params = open_run(tmp_path / "run")
     expected = dict(np.load(FOLDER / "expected.npz"))
-    np.testing.assert_allclose(task.logits(params, expected["images"]), expected["logits"], **CLOSE)
-    states = task.model.apply(
+    logits = jitted(task.logits)(params, expected["images"])
+    np.testing.assert_allclose(logits, expected["logits"], **CLOSE)
+    states = jitted(task.model.apply)(
         {"params": task.of_model(params)}, expected["images"], method="layers"
     )
     # The last ones here are normalised.

@@ -1,12 +1,12 @@
 """Conversion of models of sound from and to Hugging Face checkpoints."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, rewrite, weights
 from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_wav2vec2 import ARCHITECTURES, VARIANTS, VOCABULARY
+from tests.jitted import jitted
 from transformer_jax import convert
 from transformer_jax.runs.open import open_run
 from transformer_jax.tasks.task import Context
@@ -35,11 +35,12 @@ def places_of(expected):
 
 
 def assert_states(task, params, expected):
-    states = task.model.apply(
+    states = jitted(task.model.apply)(
         {"params": params}, expected["sound"], lengths=expected["lengths"], method="layers"
     )
     filled = is_filled(task.model, expected)
-    np.testing.assert_allclose(states[:, filled], expected["states"][:, filled], **CLOSE)
+    of_filled = np.asarray(states)[:, filled]
+    np.testing.assert_allclose(of_filled, expected["states"][:, filled], **CLOSE)
 
 
 def is_filled(model, expected):
@@ -51,20 +52,20 @@ def assert_pre_training(task, params, expected):
     """Asserts the projections of the masked frames, and both losses."""
     places, weights, distractors = places_of(expected)
     batch = {
-        "sound": jnp.array(expected["sound"]),
-        "length": jnp.array(expected["lengths"], jnp.int32),
-        "masked": jnp.array(expected["masked"]),
-        "places": jnp.array(places),
-        "weights": jnp.array(weights),
-        "distractors": jnp.array(distractors),
+        "sound": expected["sound"],
+        "length": expected["lengths"].astype(np.int32),
+        "masked": expected["masked"],
+        "places": places,
+        "weights": weights,
+        "distractors": distractors,
     }
-    predicted = task._predicted(params, batch, Context())
+    predicted = jitted(task._predicted)(params, batch, Context())
     for name in ("contexts", "targets"):
         ours = np.asarray(getattr(predicted, name))
         theirs = np.take_along_axis(expected[name], places[..., None], axis=1)
         is_place = weights > 0
         np.testing.assert_allclose(unit(ours[is_place]), unit(theirs[is_place]), **CLOSE)
-    loss = task.loss(params, batch, Context())
+    loss = jitted(task.loss)(params, batch, Context())
     for name in ("contrastive", "diversity"):
         np.testing.assert_allclose(loss.terms[name], expected[name], rtol=1e-4)
 
@@ -74,15 +75,15 @@ def unit(x):
 
 
 def assert_transcripts(task, params, expected):
-    sound, lengths = jnp.array(expected["sound"]), jnp.array(expected["lengths"], jnp.int32)
-    logits = np.asarray(task.logits(params, sound, lengths))
+    sound, lengths = expected["sound"], expected["lengths"].astype(np.int32)
+    logits = np.asarray(jitted(task.logits)(params, sound, lengths))
     filled = is_filled(task.model, expected)
     np.testing.assert_allclose(logits[filled], expected["logits"][filled], **CLOSE)
     labels = np.zeros((2, task.characters), np.int32)
     labels[:, : expected["labels"].shape[1]] = np.maximum(expected["labels"], 0)
     num_labels = (expected["labels"] >= 0).sum(axis=1)
     batch = {"sound": sound, "length": lengths, "labels": labels, "num_labels": num_labels}
-    loss = task.loss(params, batch, Context()).terms["ctc"]
+    loss = jitted(task.loss)(params, batch, Context()).terms["ctc"]
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-4)
 
 

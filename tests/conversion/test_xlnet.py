@@ -8,6 +8,7 @@ from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, weig
 from tests.conversion.heads import assert_outputs
 from tests.fixtures import make_huggingface_xlnet as make
 from tests.fixtures.make_huggingface import HERE
+from tests.jitted import jitted
 from transformer_jax import convert
 from transformer_jax.data import tokenizers
 from transformer_jax.runs.open import open_run
@@ -44,10 +45,11 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     expected = np.load(folder / "expected.npz")
     ids, filled = expected["ids"], expected["filled"] > 0
     options = dict(token_types=expected["types"], segment_ids=expected["filled"])
-    variables = {"params": params}
-    states = task.model.apply(variables, ids, **options, method="layers")
-    np.testing.assert_allclose(states[:, filled], expected["hidden"][:, filled], **CLOSE)
-    logits = np.asarray(task.model.apply(variables, states[-1], method="logits"))
+    apply, variables = jitted(task.model.apply), {"params": params}
+    states = apply(variables, ids, **options, method="layers")
+    of_filled = np.asarray(states)[:, filled]
+    np.testing.assert_allclose(of_filled, expected["hidden"][:, filled], **CLOSE)
+    logits = np.asarray(apply(variables, states[-1], method="logits"))
     np.testing.assert_allclose(logits[filled], expected["logits"][filled], **CLOSE)
     assert task.model.memory_length == make.SIZES["mem_len"]
     written_unchanged(tmp_path / "run", folder, tmp_path / "back")

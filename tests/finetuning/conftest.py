@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning.examples import pretrained
 
 

@@ -2,11 +2,11 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.finetuning.examples import build, pretrained, task_of
+from tests.jitted import jitted
 from transformer_jax.config import UserError
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.layers.heads import RecurrentHead
@@ -54,6 +54,7 @@ def test_a_text_is_classified_from_weighted_states(runs, tmp_path):
     np.testing.assert_array_equal(*(x["token_embed"]["embedding"] for x in (params, pretrained)))
 
 
+@pytest.mark.sample("tagging-f1")
 @pytest.mark.parametrize("kind, score", [("tagging", "f1"), ("classification", "accuracy")])
 def test_the_encoder_of_a_translation_gives_features(kind, score, translation, tmp_path):
     """As CoVe: the source's tokenizer reads the text, and embeddings stand beside the states."""
@@ -84,6 +85,7 @@ def test_elmo_gives_features_of_known_and_unknown_words(tmp_path):
     assert first["probabilities"] != second["probabilities"]
 
 
+@pytest.mark.full
 def test_an_update_of_a_pair_in_both_orders(runs, tmp_path):
     steps = dict(train__num_steps=2, task__symmetric=True)
     task, params, _ = learned(tmp_path, "pairs", runs["bert"], "sum-all", **steps)
@@ -96,15 +98,14 @@ def test_the_states_of_a_source_are_read_as_arrays(translation):
     task, params = open_run(translation)
     texts = ["the cat", "", "a dog ran to the mat"]
     embeddings, states = (list(task.features(params, texts, (layer,))) for layer in (0, -1))
-    source = task.tokenizer.source
+    source, encode = task.tokenizer.source, jitted(task.model.apply)
+    table = np.asarray(params["source_embed"]["embedding"])
     for text, (pieces, vectors), (_, memory) in zip(texts, embeddings, states, strict=True):
         ids = source.framed(source.encode(text))
         assert pieces == source.pieces(ids) and vectors.shape == (1, len(ids), 32)
-        expected = task.model.apply({"params": params}, np.array([ids]), method="encode")
-        np.testing.assert_allclose(memory[0], expected[0, :, :24], atol=1e-5)
-        np.testing.assert_array_equal(
-            vectors[0], params["source_embed"]["embedding"][np.array(ids)]
-        )
+        expected = encode({"params": params}, np.array([ids]), method="encode")
+        np.testing.assert_allclose(memory[0], np.asarray(expected)[0, :, :24], atol=1e-5)
+        np.testing.assert_array_equal(vectors[0], table[ids])
     with pytest.raises(UserError, match="layers of the widths 24 and 32"):
         list(task.features(params, texts, (0, 1)))
     with pytest.raises(UserError, match="layer 2: must be from 0 .* to 1"):
@@ -116,13 +117,14 @@ def test_every_encoder_decoder_gives_the_states_of_a_source(model):
     layers = dict(num_encoder_layers=1, num_decoder_layers=1)
     encoder = Encoder(model(vocab_size=16, d_model=8, d_ff=8, num_heads=2, **layers), True)
     assert encoder.arrays == ("tokens", "token_types", "segment_ids")
-    embeddings, states = encoder.init_layers(jax.random.key(0))[0]
-    params = nn.unbox(encoder.init_layers(jax.random.key(0))[1])
+    (embeddings, states), params = jax.jit(lambda: encoder.init_layers(jax.random.key(0)))()
+    params = nn.unbox(params)
     assert "decoder" not in params and embeddings.shape == states.shape == (1, 8, 8)
-    ids = jnp.array([[1, 2, 3, 0]])
-    row = {"tokens": ids, "token_types": 0 * ids, "segment_ids": jnp.array([[1, 1, 1, 0]])}
-    memory = encoder.model.apply({"params": params}, ids[:, :3], method="encode")
-    np.testing.assert_allclose(encoder.layers(params, row)[1][:, :3], memory, atol=1e-5)
+    ids = np.array([[1, 2, 3, 0]])
+    row = {"tokens": ids, "token_types": 0 * ids, "segment_ids": np.array([[1, 1, 1, 0]])}
+    memory = jitted(encoder.model.apply)({"params": params}, ids[:, :3], method="encode")
+    layers = jax.device_get(jitted(encoder.layers)(params, row))
+    np.testing.assert_allclose(layers[1][:, :3], memory, atol=1e-5)
     assert 0 < encoder.flops(8, False) < encoder.model.flops(8, 8)
 
 
@@ -130,16 +132,16 @@ def test_every_encoder_decoder_gives_the_states_of_a_source(model):
 def test_the_head_is_that_of_the_equations(pools):
     """gamma * sum_j softmax(s)_j h_j; padding changes nothing."""
     head = RecurrentHead(3, width=8, scaled=True, pools=pools)
-    states, filled = list(jnp.array(STATES)), jnp.array(FILLED)
-    params = nn.unbox(head.init(jax.random.key(0), states, filled))["params"]
-    params |= {"weights": jnp.log(jnp.float32([1, 2, 5])), "scale": jnp.float32(2)}
-    outputs = head.apply({"params": params}, states, filled)
-    mixed = 2 * jnp.einsum("s,sblm->blm", jnp.float32([1, 2, 5]) / 8, STATES)
+    apply = jitted(head.apply)
+    params = nn.unbox(jax.jit(head.init)(jax.random.key(0), [*STATES], FILLED))["params"]
+    params |= {"weights": np.log(np.float32([1, 2, 5])), "scale": np.array(2, np.float32)}
+    outputs = np.asarray(apply({"params": params}, [*STATES], FILLED))
+    mixed = 2 * np.einsum("s,sblm->blm", np.float32([1, 2, 5]) / 8, STATES)
     plain = RecurrentHead(3, width=8, concatenate=True, pools=pools)
     of_mixed = {name: x for name, x in params.items() if name not in ("weights", "scale")}
-    expected = plain.apply({"params": of_mixed}, [mixed], filled)
+    expected = jitted(plain.apply)({"params": of_mixed}, [mixed], FILLED)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
-    short = head.apply({"params": params}, [x[1:, :3] for x in states], filled[1:, :3])
+    short = apply({"params": params}, [*STATES[:, 1:, :3]], FILLED[1:, :3])
     long = outputs[1:] if pools else outputs[1:, :3]
     np.testing.assert_allclose(short, long, rtol=1e-5, atol=1e-6)
 

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from tests import examples
 from tests.finetuning.examples import build, pretrained, task_of
 from tests.finetuning.test_tasks import train
+from tests.jitted import attention_in_one_program  # noqa: F401
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers import Tokenizer
@@ -51,14 +52,19 @@ def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
     assert type(task.model).__name__ == "LSTM" and task.symmetric and task.lm_weight == 0.5
     params = init_params(task)
     batch = task.rows().train.batch(0, range(2))
-    loss, gradients = jax.value_and_grad(
-        lambda params: sum(task.loss(params, batch, Context()).terms.values())
-    )(params)
+
+    @jax.jit
+    @jax.value_and_grad
+    def of_batch(params):
+        return sum(task.loss(params, batch, Context()).terms.values())
+
+    loss, gradients = jax.device_get(of_batch(params))
     assert float(loss) > 0
     of_layers = [each for path, each in flatten_dict(gradients).items() if "layers" in path]
-    assert of_layers and all(jnp.abs(each).max() > 0 for each in of_layers)
+    assert of_layers and all(np.abs(each).max() > 0 for each in of_layers)
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_an_encoder_may_sum_up_a_row_at_its_end(tmp_path):
     """XLNet's rows are A [SEP] B [SEP] [CLS]."""
     origin = pretrained(tmp_path, "xlnet")
@@ -151,6 +157,7 @@ def test_the_decoder_reads_the_framed_texts_behind_its_start(tokenizer, one, two
     assert two[encoder.marks(tokenizer).second([7, 8])] == 9
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_an_encoder_decoder_tags_by_the_states_of_its_decoder(tmp_path):
     origin = pretrained(tmp_path, "encoder_decoder")
     config = build(tmp_path, "tagging", origin)

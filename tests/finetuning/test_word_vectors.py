@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from tests.finetuning.examples import build
+from tests.jitted import jitted
 from tests.tasks import test_word_vectors
 from tests.training.test_step import losses
 from transformer_jax.data import vector_files
@@ -38,7 +39,7 @@ def test_a_classification_is_linear_in_the_mean_of_the_vectors(tmp_path):
     assert params.keys() == {"token_embed", "head"}
 
     batch = task.rows().train.batch(0, range(4))
-    outputs, _ = task.outputs(params, batch, Context())
+    outputs, _ = jitted(task.outputs)(params, batch, Context())
     filled = batch["segment_ids"][..., None] > 0
     means = (table[batch["tokens"]] * filled).sum(axis=1) / filled.sum(axis=1)
     out = jax.tree.map(np.asarray, params["head"]["out"])

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from tests.conftest import build_config, build_gpt
+from tests.few_devices import few_devices  # noqa: F401
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import resolve

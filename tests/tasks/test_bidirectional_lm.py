@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt
+from tests.jitted import jitted
 from tests.training.test_carry import updated
 from tests.training.test_loop import resumed_bit_equal
 from transformer_jax import config as configs
@@ -73,7 +74,7 @@ def test_updates_continue_both_streams(tmp_path):
     whole = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
     assert whole["restarts"][:, 0].all() and 0 < whole["restarts"].mean() < 0.5
     params = jax.tree.map(jnp.asarray, state.params)
-    loss = task.loss(params, whole, Context(carry=task.initial_carry(8)))
+    loss = jitted(task.loss)(params, whole, Context(carry=task.initial_carry(8)))
     assert float(loss.terms["loss"]) / whole["labels"].size == pytest.approx(np.mean(losses))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), loss.carry, state.carry)
 
@@ -83,9 +84,9 @@ def test_meshes_and_accumulation_have_the_same_losses(tmp_path):
     exact = dict(model__dropout=0.0, optimizer__name="sgd", optimizer__learning_rate=0.1)
     config = build(tmp_path, **exact)
     one, losses = updated(config, make_task(config), 3)
-    mesh = dict(train__accumulation=2, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+    mesh = dict(train__accumulation=2, mesh__fsdp=2)
     config = build(tmp_path, **exact, **mesh)
-    many, of_many = updated(config, make_task(config), 3, 8)
+    many, of_many = updated(config, make_task(config), 3, 2)
     np.testing.assert_allclose(of_many, losses, atol=1e-5, rtol=0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), many.carry, one.carry)
 
@@ -115,7 +116,7 @@ def test_one_batch_can_be_overfitted_and_the_text_gives_features(tmp_path):
     batch = {name: jnp.array(x) for name, x in task.rows().train.batch(0, range(4)).items()}
     program = Program.of(config, task, jax.devices()[:1])
     params = overfitted(task, program, batch)
-    loss = task.loss(params, batch, Context(carry=task.initial_carry(4)))
+    loss = jitted(task.loss)(params, batch, Context(carry=task.initial_carry(4)))
     assert float(loss.terms["loss"]) / batch["labels"].size < 0.05
     texts = ["the cat", "", "unknown sat"]
     features = list(task.features(params, texts, (0, 1, -1)))
@@ -131,7 +132,7 @@ def overfitted(task, program, batch):
     """Returns parameters after many updates on one batch."""
 
     def mean_loss(params):
-        loss = task.loss(params, batch, Context(carry=task.initial_carry(4)))
+        loss = jitted(task.loss)(params, batch, Context(carry=task.initial_carry(4)))
         return loss.terms["loss"] / batch["labels"].size
 
     @jax.jit

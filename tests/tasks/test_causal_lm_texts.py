@@ -4,9 +4,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import scipy.special
 
 from tests.conftest import build_gpt as build
+from tests.jitted import jitted
 from transformer_jax.config import UserError
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.runs.open import open_run
@@ -91,12 +94,14 @@ def test_a_repetition_penalty_counts_the_prompt(gpt):
 
 def test_log_likelihoods_are_those_of_the_model(gpt):
     task, params = gpt.task, gpt.params
+    apply = jitted(task.model.apply)
     pairs = [("the cat", " sat"), ("a", " dog ran to the cat"), ("", "the"), ("the ", "mat")]
     for (context, continuation), likelihood in zip(pairs, task.log_likelihoods(params, pairs)):
         ids = task.tokenizer.encode([context + continuation])[0]
         start = len(task.tokenizer.encode([context.rstrip()])[0])
         inputs = ids if start else [task.tokenizer.eos_id, *ids]
-        log_p = jax.nn.log_softmax(task.model.apply({"params": params}, jnp.array([inputs])))[0]
+        logits = apply({"params": params}, np.array([inputs]))
+        log_p = scipy.special.log_softmax(logits, axis=-1)[0]
         scored = range(max(start, 1), len(inputs))
         total = sum(float(log_p[i - 1, inputs[i]]) for i in scored)
         assert likelihood.log_prob == pytest.approx(total, rel=1e-4)

@@ -3,7 +3,6 @@
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
@@ -12,6 +11,7 @@ from tests.conftest import build_bert
 from tests.conversion.checkpoints import weights
 from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_bert import DISTIL
+from tests.jitted import jitted
 from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
 from transformer_jax import convert
@@ -35,10 +35,14 @@ def teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
     config = build_bert(folder)
     task, workdir = make_task(config), folder / "run"
-    params = init_params(task)
+
+    @jax.jit
+    def changed(params):
+        noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), params)
+        return jax.tree.map(lambda x, change: x + 0.2 * change, params, noise)
+
     # The teacher has opinions, so that the student differs from it.
-    params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(1), x.shape), params)
-    record.create(workdir, task, params)
+    record.create(workdir, task, changed(init_params(task)))
     return config, workdir
 
 
@@ -61,7 +65,7 @@ def config_of(teacher, model=STUDENT, task=(), **sections):
 def test_the_losses_are_those_of_the_paper(teacher, tmp_path):
     """The divergence and the distance are of all positions without padding (section 3)."""
     task = resolve(config_of(teacher), tmp_path / "run").task()
-    params = jax.tree.map(jnp.asarray, init_params(task))
+    params = init_params(task)
     params["teacher"] = {
         name: tree for name, tree in open_run(teacher[1])[1].items() if name in params["teacher"]
     }
@@ -71,8 +75,9 @@ def test_the_losses_are_those_of_the_paper(teacher, tmp_path):
     inputs = dict(segment_ids=batch["segment_ids"], token_types=batch["token_types"])
 
     def outputs(model, params):
-        hidden = model.apply({"params": params}, batch["tokens"], **inputs, method="hidden")
-        logits = model.apply({"params": params}, hidden, method="logits")
+        apply = jitted(model.apply)
+        hidden = apply({"params": params}, batch["tokens"], **inputs, method="hidden")
+        logits = apply({"params": params}, hidden, method="logits")
         return np.asarray(hidden), scipy.special.log_softmax(np.asarray(logits) / 2, axis=-1)
 
     hidden, log_q = outputs(task.model, params)
@@ -99,9 +104,9 @@ def test_chunks_have_the_divergence_and_the_gradients_of_the_whole(monkeypatch):
         return divergence(Output(*student, None), targets, weights, 2.0)
 
     student = (states[0], tables[0])
-    whole = jax.value_and_grad(value)(student)
+    whole = jax.jit(jax.value_and_grad(value))(student)
     monkeypatch.setattr("transformer_jax.tasks.distillation.num_chunks", lambda *sizes: 3)
-    chunks = jax.value_and_grad(value)(student)
+    chunks = jax.jit(jax.value_and_grad(value))(student)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), whole, chunks)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert
+from tests.jitted import jitted
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -52,7 +53,7 @@ def test_counts_and_loss_are_those_of_the_definition(config, monkeypatch):
     np.testing.assert_allclose([pairs[pair] for pair in expected], [*expected.values()], rtol=1e-6)
 
     random = np.random.default_rng(0)
-    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    params = jax.eval_shape(lambda: nn.meta.unbox(task.init(jax.random.key(0))))
     params = jax.tree.map(lambda x: np.float32(random.normal(size=x.shape)), params)
     w, v = (params[name]["embedding"] for name in ("token_embed", "output_embed"))
     b, c = (params[name]["bias"] for name in ("token_bias", "output_bias"))
@@ -63,9 +64,9 @@ def test_counts_and_loss_are_those_of_the_definition(config, monkeypatch):
         for i, j, x in flat
         if x
     )
-    loss = task.loss(params, batch, Context()).terms["loss"]
+    loss = jitted(task.loss)(params, batch, Context()).terms["loss"]
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    vectors = task.model.apply({"params": params}, method="vectors")
+    vectors = jitted(task.model.apply)({"params": params}, method="vectors")
     np.testing.assert_allclose(vectors, w + v, rtol=1e-6)
 
 

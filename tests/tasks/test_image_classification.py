@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.jitted import attention_in_one_program, jitted  # noqa: F401
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
 from tests.tasks.images import build, picture, write_images
@@ -61,8 +62,8 @@ def test_a_run_is_evaluated_and_predicts_files(run):
     assert sum(details["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     # The loss of an evaluation has no label smoothing.
     rows = task.rows().eval["valid"].batch(0, range(12), 12)
-    total, count = task.loss(params, rows, Context()).metrics["loss"]
-    assert float(total / count) == pytest.approx(scores["loss"], rel=1e-4)
+    total, count = jitted(task.loss)(params, rows, Context()).metrics["loss"]
+    assert float(total) / float(count) == pytest.approx(scores["loss"], rel=1e-4)
 
 
 def test_the_programs(run, tmp_path):
@@ -83,6 +84,7 @@ def test_the_programs(run, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_picture_of_the_attention(run):
     task, params = open_run(run[0])
     figure = task.result(params, [])

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.jitted import jitted
 from tests.tasks.conftest import trained
 from tests.tasks.images import build
 from transformer_jax import config as configs
@@ -19,7 +20,7 @@ def made(tmp_path_factory):
     """Returns (task, random parameters, a batch)."""
     folder = tmp_path_factory.mktemp("masked")
     task = make_task(build(folder, "masked_patches", mask_ratio=0.75, normalise_pixels=True))
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = jax.jit(lambda: nn.unbox(task.init(jax.random.key(0))))()
     return task, params, task.rows().train.batch(0, range(4))
 
 
@@ -28,7 +29,7 @@ def test_the_loss_is_that_of_the_hidden_patches(made):
     assert task.num_visible == 4 and batch["order"].shape == (4, 16)
     assert (np.sort(batch["order"], axis=1) == np.arange(16)).all()
     loss = jax.jit(lambda params, batch: task.loss(params, batch, Context()).terms["loss"])
-    predicted = np.asarray(task.predicted(params, batch))
+    predicted = np.asarray(jitted(task.predicted)(params, batch))
     pixels = (batch["images"] / 255 - 0.5) / 0.5
     expected = 0.0
     for row in range(4):
@@ -46,12 +47,13 @@ def test_the_loss_is_that_of_the_hidden_patches(made):
 
 def test_predictions_depend_on_visible_patches_alone(made):
     task, params, batch = made
-    predicted = task.predicted(params, batch)
+    predict = jitted(task.predicted)
+    predicted = predict(params, batch)
     grid = np.zeros((4, 16), np.uint8)
     np.put_along_axis(grid, batch["order"][:, 4:], 77, axis=1)
     noise = np.repeat(np.repeat(grid.reshape(4, 4, 4), 2, 1), 2, 2)[..., None]
     other = batch | {"images": batch["images"] + noise}
-    np.testing.assert_array_equal(task.predicted(params, other), predicted)
+    np.testing.assert_array_equal(predict(params, other), predicted)
 
 
 def test_a_batch_can_be_overfitted(tmp_path):

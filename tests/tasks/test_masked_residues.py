@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.jitted import attention_in_one_program, jitted  # noqa: F401
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
 from tests.test_configs import CONFIGS
@@ -44,6 +45,7 @@ def run(tmp_path_factory):
     return trained(build(folder), folder).workdir
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_three_proteins_are_learned(run):
     task, params = open_run(run)
     scores = task.evaluate(params, "valid")
@@ -66,7 +68,7 @@ def test_mutations_are_scored_with_all_places_masked(run):
     assert [*two.details["mutations"]] == ["Q9A", "K2R"]
     tokens = task.tokenizer.encode_masked("M<mask>TAYIAK<mask>RQISFVKSHFS")
     row = np.array([[0, *tokens, 2]], np.int32)
-    logits = np.asarray(task.model.apply({"params": params}, row)[1])[0]
+    logits = np.asarray(jitted(task.model.apply)({"params": params}, row)[1])[0]
     ids = {letter: task.tokenizer.encode(letter)[0] for letter in "QAKR"}
     expected = logits[9, ids["A"]] - logits[9, ids["Q"]] + logits[2, ids["R"]] - logits[2, ids["K"]]
     assert two.details["score"] == pytest.approx(expected, abs=1e-4)

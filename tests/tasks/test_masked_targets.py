@@ -5,9 +5,11 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+import scipy.special
 from ml_collections import ConfigDict
 
 from tests import examples
+from tests.jitted import attention_in_one_program  # noqa: F401
 from tests.tasks.conftest import Trained, trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -86,7 +88,7 @@ def log_p(run, source, target):
     }
     inputs = {name: np.array([[*values, *padding]]) for name, values in inputs.items()}
     logits = _logits(run.task.model, run.params, np.array([[*row, *padding]]), inputs)
-    return np.array(jax.nn.log_softmax(logits[0, len(row) - 1]))
+    return scipy.special.log_softmax(np.asarray(logits)[0, len(row) - 1])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -95,6 +97,7 @@ def _logits(model, params, tokens, inputs):
     return model.apply({"params": params}, hidden, method="logits")
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_a_run_learns_and_is_scored(run):
     assert run.scores["valid/accuracy"] > 0.9
     results = run.task.evaluate(run.params, "valid")

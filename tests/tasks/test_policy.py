@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
+from tests.jitted import Jitted, jitted
 from tests.tasks import policies
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -45,32 +47,47 @@ def ppo(gpt, tmp_path_factory):
     def experience(params, batch):
         return task.experience(params, batch, Context(jax.random.key(1), memory=jnp.float32(0.2)))
 
-    return task, params, batch, *experience(params, batch)
+    return task, params, batch, *jax.device_get(experience(params, batch))
+
+
+def answers_of(experience, task):
+    """Returns the tokens of the answers, and which places have one."""
+
+    @jax.jit
+    def read(answers):
+        return answers.tokens(task.max_tokens), answers.filled(task.max_tokens)
+
+    return jax.device_get(read(Answers.of(experience)))
 
 
 def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(ppo):
     """Each draw has its own key, and the log-probabilities are those of the temperature."""
     task, params, batch, experience, _ = ppo
     answers = Answers.of(experience)
-    tokens, filled = answers.tokens(task.max_tokens), answers.filled(task.max_tokens)
+    tokens, filled = answers_of(experience, task)
     how = Sampling(temperature=0.7)
-    keys = [jax.random.fold_in(jax.random.key(1), row) for row in range(8)]
-    model = task.model
+    model = Jitted(task.model)
     own = model.for_decoding(
         {k: v for k, v in params.items() if k not in ("reference", "reward", "value")}
     )
-    lengths = jnp.array(batch["prompt_lengths"])
+    lengths = batch["prompt_lengths"]
+
+    @jax.jit
+    def draw(logits, places):
+        rows = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(1), jnp.arange(8))
+        drawn = how.draw(logits, None, jax.vmap(jax.random.fold_in)(rows, places))
+        log_probs = jax.nn.log_softmax(logits / 0.7)
+        return drawn, jnp.take_along_axis(log_probs, drawn[:, None], 1)[:, 0]
+
     logits, decoding = model.begin(own, batch["prompts"], lengths, slots=task.length)
     for place in range(task.max_tokens):
-        at = jnp.stack([jax.random.fold_in(key, n + place) for key, n in zip(keys, lengths)])
-        drawn = how.draw(logits, None, at)
-        of_drawn = jnp.take_along_axis(jax.nn.log_softmax(logits / 0.7), drawn[:, None], 1)[:, 0]
+        drawn, of_drawn = map(np.asarray, draw(logits, lengths + place))
         exists = filled[:, place]
         np.testing.assert_array_equal(drawn[exists], tokens[exists, place])
         of_forward = experience["old_log_probs"][exists, place]
         np.testing.assert_allclose(of_forward, of_drawn[exists], atol=1e-4)
         logits, decoding = model.step(own, decoding, drawn[:, None])
-        logits = logits[:, 0]
+        logits = np.asarray(logits)[:, 0]
     for row in range(8):
         ids = np.array(answers.ids[row, : answers.lengths[row]])
         end = ids[-1] == task.tokenizer.eos_id
@@ -83,12 +100,12 @@ def test_the_first_experience_has_no_divergence_and_rewards_at_the_last_tokens(p
     task, params, _, experience, coefficient = ppo
     np.testing.assert_array_equal(experience["old_log_probs"], experience["reference_log_probs"])
     assert float(coefficient) == pytest.approx(0.2 * (1 - 0.2 * 8 / task.horizon))
-    filled = Answers.of(experience).filled(task.max_tokens)
-    gains = np.array(experience["advantages"])[filled]
+    _, filled = answers_of(experience, task)
+    gains = experience["advantages"][filled]
     assert abs(gains.mean()) < 1e-5 and gains.std() == pytest.approx(1, rel=1e-3)
     task.unfinished_reward = -1.0
-    rewards = task.rewarded(params, experience)
-    assert set(np.array(rewards)[~experience["ended"]]) == {-1.0}
+    rewards = np.asarray(jitted(task.rewarded)(params, experience))
+    assert set(rewards[~experience["ended"]]) == {-1.0}
     task.unfinished_reward = None
 
 
@@ -124,11 +141,12 @@ def test_texts_of_pretraining_are_mixed_in(gpt, tmp_path):
         return task.loss(params, experience, context), task.weights(experience)
 
     loss, weights = measured(params, batch)
-    hidden = task.model.apply({"params": params}, batch["text_tokens"], method="hidden")
-    logits = task.model.apply({"params": params}, hidden, method="logits")
-    log_probs = jax.nn.log_softmax(logits)
+    apply = jitted(task.model.apply)
+    hidden = apply({"params": params}, batch["text_tokens"], method="hidden")
+    logits = apply({"params": params}, hidden, method="logits")
+    log_probs = scipy.special.log_softmax(logits, axis=-1)
     labels = batch["text_labels"][..., None]
-    of_labels = jnp.take_along_axis(log_probs, labels, axis=-1)[..., 0]
+    of_labels = np.take_along_axis(log_probs, labels, axis=-1)[..., 0]
     np.testing.assert_allclose(loss.terms["texts"], -of_labels.sum(), rtol=1e-5)
     assert weights["texts"] == batch["text_weights"].sum() == 8 * 16
     assert task.coefficients["texts"] == 27.8

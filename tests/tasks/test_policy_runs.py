@@ -61,7 +61,7 @@ def test_ppo_resumes_bit_equal_and_a_mesh_has_its_losses(gpt, reward, tmp_path):
         shutil.copytree(source, copy)
     task = dict(name="ppo", epochs=2, minibatches=2, target_kl=0.5, horizon=20)
     config = policies.build(tmp_path / "data", *others, task)
-    end = check(config, tmp_path, others, ("data", "fsdp", "tensor"))
+    end = check(config, tmp_path, others, ("fsdp",))
     assert float(end.memory) != config.task.kl_coefficient
     jax.tree.map(np.testing.assert_array_equal, end.params["reference"], gpt.params)
     task, params = open_run(tmp_path / "resumed")

@@ -1,4 +1,4 @@
-"""Translating and evaluating with the parameters and the sentences split over eight devices."""
+"""Translating and evaluating with the parameters and the sentences split over several devices."""
 
 import math
 import re
@@ -25,13 +25,15 @@ def held(arrays) -> float:
     return local / sum(array.nbytes for array in arrays)
 
 
+@pytest.mark.sample("{'fsdp': 2}")
 @pytest.mark.parametrize(
     "mesh",
     [
+        {"fsdp": 2},
         {"data": 2, "fsdp": 2, "tensor": 2},
-        pytest.param({"fsdp": 8}, marks=pytest.mark.full),
-        pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.full),
-        pytest.param({"fsdp": 2, "tensor": 2, "sequence": 2}, marks=pytest.mark.full),
+        {"fsdp": 8},
+        {"data": 4, "fsdp": 2},
+        {"fsdp": 2, "tensor": 2, "sequence": 2},
     ],
     ids=str,
 )
@@ -39,7 +41,8 @@ def test_a_mesh_gives_the_translations_of_one_device(translation, mesh, monkeypa
     decode = {"beam": 3, "no_repeat_ngram": 2, "max_length": 24, "early_stopping": "estimate"}
     overrides = {f"decode.{key}": value for key, value in decode.items()}
     task, alone = open_run(translation.workdir, overrides=overrides)
-    monkeypatch.setattr(opening, "local_devices", jax.local_devices)
+    devices = jax.local_devices()[: math.prod(mesh.values())]
+    monkeypatch.setattr(opening, "local_devices", lambda: devices)
     sizes = {f"mesh.{axis}": mesh.get(axis, 1) for axis in AXES}
     _, split = open_run(translation.workdir, overrides=sizes)
     actual, expected = (list(task.translate(params, LINES)) for params in (split, alone))
@@ -71,12 +74,12 @@ def _gathered(program: str) -> set[int]:
     return {math.prod(map(int, shape.split(","))) for shape in shapes}
 
 
-def test_a_run_on_eight_devices_evaluates_with_sharded_parameters(tmp_path, monkeypatch):
-    """A device holds an eighth of the parameters. BLEU equals that of one device."""
+def test_a_run_on_two_devices_evaluates_with_sharded_parameters(tmp_path, monkeypatch):
+    """A device holds half of the parameters. BLEU equals that of one device."""
     config = build_config(
         tmp_path,
         mesh__data=1,
-        mesh__fsdp=8,
+        mesh__fsdp=2,
         model__d_model=64,
         model__d_ff=128,
         model__num_encoder_layers=1,
@@ -101,8 +104,8 @@ def test_a_run_on_eight_devices_evaluates_with_sharded_parameters(tmp_path, monk
     monkeypatch.setattr(Stream, "advance", recorded)
     task = make_task(config)
     stacked = jax.eval_shape(task.init, jax.random.key(0))  # the parameters in training
-    run = trained(config, tmp_path, num_devices=8)
-    assert parts and max(parts) <= 1 / 8 + 0.02
+    run = trained(config, tmp_path, num_devices=2)
+    assert parts and max(parts) <= 1 / 2 + 0.02
     expected = task.evaluations()["valid"](run.params)
     assert {name: run.scores[f"valid/{name}"] for name in expected} == expected
     assert expected["chrf"] > 0

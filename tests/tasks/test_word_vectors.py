@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert
+from tests.jitted import jitted
 from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
@@ -95,7 +96,7 @@ def of_task(folder, objective):
     random = np.random.default_rng(0)
     v, u = random.normal(size=(2, 80, 8)) / 2
     params = {"token_embed": {"embedding": v}, "output_embed": {"embedding": u}}
-    return task, batch, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), (v, u)
+    return task, batch, jax.tree.map(np.float32, params), (v, u)
 
 
 @pytest.mark.parametrize("objective", ["skip_gram", "cbow"])
@@ -103,7 +104,7 @@ def test_the_loss_is_that_of_the_pairs_one_by_one(objective, folder):
     task, batch, params, tables = of_task(folder, objective)
     blocks = range(task.length // task.block)
     expected = sum(of_block(task, batch, block, tables)[0] for block in blocks)
-    loss = task.loss(params, batch, Context())
+    loss = jitted(task.loss)(params, batch, Context())
     np.testing.assert_allclose(loss.terms["loss"], expected, rtol=1e-5)
     pairs = sum(1 for block in blocks for _ in pairs_of(task, batch, block))
     assert loss.metrics["loss"][1] == pairs > 50
@@ -117,7 +118,7 @@ def test_an_update_is_that_of_blocks_one_after_the_other(objective, folder):
     def objective_of(params):
         return task.loss(params, batch, Context(rate=rate, train=True)).terms["loss"]
 
-    loss, grads = jax.value_and_grad(objective_of)(params)
+    loss, grads = jax.jit(jax.value_and_grad(objective_of))(params)
     total = 0.0
     for block in range(task.length // task.block):
         of_this, gradients = of_block(task, batch, block, tables)
@@ -205,7 +206,7 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(folder, tmp_path):
     straight = resumed_bit_equal(config, task, program, tmp_path, [STEPS - 1])
 
     one = [line["train/loss"] for line in lines(tmp_path / "straight") if "train/loss" in line]
-    many, state = losses(build(folder, data=2, fsdp=2, tensor=2), STEPS, devices=8)
+    many, state = losses(build(folder, tensor=2), STEPS, devices=2)
     np.testing.assert_allclose(many, one, atol=1e-5, rtol=0)
     of_mesh = jax.device_get(state.params)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), of_mesh, straight.params)

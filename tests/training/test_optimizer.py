@@ -105,8 +105,8 @@ MATRICES = {"query": (128, 160), "out": (160, 128), "bias": (160,), "scale": (12
 ALONE = {name: {**TRAITS[name].__dict__, "axes": TRAITS[name].axes[1:]} for name in TRAITS}
 
 
-def tree(seed):
-    """Returns a stack of two layers of different scales, and an embedding."""
+@jax.jit
+def _drawn(seed):
     keys = iter(jax.random.split(jax.random.key(seed), len(SHAPES) + 1))
     scales = jnp.array([5.0, 0.1])
     layers = {
@@ -114,6 +114,11 @@ def tree(seed):
         for name, shape in SHAPES.items()
     }
     return {"layers": layers, "embedding": jax.random.normal(next(keys), (130, 128))}
+
+
+def tree(seed):
+    """Returns a stack of two layers of different scales, and an embedding."""
+    return jax.device_get(_drawn(seed))
 
 
 def unrolled(tree, shapes=None):
@@ -130,12 +135,16 @@ def unrolled(tree, shapes=None):
 
 def updates(tx, trees):
     """Returns the second update of `tx`: parameters, then gradients."""
-    params, *gradients = trees
-    state = tx.init(params)
-    for grads in gradients:
-        update, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, update)
-    return update
+
+    @jax.jit
+    def second(params, *gradients):
+        state = tx.init(params)
+        for grads in gradients:
+            update, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, update)
+        return update
+
+    return jax.device_get(second(*trees))
 
 
 def is_kernel(params):
@@ -293,7 +302,9 @@ def test_a_group_has_the_optimizer_of_its_section():
 @pytest.mark.parametrize("name", ["adamw", "muon", "schedule_free"])
 def test_a_group_begins_as_a_run_of_its_own(name):
     """Before `begin` neither it nor its optimizer changes; the other group learns all the time."""
-    params = {name: jnp.linspace(-1, 1, 12).reshape(3, 4) for name in ("body", "head")}
+    params = {
+        name: np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4) for name in ("body", "head")
+    }
     traits = jax.tree.map(lambda _: Traits(("embed", "mlp"), inputs=1, decays=True), params)
     keys = dict(name=name, learning_rate=0.1, warmup_steps=0.5, weight_decay=0.1)
     groups = (("late", (("begin", 0.4),)),)
@@ -305,7 +316,7 @@ def test_a_group_begins_as_a_run_of_its_own(name):
     states = {name: tx.init(params) for name, tx in alone.items()}
     state = late.init(params)
     for number in range(10):
-        grads = {name: jnp.cos(x + number) for name, x in params.items()}
+        grads = {name: np.cos(np.asarray(x) + np.float32(number)) for name, x in params.items()}
         learning = {"head": alone["head"]} | ({"body": alone["body"]} if number >= begun else {})
         for name, tx in learning.items():
             update, states[name] = tx.update(grads, states[name], expected[name])
@@ -357,7 +368,7 @@ def grouped(tmp_path, monkeypatch):
 def test_a_run_with_three_optimizers_on_a_mesh(grouped, tmp_path):
     """Its losses are those of one device, its states are split, and it resumes bit for bit."""
     one = grouped(devices=1)
-    many = grouped(devices=8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+    many = grouped(devices=4, mesh__fsdp=2, mesh__tensor=2)
     states = {}
     for name, (config, task, program) in dict(one=one, many=many).items():
         run(config, task, tmp_path / name, program)

@@ -1,0 +1,1 @@
+from tests.few_devices import few_devices  # noqa: F401
