@@ -119,7 +119,9 @@ def here(program, *arguments, text=None) -> subprocess.CompletedProcess:
             try:
                 # A warning says that the program has been imported before.
                 with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-                    runpy.run_module(f"transformer_jax.{program}", run_name="__main__")
+                    runpy.run_module(
+                        f"transformer_jax.{program}", run_name="__main__", alter_sys=True
+                    )
             except SystemExit as end:
                 code = end.code or 0
         out, err = (path.read_text(encoding="utf-8") for path in paths[1:])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.programs import ENV, call, command, refused
+from tests.programs import ENV, call, command, here, refused
 
 
 def test_help_lists_the_flags():
@@ -20,7 +20,7 @@ def test_help_lists_the_flags():
 
 def test_a_missing_config_file_is_refused(tmp_path):
     refused(
-        call("train_wmt", "--config=configs/wmt/none.py", f"--workdir={tmp_path}"),
+        here("train_wmt", "--config=configs/wmt/none.py", f"--workdir={tmp_path}"),
         "configs/wmt/none.py",
         "no such file",
     )
@@ -100,5 +100,5 @@ def test_a_config_is_a_python_file(tmp_path):
     ):
         (tmp_path / name).write_text(content)
         refused(
-            call("train_gpt", f"--config={tmp_path}/{name}", f"--workdir={tmp_path}/run"), message
+            here("train_gpt", f"--config={tmp_path}/{name}", f"--workdir={tmp_path}/run"), message
         )

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import transformer_jax
-from tests.programs import call, refused
+from tests.programs import here, refused
 from transformer_jax import config as configs
 from transformer_jax.cli import key_help
 from transformer_jax.config import UserError
@@ -125,11 +125,11 @@ GPT, WMT = ("--config=configs/gpt/quickstart.py",), ("--config=configs/wmt/quick
 )
 def test_a_key_given_as_a_flag_leads_to_its_flag(program, arguments, flag, suggestion):
     name = flag.partition("=")[0]
-    refused(call(program, *arguments, flag), f"unknown flag {name}; did you mean {suggestion}")
+    refused(here(program, *arguments, flag), f"unknown flag {name}; did you mean {suggestion}")
 
 
 def test_an_unknown_flag_without_similar_names_gets_no_suggestion():
-    done = call("train_gpt", *GPT, "--zzz=1")
+    done = here("train_gpt", *GPT, "--zzz=1")
     refused(done, "unknown flag --zzz")
     assert "did you mean" not in done.stderr
 
@@ -170,14 +170,14 @@ def test_the_listing_of_keys():
     ],
 )
 def test_help_config_needs_no_workdir(program, config):
-    done = call(program, f"--config=configs/{config}", "--config.train.batch=7", "--help_config")
+    done = here(program, f"--config=configs/{config}", "--config.train.batch=7", "--help_config")
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert "\ntrain.batch=7 (a whole number; default 64): rows of an update" in done.stdout
     assert "\nmodel.d_model=" in done.stdout and "\ntask.name=" in done.stdout
 
 
 def test_help_config_needs_a_config():
-    refused(call("train", "--help_config"), "--help_config needs --config=FILE")
+    refused(here("train", "--help_config"), "--help_config needs --config=FILE")
 
 
 def test_importing_the_program_does_not_hide_the_function(monkeypatch):
@@ -190,9 +190,9 @@ def test_importing_the_program_does_not_hide_the_function(monkeypatch):
 
 def test_train_takes_any_task(tmp_path):
     refused(
-        call("train", "--config=configs/finetune/glue.py:sst2", f"--workdir={tmp_path}/run"),
+        here("train", "--config=configs/finetune/glue.py:sst2", f"--workdir={tmp_path}/run"),
         "config.init_from is missing",
     )
     gpt = (*GPT, f"--workdir={tmp_path}/run")
-    refused(call("train", *gpt, "--config.data.corpus="), "config.data")
-    refused(call("train", *gpt, "--seeds=2", "--profile=1:2"), "without --seeds")
+    refused(here("train", *gpt, "--config.data.corpus="), "config.data")
+    refused(here("train", *gpt, "--seeds=2", "--profile=1:2"), "without --seeds")

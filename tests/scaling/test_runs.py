@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_gpt
-from tests.programs import call
+from tests.programs import call, here
 from tests.scaling.test_laws import TRUE
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
@@ -178,7 +178,7 @@ def test_fit_predict_check(file, tmp_path):
     names = configs.load_module(file).FAMILY.names
     folder = tmp_path / "runs"
     measured_by_law(file, folder, names)
-    done = call("scaling", "fit", f"--workdir={folder}")
+    done = here("scaling", "fit", f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     fitted = json.loads(done.stdout.splitlines()[-1])
     law = fitted["L(N, D)"]
@@ -193,9 +193,9 @@ def test_fit_predict_check(file, tmp_path):
     assert "iso-FLOP parabolas" in fitted["refused"] and "two are needed" in done.stderr
     assert all((folder / name).stat().st_size > 10_000 for name in ("laws.png", "optimum.png"))
 
-    early = call("scaling", "run", f"--config={file}", f"--workdir={folder}", "--held_out")
+    early = here("scaling", "run", f"--config={file}", f"--workdir={folder}", "--held_out")
     assert early.returncode == 2 and "nothing has been predicted" in early.stderr
-    done = call("scaling", "predict", f"--config={file}", f"--workdir={folder}")
+    done = here("scaling", "predict", f"--config={file}", f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     written = json.loads((folder / "prediction.json").read_text())
     assert written == json.loads(done.stdout) and written["fitted_to"] == sorted(names)
@@ -209,7 +209,7 @@ def test_fit_predict_check(file, tmp_path):
         and checked["params"] == written["params"]
     )
     assert len(runs.collect(folder)) == 9  # without the held-out run
-    late = call("scaling", "predict", f"--config={file}", f"--workdir={folder}")
+    late = here("scaling", "predict", f"--config={file}", f"--workdir={folder}")
     assert (
         late.returncode == 2
         and "has begun" in late.stderr
@@ -233,7 +233,7 @@ def test_fit_predict_check(file, tmp_path):
     ],
 )
 def test_a_mistake_costs_one_line(arguments, words):
-    done = call("scaling", *arguments)
+    done = here("scaling", *arguments)
     assert (
         done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
     ), done.stderr
