@@ -16,7 +16,7 @@ from transformer_jax.layers.mlp import MLP
 from transformer_jax.layers.norms import LayerNorm
 
 KEY = jax.random.key(0)
-X = np.asarray(jax.random.normal(KEY, (2, 5, 8)))
+X = jax.random.normal(KEY, (2, 5, 8))
 CAUSAL = Mask(causal=True)
 
 
@@ -128,7 +128,7 @@ def test_the_gradient_of_shared_parameters_is_the_sum_over_layers():
 
 def test_windows_take_turns_over_the_layers_of_a_pattern():
     """With a window of 1 in all layers no position sees another one."""
-    first = X.copy()
+    first = np.array(X)
     first[:, 0] += 1.0
     for windows, reach in (((1,), 1), ((1, 1, 1, None), 5)):
         model, params = build(TWO, windows=windows)
