@@ -103,7 +103,8 @@ def test_shared_parameters_and_their_program_do_not_grow_with_depth(num_layers):
 def test_only_stacked_parameters_have_the_axis_of_layers():
     for shared, axes in ((False, ("layers", "embed", "mlp")), (True, ("embed", "mlp"))):
         model = Decoder(ONE, (("num_layers", 2), ("shared", shared)))
-        traits = parameters.traits(model.init(KEY, X, mask=CAUSAL))["params"]["decoder"]
+        boxed = jax.eval_shape(partial(model.init, mask=CAUSAL), KEY, X)
+        traits = parameters.traits(boxed)["params"]["decoder"]
         (tree,) = traits.values()
         assert tree["mlp"]["wi"]["kernel"].axes == axes
 
