@@ -114,7 +114,7 @@ def test_states_of_every_layer():
     hidden, _, _ = model.apply({"params": params}, TOKENS)
     assert states.shape == (4, 2, 12, 16)
     np.testing.assert_allclose(states[-1], hidden, rtol=1e-5, atol=1e-6)
-    one_layer, _ = build(num_layers=1)
+    one_layer = Jitted(BERT(**TINY | dict(num_layers=1)))
     params = jax.device_get(params)
     first_layer = {**params, "encoder": jax.tree.map(lambda x: x[:1], params["encoder"])}
     expected = one_layer.apply({"params": first_layer}, TOKENS)[0]

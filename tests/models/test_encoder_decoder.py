@@ -300,11 +300,13 @@ def test_flops_formula_against_the_compiler(changes):
 
 def test_positions_are_their_formulas():
     """Two bits count to 4; the third column begins again with the lowest."""
-    places = jnp.array([0, 1, 2, 3])
-    codes = {
-        kind: position_codes(kind, places, 3, max_length=4)
-        for kind in ("index", "normalized", "binary", "sinusoidal")
-    }
+    kinds = ("index", "normalized", "binary", "sinusoidal")
+
+    @jax.jit
+    def compute(places):
+        return {kind: position_codes(kind, places, 3, max_length=4) for kind in kinds}
+
+    codes = jax.device_get(compute(jnp.arange(4)))
     np.testing.assert_array_equal(codes["index"], np.arange(4)[:, None] * np.ones(3))
     np.testing.assert_array_equal(codes["normalized"], codes["index"] / 4)
     np.testing.assert_array_equal(codes["binary"], [[0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 1]])
