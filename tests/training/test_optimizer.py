@@ -304,8 +304,9 @@ def test_a_group_has_the_optimizer_of_its_section():
         make(keys | {"groups": groups}, traits)
 
 
+@pytest.mark.sample("sgd")  # op by op, the others are more programs
 @jax.disable_jit()  # a compiled branch may round otherwise
-@pytest.mark.parametrize("name", ["adamw", "muon", "schedule_free"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon", "schedule_free"])
 def test_a_group_begins_as_a_run_of_its_own(name):
     """Before `begin` neither it nor its optimizer changes; the other group learns all the time."""
     params = {
