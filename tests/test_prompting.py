@@ -219,7 +219,8 @@ def test_a_real_model_takes_the_likeliest_choice(opened):
         start = [] if text else [task.tokenizer.eos_id]
         text_ids, ids = task.tokenizer.encode([text, f"{text} {label}"])
         ids = start + ids
-        logits = apply({"params": params}, np.array([ids[:-1]]))
+        # The padding behind the text is not seen, and one shape is compiled.
+        logits = apply({"params": params}, np.array([ids[:-1] + [0] * (33 - len(ids))]))
         log_p = scipy.special.log_softmax(logits, axis=-1)[0]
         return sum(float(log_p[i - 1, ids[i]]) for i in range(len(start + text_ids), len(ids)))
 
