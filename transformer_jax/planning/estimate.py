@@ -16,8 +16,8 @@ from transformer_jax.planning.shardings import bytes_per_device
 # The least optimization of the TPU compiler takes a quarter to a third of the time. It partitions
 # alike: the collectives of GPT-3 175B on v5p:4x4x4 have the same bytes. The peak there was 57.1 GB
 # instead of 60.8. For GPT-2 124M on v5e:4x4, with 64 rows and no dropout, it was 9.86 GB instead
-# of 9.82. The number is XLA's EFFORT_O0, which jax 0.10 takes by its number alone. An effort of -1
-# does the same in jax 0.10; later releases have no such option.
+# of 9.82. The value is XLA's EFFORT_O0, which jax 0.10 takes as a number alone. The older option
+# exec_time_optimization_effort=-1 has the same effect there, but jax 0.11 does not know it.
 _LEAST_EFFORT = {"optimization_level": 9}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
