@@ -197,8 +197,12 @@ def test_spans_are_where_the_pieces_stand(kind):
         )
         if kind != "byte_bpe":  # whose pieces may be parts of a character
             words = [text[a:b].strip().lower() for a, b in spans]
+            # SentencePiece before 0.2.3 learns no piece for the tab.
             unmarked = [
-                piece.replace("\u2581", "").removeprefix("##").strip("\u21b5\u21e5")
+                piece.replace("\u2581", "")
+                .removeprefix("##")
+                .removeprefix("<unk>")
+                .strip("\u21b5\u21e5")
                 for piece in tokenizer.pieces(ids)
             ]
             assert [word.replace("\u00e9", "e").strip() for word in words] == [
