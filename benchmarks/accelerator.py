@@ -71,8 +71,8 @@ REHEARSAL_SECONDS = 1800  # the limit of a rehearsal, on however busy a CPU
 class Case:
     """One measurement: function(tiny) returns its figures.
 
-    Cases with the same `process` share a process. Its name begins with the library that runs there,
-    up to a comma.
+    Cases of a part with the same `process` share a process. Its name begins with the library that
+    runs there, up to a comma. A second process compiles while the first does.
     """
 
     function: Callable[[bool], dict]
@@ -590,16 +590,17 @@ def compile_deep(tiny: bool) -> dict:
     return {"layers": layers} | row
 
 
+SECOND = "jax, second"
 PARTS = {
     "correctness": Part(
-        60,
+        80,
         {
             "card": Case(card),
             "GPT": Case(functools.partial(gradients, name="gpt2_124m"), is_rehearsed=False),
             "GPT, dropout": Case(functools.partial(gradients, name="gpt2_124m", **DROPOUT)),
-            "BERT": Case(functools.partial(gradients, name="bert_large"), is_rehearsed=False),
+            "BERT": Case(functools.partial(gradients, name="bert_large"), SECOND, False),
             "Transformer": Case(
-                functools.partial(gradients, name="transformer_big"), is_rehearsed=False
+                functools.partial(gradients, name="transformer_big"), SECOND, False
             ),
         },
     ),
@@ -628,6 +629,7 @@ PARTS = {
             **{
                 f"{kind}{', dropout' if rate else ''}": Case(
                     functools.partial(attend, kind=kind, rate=rate),
+                    SECOND if rate else "jax",
                     is_rehearsed=kind == "packed",
                 )
                 for rate in (0.0, 0.1)
@@ -642,7 +644,7 @@ PARTS = {
         },
     ),
     "bert_large": Part(
-        90,
+        85,
         {
             "scanned": Case(functools.partial(train, name="bert_large", unroll=1)),
             "torch, all positions": Case(functools.partial(train_peer, name="bert_large"), "torch"),
@@ -661,20 +663,20 @@ PARTS = {
             "by default": Case(functools.partial(resume, flags="")),
             "deterministic": Case(
                 functools.partial(resume, flags="--xla_gpu_deterministic_ops=true"),
-                "jax, deterministic",
+                SECOND,
                 is_rehearsed=False,
             ),
         },
     ),
     "transformer_big": Part(
-        65,
+        60,
         {
             "inline": Case(functools.partial(train, name="transformer_big")),
             "torch": Case(functools.partial(train_peer, name="transformer_big"), "torch"),
         },
     ),
     "decoding": Part(
-        50,
+        45,
         {
             "GPT-2, 32 texts": Case(functools.partial(decode, side="our", batch=32)),
             "GPT-2, 32 texts, torch": Case(
@@ -690,7 +692,7 @@ PARTS = {
             ),
         },
     ),
-    "compilation": Part(30, {"GPT-2, 48 layers": Case(compile_deep)}),
+    "compilation": Part(25, {"GPT-2, 48 layers": Case(compile_deep)}),
 }
 
 # ---------------------------------------------------------------------------- processes of a part
@@ -872,7 +874,8 @@ def _measure_group(records: Records, group: list[str], deadline: float, start: C
             if lacking := [x for x in needed if importlib.util.find_spec(x) is None]:
                 records.add(part, name, {"skipped": f"{lacking[0]} is not installed"})
             else:
-                by_process.setdefault(case.process, []).append((part, name))
+                process = case.library if records.tiny else case.process
+                by_process.setdefault(process, []).append((part, name))
     records.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
