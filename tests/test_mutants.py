@@ -78,6 +78,8 @@ def test_faults(mutants, body, expected):
         "return x['other']",
         "return x[-1]",
         "return jnp.where(x)",
+        "return min(x, 1)",
+        "return jnp.minimum(x, 1), jnp.repeat(x, 384)",
         "return jnp.where(key, x, x)",
         "return lambda z=1 + 2: z",
     ],
