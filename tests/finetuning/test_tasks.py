@@ -27,7 +27,7 @@ SCORES = {
 NOT_LEARNED = [("pairs", "bert"), ("pairs", "gpt"), ("span", "gpt")]
 
 
-@pytest.mark.sample("pairs-gpt", "tagging-bert", "span-bert")
+@pytest.mark.sample("pairs-gpt", "tagging-bert")
 @pytest.mark.parametrize(
     "kind, family",
     [
@@ -155,7 +155,7 @@ def test_a_frozen_encoder_does_not_change(runs, tmp_path):
     np.testing.assert_array_equal(*kernels)
 
 
-@pytest.mark.sample("sum-all")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "features",
     [

@@ -181,6 +181,7 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
         np.testing.assert_allclose(logits[:, 0], expected[:, place], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample("EncoderDecoder", "T5")
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_beams_attend_to_their_ancestors(cls):
     """Two beams, which both continue beam 1 at position 2, equal their prefixes decoded alone."""

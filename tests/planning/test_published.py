@@ -144,6 +144,7 @@ def test_the_command(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_fine_tuning_costs_follow_from_the_pretrained_run(tmp_path):
     encoder_run = pretrained(tmp_path, "bert")
     done = call(

@@ -79,6 +79,7 @@ def test_it_reconstructs_a_text_with_masks(bart):
     assert ids.count(bart.task.tokenizer.source.mask_id) == 1
 
 
+@pytest.mark.full
 def test_one_batch_of_t5_can_be_overfitted(tmp_path):
     config = build(tmp_path, "t5", task__noises=(("span_corruption",),))
     task = make_task(config)

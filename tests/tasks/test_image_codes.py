@@ -120,6 +120,7 @@ def test_images_are_reconstructed_and_the_codes_are_used(codes, capsys):
         make_task(build(codes, task__commitment=-1.0))
 
 
+@pytest.mark.full
 def test_a_few_images_can_be_overfitted(tmp_path):
     """The same eight images in each update."""
     path = tmp_path / "eight.npz"

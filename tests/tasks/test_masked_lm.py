@@ -120,6 +120,7 @@ def test_equal_losses_on_every_mesh(reference, mesh):
     np.testing.assert_allclose(losses, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_accumulation_weighs_each_term_by_the_whole_batch(reference):
     folder, _ = reference
     options = dict(model__dropout=0.0, model__attention_dropout=0.0)

@@ -56,6 +56,7 @@ def test_predictions_depend_on_visible_patches_alone(made):
     np.testing.assert_array_equal(predict(params, other), predicted)
 
 
+@pytest.mark.full
 def test_a_batch_can_be_overfitted(tmp_path):
     config = build(tmp_path, "masked_patches", source="images", normalise_pixels=False)
     # Grey squares with a gradient: the visible patches tell the others.

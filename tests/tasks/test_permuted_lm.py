@@ -119,6 +119,7 @@ def test_the_loss_is_that_of_the_targets_and_a_restart_empties_the_memory(tmp_pa
     assert scores["loss"] == pytest.approx(np.log(80), abs=0.5)
 
 
+@pytest.mark.full
 def test_one_batch_can_be_overfitted(tmp_path):
     changes = dict(model__d_model=32, model__init_std=0.1, optimizer__warmup_steps=10)
     config = build(tmp_path, **changes, train__num_steps=150)

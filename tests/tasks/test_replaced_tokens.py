@@ -139,6 +139,7 @@ def test_no_gradient_passes_through_the_samples(tiny):
     assert all(leaf.any() for name in ("token_embed", "detector") for leaf in grads[name].values())
 
 
+@pytest.mark.full
 def test_one_batch_can_be_overfitted(tmp_path):
     """The generator finds the masked tokens, and the discriminator that nothing is replaced."""
     config = build(tmp_path, init_std=0.1)

@@ -225,6 +225,7 @@ def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
     assert spent["data"] == 0 and spent["step"] >= 0.05
 
 
+@pytest.mark.full
 def test_a_model_learns_a_few_sentences_by_heart(tiny, tmp_path):
     config = tiny(
         train__num_steps=150,

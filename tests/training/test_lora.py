@@ -43,7 +43,7 @@ def randomised(params, seed=0):
     return jax.tree_util.tree_map_with_path(draw, params)
 
 
-@pytest.mark.sample("sparse_transformer")
+@pytest.mark.sample("awd_lstm")
 @pytest.mark.parametrize(
     "family",
     [

@@ -183,6 +183,7 @@ def of_optax(name):
     }[name]
 
 
+@pytest.mark.sample("adamw", "adafactor", "muon", "lamb", "sgd")
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "schedule_free"])
 def test_each_layer_of_a_stack_is_updated_as_a_parameter_of_its_own(name):
     """A scanned stack gives what an unrolled one does, and what optax gives for matrices."""
@@ -372,6 +373,7 @@ def grouped(tmp_path, monkeypatch):
     return build
 
 
+@pytest.mark.full
 def test_a_run_with_three_optimizers_on_a_mesh(grouped, tmp_path):
     """Its losses are those of one device, its states are split, and it resumes bit for bit."""
     one = grouped(devices=1)

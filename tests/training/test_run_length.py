@@ -100,6 +100,7 @@ def changed(config, **values):
     return config
 
 
+@pytest.mark.sample("intervals1-steps1", "intervals4-steps4")
 @pytest.mark.parametrize(
     "intervals, steps",
     [
