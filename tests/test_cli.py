@@ -44,6 +44,7 @@ def test_the_workdir_holds_what_decoding_needs(trained):
     }
 
 
+@pytest.mark.full
 def test_the_same_command_has_nothing_to_do_and_a_longer_run_resumes(trained, overrides):
     again = call("train_wmt", *overrides, f"--workdir={trained}")
     assert again.returncode == 0 and "nothing to do" in again.stderr
@@ -53,6 +54,7 @@ def test_the_same_command_has_nothing_to_do_and_a_longer_run_resumes(trained, ov
     assert "step 6/6" in longer.stderr
 
 
+@pytest.mark.full
 def test_translate_keeps_lines_and_order(trained):
     lines = [
         "a dog runs",
@@ -97,6 +99,7 @@ def test_translate_refuses_mistakes(trained, arguments, words):
     )
 
 
+@pytest.mark.full
 def test_a_long_line_stops_no_translation(trained):
     """The number and order of the lines stay the same, and one warning names the long lines."""
     lines = ["a dog runs", "two women sing. " * 50, "", "dog " * 300, "a dog runs"]
@@ -110,6 +113,7 @@ def test_a_long_line_stops_no_translation(trained):
     assert skipped == f"{out[0]}\n\n\n\n{out[0]}\n"
 
 
+@pytest.mark.full
 def test_translate_names_a_line_that_it_refuses(trained):
     text = "a dog runs\n" + "dog " * 300 + "\n"
     done = here("translate", f"--workdir={trained}", "--long=refuse", text=text)
@@ -140,6 +144,7 @@ def test_a_workdir_without_its_tokenizer_is_refused(trained, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_evaluate_prints_one_json_object(trained, tmp_path):
     done = call("evaluate", f"--workdir={trained}")
     assert done.returncode == 0, done.stderr
@@ -165,6 +170,7 @@ def test_evaluate_prints_one_json_object(trained, tmp_path):
     refused(call("evaluate", f"--workdir={trained}", "--set=test"), "config.data.test_source")
 
 
+@pytest.mark.full
 def test_n_best_scores_and_the_attention_picture(trained, tmp_path):
     done = call(
         "translate",
@@ -186,15 +192,16 @@ def test_n_best_scores_and_the_attention_picture(trained, tmp_path):
     assert float(single[0]) == pytest.approx(scores[0], abs=1e-3) and single[1] == rows[0][1]
 
 
+@pytest.mark.full
 def test_another_config_or_other_data_in_a_workdir_is_refused(trained, overrides, tmp_path):
     refused(
-        call("train_wmt", *overrides, f"--workdir={trained}", "--config.train.batch=16"),
+        here("train_wmt", *overrides, f"--workdir={trained}", "--config.train.batch=16"),
         "train.batch: 8 -> 16",
     )
     files = write_pairs(tmp_path / "other", count=44)
     other = [f"--config.{key}={value}" for key, value in files.items()]
     refused(
-        call("train_wmt", *overrides, *other, f"--workdir={trained}", "--config.train.num_steps=9"),
+        here("train_wmt", *overrides, *other, f"--workdir={trained}", "--config.train.num_steps=9"),
         "not the train",
     )
 

@@ -60,12 +60,14 @@ def trained(tmp_path_factory):
     return Trained(folder, flags, json.loads(done.stdout))
 
 
+@pytest.mark.full
 def test_the_summary_of_two_seeds(trained):
     accuracy = trained.summary["valid/accuracy"]
     assert trained.summary["seeds"] == 2 and len(accuracy["values"]) == 2
     assert accuracy["mean"] == pytest.approx(sum(accuracy["values"]) / 2)
 
 
+@pytest.mark.full
 def test_the_same_command_has_nothing_to_do(trained):
     again = trained.train_again()
     assert json.loads(again.stdout) == trained.summary and "nothing to do" in again.stderr

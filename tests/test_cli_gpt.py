@@ -49,6 +49,7 @@ def trained(flags, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.full
 def test_generate_streams_the_text_that_it_returns_as_json(trained, tmp_path):
     # 80 tokens are more than the window of 64.
     how = ["--max_tokens=80", "--temperature=0.5", "--seed=7"]
@@ -91,6 +92,7 @@ def test_a_stop_string_is_not_printed(trained):
     assert stopped_text == text[: text.index(stop, 3)] + "\n"
 
 
+@pytest.mark.full
 def test_beam_search(trained):
     command = ["generate", f"--workdir={trained}", "--beam=3", "--max_tokens=9"]
     written = call(*command, "--prompt=the dog")

@@ -49,10 +49,11 @@ def test_a_wrong_run_is_refused_and_writes_nothing(overrides, tmp_path, extra, w
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_workdir_that_is_a_file_or_in_use_is_refused(overrides, tmp_path):
     (tmp_path / "file").write_text("")
     refused(
-        call("train_wmt", *overrides, f"--workdir={tmp_path / 'file'}"),
+        here("train_wmt", *overrides, f"--workdir={tmp_path / 'file'}"),
         str(tmp_path / "file"),
         "can't be written",
     )
@@ -60,11 +61,12 @@ def test_a_workdir_that_is_a_file_or_in_use_is_refused(overrides, tmp_path):
 
     with lock.held(tmp_path / "run"):
         refused(
-            call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}"),
+            here("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}"),
             "another run is at work there",
         )
 
 
+@pytest.mark.full
 def test_a_run_starts_after_a_killed_start(overrides, tmp_path):
     (tmp_path / "run" / "tokenizer").mkdir(parents=True)
     # With an empty PATH, there is no git, which a run does not need.
@@ -78,6 +80,7 @@ def test_a_run_starts_after_a_killed_start(overrides, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_bad_data_is_named_with_its_line(overrides, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"fine\nbad \xff\nfine\n")
     (tmp_path / "b.txt").write_text("eins\nzwei\n")
@@ -86,19 +89,20 @@ def test_bad_data_is_named_with_its_line(overrides, tmp_path):
         f"--config.data.train_target={tmp_path / 'b.txt'}",
     ]
     refused(
-        call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *files),
+        here("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *files),
         "a.txt:2",
         "not UTF-8",
     )
     (tmp_path / "a.txt").write_text("one\n")
     refused(
-        call("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *files),
+        here("train_wmt", *overrides, f"--workdir={tmp_path / 'run'}", *files),
         "a.txt has 1 lines",
         "b.txt has more",
     )
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_run_that_sigterm_stopped_resumes_with_equal_results(overrides, tmp_path):
     flags = [
         *overrides,

@@ -109,6 +109,7 @@ def test_rolling_windows_predict_each_token_once(size):
         )
 
 
+@pytest.mark.full
 def test_the_end_of_a_context(model):
     tokenizer = model.task.tokenizer
     text = "the king sings – to a dög" * 3

@@ -207,6 +207,7 @@ def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
         prompting.evaluate(task, None, prompts, 9)
 
 
+@pytest.mark.full
 def test_a_real_model_takes_the_likeliest_choice(opened):
     task, params = opened
     apply = jitted(task.model.apply)

@@ -123,6 +123,7 @@ def named(files):
     return [f"--config.model.name={files}/my_model.py", f"--config.task.name={files}/my_task.py"]
 
 
+@pytest.mark.full
 def test_a_model_and_a_task_of_a_folder_train_and_open(files, trained):
     content = json.loads((trained / "config.json").read_text())
     assert content["config"]["model"]["name"] == f"{files}/my_model.py"

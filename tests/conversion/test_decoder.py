@@ -25,6 +25,7 @@ from transformer_jax.runs.open import open_run
 BOTH = pytest.mark.parametrize("architecture", [LLAMA, QWEN2])
 
 
+@pytest.mark.full
 @BOTH
 def test_a_checkpoint_equals_transformers_and_is_written_unchanged(architecture, tmp_path):
     folder = HERE / architecture

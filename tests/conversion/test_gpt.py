@@ -79,6 +79,7 @@ def test_a_converted_checkpoint_is_written_unchanged(converted, tmp_path):
     assert (back / "merges.txt").read_text() == (folder / "merges.txt").read_text()
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
     run = tmp_path / "run"
     text = tmp_path / "text.txt"

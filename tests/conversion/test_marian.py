@@ -50,6 +50,7 @@ def assert_equal_files(first, second):
         np.testing.assert_array_equal(first[key], second[key], err_msg=key)
 
 
+@pytest.mark.full
 def test_a_checkpoint_equals_transformers_and_is_written_unchanged(tmp_path):
     folder, run, back = HERE / MARIAN, tmp_path / "run", tmp_path / "back"
     convert.from_hf(folder, run)
@@ -146,7 +147,7 @@ def run_config(folder, norm_position, **keys):
     return config
 
 
-@pytest.mark.sample(f"{PEGASUS}-pre-1e-06")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "architecture, norm, epsilon", [(MARIAN, "post", 1e-5), (PEGASUS, "pre", 1e-6)]
 )

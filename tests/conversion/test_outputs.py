@@ -27,6 +27,7 @@ def checkpoint(name, tmp_path):
     return folder
 
 
+@pytest.mark.full
 def test_outputs_and_scores_equal(name, checkpoint, tmp_path):
     """Five sources share two places of a search."""
     convert.from_hf(checkpoint, tmp_path / "run")

@@ -21,6 +21,7 @@ def logits(run, source, filled, target):
     return apply({"params": params}, source, target, source_segment_ids=filled)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_checkpoint_equals_transformers_and_is_written_unchanged(name, tmp_path):
@@ -58,6 +59,7 @@ def test_a_checkpoint_equals_transformers_and_is_written_unchanged(name, tmp_pat
     assert configs.differences(first, second) == []
 
 
+@pytest.mark.full
 def test_published_names_and_older_keys_are_read(tmp_path):
     """The published BART of pre-training names no head, and files before 5 have one key less."""
     folder = copied(BART, tmp_path / "hf", architectures=["BartModel"])

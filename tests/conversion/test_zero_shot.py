@@ -25,6 +25,13 @@ def converted(architecture, classes, folder):
     return folder / "run"
 
 
+@pytest.mark.sample(
+    "BertForSequenceClassification-0",
+    "BertForSequenceClassification-1",
+    "RobertaForSequenceClassification-0",
+    "AlbertForSequenceClassification-0",
+    "XLNetForSequenceClassification-0",
+)
 @pytest.mark.parametrize("architecture, case", CASES)
 def test_probabilities_equal(architecture, case, tmp_path, capsys):
     task, params = open_run(converted(architecture, case["classes"], tmp_path))

@@ -115,6 +115,7 @@ def test_the_standard_library_is_split_by_file():
     assert prints[0] == splits["train"].fingerprint() and len({json.dumps(p) for p in prints}) == 3
 
 
+@pytest.mark.full
 def test_the_documentation_of_the_standard_library_is_split_by_file():
     splits = {
         split: documents.of_split(data(corpus="pydoc"), split)

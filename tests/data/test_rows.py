@@ -92,6 +92,7 @@ def test_phases_follow_each_other_and_begin_anew():
     assert numbers(same_rows, range(6), 3) != numbers(same_rows, range(6, 12), 3)
 
 
+@pytest.mark.full
 def test_a_mixture_keeps_its_weights_in_every_turn_of_the_table_and_each_component_its_epochs():
     weights, sizes = (60, 22, 8, 8, 3), (50, 7, 9, 200, 4)  # the weights of GPT-3's table 2.2
     train = rows.TrainRows(

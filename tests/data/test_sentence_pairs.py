@@ -55,6 +55,7 @@ def restored(rows):
     return tokens
 
 
+@pytest.mark.full
 def test_masks_come_in_the_published_shares(drawn):
     is_predicted, filled = drawn["masked_weights"] > 0, drawn["segment_ids"] > 0
     inputs = np.take_along_axis(drawn["tokens"], drawn["masked_positions"], axis=1)[is_predicted]

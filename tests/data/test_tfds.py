@@ -149,6 +149,7 @@ def test_a_set_in_another_format_is_refused(prepare, tmp_path):
         pairs_of(tmp_path, "plain", "train")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     bool(importlib.util.find_spec("tensorflow")),
     reason="TensorFlow is installed, and TFDS uses what there is",

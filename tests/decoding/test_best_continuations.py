@@ -144,6 +144,7 @@ def test_one_beam_is_greedy_search(opened):
     assert [each[:3] for each in best] == greedy
 
 
+@pytest.mark.full
 def test_a_mesh_changes_nothing(tmp_path, monkeypatch):
     convert.from_hf(HERE / QWEN2, tmp_path / "run")
     prompts, options = make.PROMPTS[:3], dict(beam=3, n_best=2, max_tokens=8)

@@ -31,6 +31,7 @@ def test_keys_of_the_model_change_the_model_of_the_earlier_run(runs, tmp_path):
     assert (model.dropout, model.attention_dropout, model.vocab_size) == (0.3, 0.2, 80)
 
 
+@pytest.mark.full
 def test_train_does_not_change_its_config(runs, tmp_path):
     """So the same config with another init_from trains the other model."""
     wide = pretrained(tmp_path, "bert", model__d_model=48)
@@ -49,6 +50,7 @@ def test_train_does_not_change_its_config(runs, tmp_path):
     assert first.task.labels == second.task.labels == ("cat", "dog")
 
 
+@pytest.mark.full
 def test_the_earlier_run_may_have_an_older_record_but_no_newer_one(runs, tmp_path):
     """An older record may lack keys."""
     earlier = tmp_path / "earlier"
@@ -71,6 +73,7 @@ def test_a_run_without_its_origin_does_not_begin(runs, tmp_path):
         run(config, make_task(config), tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_run_that_continues_does_not_need_init_from(runs, tmp_path, monkeypatch):
     def train_until(num_steps, init_from):
         config = build(tmp_path, "classification", runs["bert"], train__num_steps=num_steps)
@@ -85,6 +88,7 @@ def test_a_run_that_continues_does_not_need_init_from(runs, tmp_path, monkeypatc
         train_until(4, str(runs["gpt"]))
 
 
+@pytest.mark.full
 def test_pretrained_parameters_are_used_by_default(runs, tmp_path):
     def table(name, **overrides):
         config = build(tmp_path, "classification", runs["gpt"], **NO_CHANGE, **overrides)
@@ -99,6 +103,7 @@ def test_pretrained_parameters_are_used_by_default(runs, tmp_path):
     assert not np.array_equal(random[:300], earlier)
 
 
+@pytest.mark.full
 def test_a_head_is_used_for_the_same_task_and_labels_only(runs, tmp_path):
     """A fine-tuned run may begin another. The head's labels keep their order."""
     labels = dict(task__labels=("dog", "cat"))
@@ -121,6 +126,7 @@ def test_a_head_is_used_for_the_same_task_and_labels_only(runs, tmp_path):
     assert not np.array_equal(other_head, head)
 
 
+@pytest.mark.full
 def test_new_tokens_are_initialised_in_a_padded_vocabulary(runs, tmp_path):
     task = make_task(build_gpt(tmp_path / "gpt", model__vocab_multiple=64))
     (tmp_path / "padded").mkdir()

@@ -47,6 +47,7 @@ def test_parts_of_a_long_context(runs, tmp_path):
     assert _most_central([0, 4], 6, 10).tolist() == [0] * 5 + [1] * 5
 
 
+@pytest.mark.full
 def test_long_sentences_are_tagged_in_parts(runs, tmp_path):
     config = build(tmp_path, "tagging", runs["bert"], train__num_steps=2)
     sentence = "\n".join(["cat\tB-PET", "sat\tO"] * 40)

@@ -43,6 +43,7 @@ def learned(folder, kind, origin, features, rate=2e-2, **keys):
     return *open_run(folder / "run"), scores
 
 
+@pytest.mark.full
 def test_a_text_is_classified_from_weighted_states(runs, tmp_path):
     """All layers of BERT, with weights and a factor that the task learns."""
     task, params, scores = learned(tmp_path, "classification", runs["bert"], "weighted")
@@ -54,7 +55,7 @@ def test_a_text_is_classified_from_weighted_states(runs, tmp_path):
     np.testing.assert_array_equal(*(x["token_embed"]["embedding"] for x in (params, pretrained)))
 
 
-@pytest.mark.sample("tagging-f1")
+@pytest.mark.full
 @pytest.mark.parametrize("kind, score", [("tagging", "f1"), ("classification", "accuracy")])
 def test_the_encoder_of_a_translation_gives_features(kind, score, translation, tmp_path):
     """As CoVe: the source's tokenizer reads the text, and embeddings stand beside the states."""
@@ -69,6 +70,7 @@ def test_the_encoder_of_a_translation_gives_features(kind, score, translation, t
     assert "cat" in prediction.text
 
 
+@pytest.mark.full
 def test_elmo_gives_features_of_known_and_unknown_words(tmp_path):
     """The rows hold characters, so a word that no training has read has a vector of its own."""
     origin = pretrained(tmp_path, "elmo", model__d_model=32, model__lstm_width=16)

@@ -26,6 +26,7 @@ from transformer_jax.tasks.task import Context
 from transformer_jax.training.state import init_params
 
 
+@pytest.mark.full
 def test_a_recurrent_language_model_learns_two_labels(tmp_path):
     origin = pretrained(tmp_path, "lstm")
     config = build(
@@ -64,6 +65,7 @@ def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
     assert of_layers and all(np.abs(each).max() > 0 for each in of_layers)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("attention_in_one_program")
 def test_an_encoder_may_sum_up_a_row_at_its_end(tmp_path):
     """XLNet's rows are A [SEP] B [SEP] [CLS]."""
@@ -157,6 +159,7 @@ def test_the_decoder_reads_the_framed_texts_behind_its_start(tokenizer, one, two
     assert two[encoder.marks(tokenizer).second([7, 8])] == 9
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("attention_in_one_program")
 def test_an_encoder_decoder_tags_by_the_states_of_its_decoder(tmp_path):
     origin = pretrained(tmp_path, "encoder_decoder")

@@ -143,7 +143,7 @@ def test_grouping_by_length_shortens_the_rows(runs, tmp_path):
     assert mean_widths[0] < 0.8 * mean_widths[1]
 
 
-@pytest.mark.sample("tagging-bert", "span-gpt")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind, family",
     [("tagging", "bert"), ("classification", "gpt"), ("choice", "bert"), ("span", "gpt")],

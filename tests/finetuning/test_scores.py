@@ -16,10 +16,11 @@ from seqeval.metrics.sequence_labeling import get_entities
 from transformer_jax.scores import predictions as scores
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_classification():
     draw = np.random.default_rng(0)
-    for case in range(1000):
+    for case in range(300):
         num_labels = (2, 3, 5)[case % 3]
         size = draw.integers(1, 30)
         classes = range(num_labels)

@@ -182,6 +182,7 @@ def test_an_lstm_learns_from_the_states_of_a_frozen_encoder(features, runs, tmp_
     np.testing.assert_array_equal(*tables)
 
 
+@pytest.mark.full
 def test_the_order_of_a_symmetric_pair_has_no_meaning(runs, tmp_path):
     config = build(tmp_path, "pairs", runs["gpt"], train__num_steps=2, task__symmetric=True)
     train(config, tmp_path / "run")

@@ -68,6 +68,7 @@ def by_hand(blocks, params, shared, num_layers=4):
     return jnp.stack(outputs)
 
 
+@pytest.mark.sample("one-True")
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("blocks", [ONE, TWO], ids=["one", "two"])
 def test_a_stack_equals_its_blocks_one_by_one_and_so_does_its_decoding(blocks, shared):

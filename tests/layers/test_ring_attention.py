@@ -125,6 +125,7 @@ def compiled(kernel, sequence, length):
     return passes.lower(*[shape] * 4).compile()
 
 
+@pytest.mark.full
 def test_memory_grows_with_the_positions_of_a_device():
     def temporaries(*arguments):
         return compiled(*arguments).memory_analysis().temp_size_in_bytes

@@ -67,6 +67,7 @@ def test_published_parameter_counts(model, encoder, heads):
     assert heads in (None, heads_size)
 
 
+@pytest.mark.full
 def test_a_token_attends_to_all_others_and_to_no_padding():
     model, params = build()
     segments = np.array([[1] * 9 + [0] * 3] * 2)

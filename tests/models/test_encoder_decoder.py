@@ -181,7 +181,7 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
         np.testing.assert_allclose(logits[:, 0], expected[:, place], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sample("EncoderDecoder", "T5")
+@pytest.mark.sample("EncoderDecoder")
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_beams_attend_to_their_ancestors(cls):
     """Two beams, which both continue beam 1 at position 2, equal their prefixes decoded alone."""
@@ -258,7 +258,7 @@ def test_packed_rows_equal_their_examples_alone(cls):
     np.testing.assert_allclose(packed[:, 6:], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sample("changes2")
+@pytest.mark.full
 @pytest.mark.parametrize("changes", [{"unroll": 2}, {"remat": "full"}, {"remat": "dots"}])
 def test_unroll_and_remat_change_neither_parameters_nor_results(changes):
     model, variables = init()

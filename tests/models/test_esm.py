@@ -55,6 +55,7 @@ def test_published_parameter_counts(config, count):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == count
 
 
+@pytest.mark.sample("rotary")
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_padding_changes_nothing(positions):
     model, params = build(positions=positions, norm_first=positions == "learned")

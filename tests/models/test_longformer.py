@@ -215,6 +215,7 @@ def test_a_dilation_is_a_distance_of_some_heads(values, message):
         build_model(config)
 
 
+@pytest.mark.full
 def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_path):
     run = tmp_path / "run"
     convert.from_hf(make.FOLDER, run)
@@ -242,6 +243,7 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     assert configs.differences(task.config, again.config) == []
 
 
+@pytest.mark.full
 def test_a_run_begins_with_roberta_by_repeating_positions(tmp_path):
     """Global tokens begin with the projections of all tokens (section 5)."""
     earlier = tmp_path / "roberta"

@@ -126,7 +126,7 @@ def test_what_a_token_does_not_see_changes_nothing(reformer):
     np.testing.assert_allclose(packed[:, 24:], alone, **EXACT)
 
 
-@pytest.mark.sample("True")
+@pytest.mark.full
 @pytest.mark.parametrize("across", [False, True])
 def test_decoding_gives_the_logits_of_whole_rows(reformer, across):
     """Across buckets, that holds for a row of one chunk."""
@@ -150,6 +150,7 @@ def loss(model, params):
     return (model.apply({"params": params}, TOKENS, train=True, rngs=rngs) ** 2).mean()
 
 
+@pytest.mark.full
 def test_the_reversible_stack_has_the_gradients_of_autodiff(reformer, monkeypatch):
     """With dropout, whose masks the backward pass draws again."""
     model, params = reformer
@@ -183,6 +184,7 @@ def test_reversible_activations_do_not_grow_with_the_layers(remat):
         assert growth > 6 * 10 * state
 
 
+@pytest.mark.full
 def test_a_checkpoint_gives_the_published_logits_and_is_written_unchanged(tmp_path):
     convert.from_hf(make.FOLDER, tmp_path / "run")
     task, params = open_run(tmp_path / "run")

@@ -146,6 +146,7 @@ def test_decoding_equals_the_whole_prefix(xl):
         lengths = lengths + 1
 
 
+@pytest.mark.full
 def test_an_adaptive_softmax_decodes_as_it_reads(xl):
     """The logits are log-probabilities. The tables are those of the embeddings."""
     model, _ = xl

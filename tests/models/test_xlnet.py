@@ -62,6 +62,7 @@ def test_published_parameter_counts(options, count):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(encoder)) == count
 
 
+@pytest.mark.full
 def test_the_order_of_the_text_is_left_to_right(tiny):
     """A token is predicted from the tokens before it alone: from a row that ends with it."""
     targets = np.array([[1, 4, 8], [2, 4, 9]])

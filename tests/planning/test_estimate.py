@@ -65,6 +65,7 @@ def gpt():
     return *inputs, estimate.estimate(*inputs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name, mesh", [("bert", {"mesh__fsdp": 2, "mesh__tensor": 2, "train__accumulation": 2})]
 )
@@ -79,6 +80,7 @@ def test_predicted_arguments_are_the_compiled_programs(name, mesh):
     assert measured.collectives["all-gather"]["bytes"] > measured.consumers["parameters"]
 
 
+@pytest.mark.full
 def test_an_unknown_chip_has_no_roofline(gpt):
     *inputs, measured = gpt
     assert measured.chip is measured.fits is measured.roofline is measured.mfu is None

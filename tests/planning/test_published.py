@@ -48,6 +48,7 @@ def test_layers():
     )
 
 
+@pytest.mark.full
 def test_models_and_trainings():
     rows = [*published.models(), *published.trainings()]
     assert {row.name for row in rows if row.agrees is False} == DIFFER

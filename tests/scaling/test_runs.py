@@ -138,6 +138,7 @@ def test_runs_that_may_end_early_are_refused(file, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     """The model is a file of the user's, which a measurement opens only where it is named."""
     model = tmp_path / "mine.py"
@@ -174,6 +175,7 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
         runs.collect(tmp_path / "runs", files)
 
 
+@pytest.mark.full
 def test_fit_predict_check(file, tmp_path):
     names = configs.load_module(file).FAMILY.names
     folder = tmp_path / "runs"
@@ -239,6 +241,7 @@ def test_a_mistake_costs_one_line(arguments, words):
     ), done.stderr
 
 
+@pytest.mark.full
 def test_a_job_array_takes_its_own_run(file, tmp_path):
     """Slurm gives the number of the run."""
     short = [

@@ -65,6 +65,7 @@ def test_each_direction_predicts_every_word_once(tmp_path):
         np.testing.assert_array_equal(restarts, np.array(tokens) == end)
 
 
+@pytest.mark.full
 def test_updates_continue_both_streams(tmp_path):
     """Without learning, the losses of three updates are those of one row three times as long."""
     config = build(tmp_path, optimizer__learning_rate=1e-30, model__dropout=0.0)
@@ -79,6 +80,7 @@ def test_updates_continue_both_streams(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), loss.carry, state.carry)
 
 
+@pytest.mark.full
 def test_meshes_and_accumulation_have_the_same_losses(tmp_path):
     # Adam would enlarge the rounding of gradients near zero.
     exact = dict(model__dropout=0.0, optimizer__name="sgd", optimizer__learning_rate=0.1)
@@ -91,6 +93,7 @@ def test_meshes_and_accumulation_have_the_same_losses(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), many.carry, one.carry)
 
 
+@pytest.mark.full
 def test_a_run_that_stops_resumes_with_its_carry(tmp_path):
     """State and metrics are bit-equal to those of a straight run."""
     last = 4
@@ -109,6 +112,7 @@ def test_a_run_that_stops_resumes_with_its_carry(tmp_path):
     assert all(x.any() for x in jax.tree.leaves(expected.carry))
 
 
+@pytest.mark.full
 def test_one_batch_can_be_overfitted_and_the_text_gives_features(tmp_path):
     sizes = dict(model__d_model=32, model__lstm_width=32, model__dropout=0.0)
     config = build(tmp_path, data__mask_documents=False, train__batch=4, **sizes)

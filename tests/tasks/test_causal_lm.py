@@ -137,7 +137,7 @@ def test_golden_first_losses(reference):
     np.testing.assert_allclose(reference[1], GOLDEN, rtol=1e-5)
 
 
-@pytest.mark.sample("{'tensor': 2}")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -158,6 +158,7 @@ def test_equal_losses_on_every_mesh(reference, mesh):
     np.testing.assert_allclose(losses, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.full
 def test_resuming_equals_running_straight_with_a_growing_batch_and_a_mixture(tmp_path):
     (tmp_path / "b.txt").write_text("\n\n".join(f"numbers {i} {i * i}." for i in range(80)))
     overrides = dict(
@@ -185,6 +186,7 @@ def test_resuming_equals_running_straight_with_a_growing_batch_and_a_mixture(tmp
     jax.tree.map(np.testing.assert_array_equal, straight, resumed)
 
 
+@pytest.mark.full
 def test_one_batch_can_be_overfitted(tmp_path):
     config = build(tmp_path, model__dropout=0.0, model__attention_dropout=0.0, train__num_steps=150)
     task = make_task(config)

@@ -37,6 +37,7 @@ def texts(task, params, **options):
     return [text.text for text in task.generate(params, PROMPTS, **options)]
 
 
+@pytest.mark.full
 def test_greedy_text_is_that_of_whole_prefixes_in_any_batch(gpt):
     expected = [by_whole_prefixes(gpt.task, gpt.params, prompt, 20) for prompt in PROMPTS]
     assert len(set(expected)) > 1 and all(expected)

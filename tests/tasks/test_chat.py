@@ -223,6 +223,7 @@ def test_the_oldest_turns_make_room_for_the_answer():
         prompt(11)
 
 
+@pytest.mark.full
 def test_messages_that_cannot_be_answered(chats, gpt):
     for messages, error in (
         ([], "messages: 'messages' must be a list of at least one"),

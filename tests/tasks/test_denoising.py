@@ -44,6 +44,7 @@ def bart(tmp_path_factory):
     return trained(build(folder, task__noises=noises, train__num_steps=90), folder)
 
 
+@pytest.mark.full
 def test_it_learns_and_measures(bart):
     assert bart.scores["valid/loss"] < 1.5 and bart.scores["valid/accuracy"] > 0.5
     scores = bart.task.evaluate(bart.params, "valid")
@@ -69,6 +70,7 @@ def test_batches_are_as_declared(bart):
     assert (batch["source"] == tokenizer.mask_id).any()
 
 
+@pytest.mark.full
 def test_it_reconstructs_a_text_with_masks(bart):
     lines = ["the cat sat on the mat a dog ran", "", "the cat [MASK] on the mat a dog ran"]
     copied, empty, filled = (

@@ -62,6 +62,7 @@ def config_of(teacher, model=STUDENT, task=(), **sections):
     return config
 
 
+@pytest.mark.full
 def test_the_losses_are_those_of_the_paper(teacher, tmp_path):
     """The divergence and the distance are of all positions without padding (section 3)."""
     task = resolve(config_of(teacher), tmp_path / "run").task()
@@ -110,6 +111,7 @@ def test_chunks_have_the_divergence_and_the_gradients_of_the_whole(monkeypatch):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), whole, chunks)
 
 
+@pytest.mark.full
 def test_a_student_begins_with_layers_of_its_teacher_and_goes_on_without_it(teacher, tmp_path):
     """The teacher stays as it is, in frozen/; a resumed run no longer needs the teacher's run."""
     source = tmp_path / "teacher"

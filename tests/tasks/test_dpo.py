@@ -46,6 +46,7 @@ def sums_of_log_probs(task, params, batch):
     return (of_labels * batch["weights"]).sum(axis=-1)
 
 
+@pytest.mark.full
 def test_the_loss_is_that_of_the_papers(ranking):
     """Equation 7 of DPO and 17 of IPO, over all pairs of rankings of two to four completions."""
     task, params, batch = ranking
@@ -121,6 +122,7 @@ def test_dropout_is_of_the_policy_in_training_alone(ranking):
     assert task.model.dropout and abs(first) > 0.01 and first != second
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(gpt, tmp_path):
     """The reference stays as it is, in frozen/; a resumed run no longer needs its run."""
     source = tmp_path / "gpt"

@@ -48,6 +48,7 @@ def run(tmp_path_factory):
     return folder / "run", files
 
 
+@pytest.mark.full
 def test_a_run_is_evaluated_and_predicts_files(run):
     workdir, files = run
     task, params = open_run(workdir)
@@ -106,6 +107,7 @@ def test_attention_rollout_is_a_product_of_the_layers():
     assert callable(pictures.shares)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("side", [8, 12])
 def test_a_run_begins_with_a_masked_autoencoder(masked, side, tmp_path):
     """Also at a higher resolution, whose positions are interpolated."""
@@ -127,6 +129,7 @@ def test_a_run_begins_with_a_masked_autoencoder(masked, side, tmp_path):
     assert task.labels == tuple("0123456789")
 
 
+@pytest.mark.full
 def test_only_the_head_of_a_frozen_model_is_trained(masked, tmp_path):
     config = build(tmp_path, frozen=True)
     configs.set_key(config, "init_from", str(masked))

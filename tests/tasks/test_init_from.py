@@ -46,6 +46,7 @@ def test_a_run_that_does_not_fit_is_refused(gpt, tmp_path, overrides, message):
         train(config, tmp_path / "refused")
 
 
+@pytest.mark.full
 def test_the_padding_of_a_vocabulary_may_differ(gpt, tmp_path):
     """So a converted GPT-2 can be trained with a config that pads its vocabulary."""
     size, table = gpt.task.model.vocab_size, gpt.params["token_embed"]["embedding"]
@@ -65,6 +66,7 @@ def test_the_padding_of_a_vocabulary_may_differ(gpt, tmp_path):
         np.testing.assert_array_equal(padded[:size], table[:size])
 
 
+@pytest.mark.full
 def test_a_run_that_has_begun_does_not_need_the_other_any_more(gpt, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(gpt.workdir, other)
@@ -75,6 +77,7 @@ def test_a_run_that_has_begun_does_not_need_the_other_any_more(gpt, tmp_path):
     assert train(config, tmp_path / "run")["valid/loss"] > 0
 
 
+@pytest.mark.full
 def test_tensors_that_this_model_lacks_are_named(gpt, tmp_path, capsys):
     config = build(
         tmp_path, init_from=str(gpt.workdir), train__num_steps=1, model__norm_position="post"
@@ -111,6 +114,7 @@ def two_models(tmp_path):
     return make
 
 
+@pytest.mark.full
 def test_each_of_several_models_begins_from_a_run(gpt, two_models, tmp_path):
     """The student has every second layer of the teacher, the teacher all; a run goes on from it."""
     workdir = str(gpt.workdir)

@@ -45,6 +45,7 @@ def run(tmp_path_factory):
     return trained(build(folder), folder).workdir
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("attention_in_one_program")
 def test_three_proteins_are_learned(run):
     task, params = open_run(run)

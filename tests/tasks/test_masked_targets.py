@@ -97,6 +97,7 @@ def _logits(model, params, tokens, inputs):
     return model.apply({"params": params}, hidden, method="logits")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("attention_in_one_program")
 def test_a_run_learns_and_is_scored(run):
     assert run.scores["valid/accuracy"] > 0.9
@@ -130,6 +131,7 @@ def roberta(tmp_path_factory):
     return Trained(None, {}, task, init_params(task))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["fresh", "roberta"])
 def test_greedy_outputs_are_those_of_whole_rows(family, request):
     fresh = request.getfixturevalue(family)
@@ -149,6 +151,7 @@ def test_greedy_outputs_are_those_of_whole_rows(family, request):
     assert outputs == expected and len(set(outputs)) > 3
 
 
+@pytest.mark.full
 def test_beams_have_the_probability_of_whole_rows(fresh):
     config = ConfigDict(fresh.task.config)
     for key, value in (("beam", 3), ("alpha", 0.0), ("max_length", 6)):

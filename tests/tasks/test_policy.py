@@ -60,6 +60,7 @@ def answers_of(experience, task):
     return jax.device_get(read(Answers.of(experience)))
 
 
+@pytest.mark.full
 def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(ppo):
     """Each draw has its own key, and the log-probabilities are those of the temperature."""
     task, params, batch, experience, _ = ppo
@@ -124,6 +125,7 @@ def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     assert after.metrics["kl"][0] == 0 and after.metrics["grad_norm"][0] > 0
 
 
+@pytest.mark.full
 def test_texts_of_pretraining_are_mixed_in(gpt, tmp_path):
     """The gradient has the loss of texts as a language model, times its coefficient."""
     (tmp_path / "texts.txt").write_text("the cat sat on the mat.\n\n" * 40)
@@ -152,6 +154,7 @@ def test_texts_of_pretraining_are_mixed_in(gpt, tmp_path):
     assert task.coefficients["texts"] == 27.8
 
 
+@pytest.mark.full
 def test_a_run_is_planned_without_a_tokenizer():
     config = configs.tiny(ROOT / "configs/preferences/ppo.py:imdb")
     task = resolve(config).task()

@@ -57,6 +57,7 @@ def tiny(tmp_path_factory):
     return task, params, task.rows().eval["valid"].batch(0, range(8), 8)
 
 
+@pytest.mark.full
 def test_rows_hide_85_percent_of_the_replaced_tokens(tiny):
     task, _, batch = tiny
     spec = {name: (x.shape, x.dtype) for name, x in task.batch_spec(0).items()}
@@ -172,6 +173,7 @@ def test_a_placeholder_of_a_row_places_nothing():
     assert _placed(batch, jnp.array([[5, 6]])).tolist() == [[7, 8, 5]]
 
 
+@pytest.mark.full
 def test_uses_of_a_run(tiny, tmp_path):
     """The generator fills masks, and fine-tuning takes the discriminator."""
     task, params, _ = tiny

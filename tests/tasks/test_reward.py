@@ -52,6 +52,7 @@ def test_rewards_of_the_training_examples_have_mean_0_and_variance_1(trained):
     assert head["mean"].shape == head["deviation"].shape == () and head["deviation"] != 1
 
 
+@pytest.mark.full
 def test_rewards_of_a_model_with_adapters_are_normalised(trained):
     _, task, _, folder = trained
     keys = dict(train__num_steps=20, train__eval_every=20, optimizer__learning_rate=0.05)
@@ -176,6 +177,7 @@ def test_texts_are_scored_line_by_line(trained):
         list(task.predict(params, [long], long="refuse"))
 
 
+@pytest.mark.full
 def test_a_run_that_stops_at_an_evaluation_has_measured_its_rewards(trained, monkeypatch):
     """The checkpoint depends on the number of its update alone."""
     *_, folder = trained
@@ -200,6 +202,7 @@ def test_a_run_that_stops_at_an_evaluation_has_measured_its_rewards(trained, mon
     np.testing.assert_array_equal(measured["deviation"], params["head"]["deviation"])
 
 
+@pytest.mark.full
 def test_an_encoder_gives_rewards_too(tmp_path):
     """Its rows have the marks of two texts."""
     origin = pretrained(tmp_path, "bert")

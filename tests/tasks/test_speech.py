@@ -37,17 +37,20 @@ def transcribing(folder):
     return trained(build(folder / "data"), folder / "transcribing")
 
 
+@pytest.mark.full
 def test_pre_training_tells_masked_frames_apart(pretrained):
     scores = pretrained.scores
     assert scores["valid/accuracy"] > 1.5 / 6  # one of six by chance
     assert 1 <= scores["valid/codes_used"] <= 16
 
 
+@pytest.mark.full
 def test_a_batch_is_learned_by_heart(transcribing):
     scores = transcribing.scores
     assert scores["valid/wer"] < 15 and scores["valid/loss"] < 0.5
 
 
+@pytest.mark.full
 def test_transcripts_begin_with_pre_training(pretrained, folder):
     """At first the head learns alone, and the convolutions never do."""
     groups = (("encoder", (("begin", 1),)),)

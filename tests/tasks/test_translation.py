@@ -84,6 +84,7 @@ def test_a_translation_does_not_depend_on_its_batch(translation, beam):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_outputs_are_as_long_as_they_should_and_repeat_nothing(translation):
     task, params = opened(
         translation,
@@ -150,6 +151,7 @@ def test_the_tokenizer_of_another_run_must_fit_the_model(translation, tiny):
     assert pair.target.fingerprint() == translation.task.tokenizer.target.fingerprint()
 
 
+@pytest.mark.full
 def test_a_long_line_is_translated_sentence_by_sentence(translation, capsys):
     """A longer sentence is cut at a space. The other lines do not change."""
     task, params = opened(translation, beam=2, batch=2)
@@ -203,6 +205,7 @@ def test_averaged_parameters_are_the_mean_of_the_checkpoints(translation):
         open_run(workdir, "40", overrides={"decode.average": 3})
 
 
+@pytest.mark.full
 def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_path):
     config = build_config(
         tmp_path,
@@ -218,6 +221,7 @@ def test_separate_vocabularies_and_learned_positions_train_and_translate(tmp_pat
     assert len(list(task.translate(params, LINES))) == len(LINES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [

@@ -50,6 +50,7 @@ def test_updates_continue_each_other(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), loss.carry, state.carry)
 
 
+@pytest.mark.full
 def test_meshes_and_accumulation_give_each_row_its_own_carry(tmp_path):
     config = recurrent.build(tmp_path, model__dropout=0.0)
     one, losses = updated(config, make_task(config), 3)
@@ -64,6 +65,7 @@ def test_meshes_and_accumulation_give_each_row_its_own_carry(tmp_path):
         np.testing.assert_allclose(many.carry[0], one.carry[0], atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_run_that_stops_at_any_step_resumes_with_its_carry(tmp_path):
     """State and metrics are bit-equal to those of a straight run; evaluations read a stream."""
     last = 6

@@ -168,12 +168,20 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "snapshots/losses.json"
 # Each family has one of these meshes of two devices in turn; --full adds that of eight.
 MESHES = (dict(fsdp=2), dict(tensor=2), dict(data=2))
 
+FULL = ("chat", "reward", "adaptive")  # other families here have their models
+
 
 def accumulation_of(family):
     return 1 if family in DRAWING else 2
 
 
-@pytest.mark.parametrize("family, number", [(name, i) for i, name in enumerate(MODELS)])
+@pytest.mark.parametrize(
+    "family, number",
+    [
+        pytest.param(name, number, marks=pytest.mark.full if name in FULL else ())
+        for number, name in enumerate(MODELS)
+    ],
+)
 def test_a_mesh_has_the_golden_losses_and_a_resumed_run_is_bit_equal(family, number, tmp_path):
     mesh = MESHES[number % len(MESHES)]
     config = config_of(family, tmp_path, accumulation_of(family), **mesh)

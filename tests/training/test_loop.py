@@ -80,6 +80,7 @@ def saved_steps(workdir):
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "stops", [(1, 7, 8), pytest.param((2, 3, 4, 5, 6, 9), marks=pytest.mark.full)], ids=str
 )
@@ -141,6 +142,7 @@ def test_the_files_of_a_run(tiny, tmp_path, capsys, monkeypatch, drawn):
         assert words in error
 
 
+@pytest.mark.full
 def test_evaluations_get_the_parameters_as_they_are_sharded(tiny, tmp_path, monkeypatch, capsys):
     config = tiny(
         mesh__fsdp=2,
@@ -163,6 +165,7 @@ def test_evaluations_get_the_parameters_as_they_are_sharded(tiny, tmp_path, monk
     assert "best_metric=valid/bleu: not measured" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_profile_of_some_updates(tiny, tmp_path, capsys):
     config = tiny(train__num_steps=4)
     task = make_task(config)
@@ -183,6 +186,7 @@ def test_a_profile_of_some_updates(tiny, tmp_path, capsys):
     assert not any(name.startswith("$") for name in names)
 
 
+@pytest.mark.full
 def test_mfu_of_a_device_in_no_table_is_of_the_measured_rate(tiny, tmp_path, capsys, monkeypatch):
     start = loop._start
 
@@ -204,6 +208,7 @@ def test_mfu_of_a_device_in_no_table_is_of_the_measured_rate(tiny, tmp_path, cap
     assert line["seconds/step"] < 2  # without the time before the first update
 
 
+@pytest.mark.full
 def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
     """The time of a slow reader counts, but not while updates are in flight."""
 
@@ -244,6 +249,7 @@ def test_a_model_learns_a_few_sentences_by_heart(tiny, tmp_path):
     assert lines(tmp_path / "run")[-1]["valid/accuracy"] > 0.9
 
 
+@pytest.mark.full
 def test_a_non_finite_loss_ends_the_run_which_saves_nothing_after_it(tiny, tmp_path):
     config = tiny(
         train__num_steps=12,
@@ -265,6 +271,7 @@ def test_a_non_finite_loss_ends_the_run_which_saves_nothing_after_it(tiny, tmp_p
     run(config, make_task(config), tmp_path / "skipping")
 
 
+@pytest.mark.full
 def test_a_longer_run_resumes_and_a_finished_one_has_nothing_to_do(tiny, tmp_path, capsys):
     run(tiny(), make_task(tiny()), tmp_path / "run")
     longer = tiny(train__num_steps=6)
@@ -276,6 +283,7 @@ def test_a_longer_run_resumes_and_a_finished_one_has_nothing_to_do(tiny, tmp_pat
     assert "nothing to do" in capsys.readouterr().err and lines(tmp_path / "run") == written
 
 
+@pytest.mark.full
 def test_a_run_stopped_at_an_evaluation_evaluates_when_it_resumes(tiny, tmp_path, monkeypatch):
     """The scores count for the checkpoint that was saved at the stop, the best of this run."""
     # The first checkpoint has the greatest loss.

@@ -43,7 +43,7 @@ def randomised(params, seed=0):
     return jax.tree_util.tree_map_with_path(draw, params)
 
 
-@pytest.mark.sample("awd_lstm")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family",
     [
@@ -187,6 +187,7 @@ def test_a_run_continues_the_same_adapters_and_merges_others(adapted, base, tmp_
     jax.tree.map(np.testing.assert_array_equal, low_rank.without(others), merged)
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_bit_equal(adapted, tmp_path):
     config, straight = adapted
     shutil.copytree(straight, tmp_path / "run")

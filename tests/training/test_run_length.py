@@ -100,7 +100,7 @@ def changed(config, **values):
     return config
 
 
-@pytest.mark.sample("intervals1-steps1", "intervals4-steps4")
+@pytest.mark.sample("intervals4-steps4")
 @pytest.mark.parametrize(
     "intervals, steps",
     [
@@ -118,6 +118,7 @@ def test_the_best_checkpoint_was_evaluated(parts, tmp_path, intervals, steps):
     assert saved(tmp_path) == steps
 
 
+@pytest.mark.full
 def test_a_run_with_checkpoints_by_time_resumes_bit_equal(parts, tmp_path, monkeypatch):
     """On the simulated clock an update takes a minute. A checkpoint is due every 3 minutes."""
     config, task, program = parts
@@ -213,6 +214,7 @@ def test_a_changed_length_prints_the_learning_rate(tiny, old, new, words):
         assert word in line
 
 
+@pytest.mark.full
 def test_a_longer_run_says_so_when_it_resumes(parts, tmp_path, capsys, monkeypatch):
     config, _, program = parts
     longer = changed(config, train__num_steps=12)

@@ -189,6 +189,7 @@ def test_shapes_that_the_mesh_does_not_divide_are_refused_before_compiling(tiny,
         Program.of(config, make_task(config), jax.devices())
 
 
+@pytest.mark.full
 def test_a_non_finite_update_is_recorded_and_not_applied(tiny):
     config = tiny(optimizer__learning_rate=1e-3)
     task = make_task(config)
