@@ -38,12 +38,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 from tests import annotations, fake_gcs
+from tests.jitted import jitted
 
 # Programs that run as users run them are not checked: it takes them half as long again.
 if os.environ.get("TEST_OPTIMIZED") != "1":
     annotations.install()
 
 from transformer_jax import config as configs
+from transformer_jax.layers import activations
 from transformer_jax.runs import open as opening
 from transformer_jax.training import report
 
@@ -327,3 +329,9 @@ def server():
 def gcs(server):
     server.reset()
     return server
+
+
+@pytest.fixture
+def attention_in_one_program(monkeypatch):
+    """Reads attention weights in one program. Op by op they take a hundred."""
+    monkeypatch.setattr(activations, "capture", jitted(activations.capture))

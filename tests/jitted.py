@@ -7,9 +7,6 @@ import functools
 import flax.linen as nn
 import jax
 import numpy as np
-import pytest
-
-from transformer_jax.layers import activations
 
 
 def jitted(function):
@@ -53,9 +50,3 @@ def jit_apply(monkeypatch):
     """
     apply = nn.Module.apply
     monkeypatch.setattr(nn.Module, "apply", lambda *args, **kwargs: jitted(apply)(*args, **kwargs))
-
-
-@pytest.fixture
-def attention_in_one_program(monkeypatch):
-    """Reads attention weights in one program, which takes a hundred op by op."""
-    monkeypatch.setattr(activations, "capture", jitted(activations.capture))

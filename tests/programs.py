@@ -66,12 +66,16 @@ def command(program, *arguments):
 def call(program, *arguments, text=None, current_folder=".", **env) -> subprocess.CompletedProcess:
     """Runs a program to its end, with `text` as stdin.
 
-    A program that uses a run runs in this process (`here`), which has imported everything. One that
-    trains, or that has an environment of its own, is forked from a process that has imported the
-    slow libraries, so that it has a process of one device.
+    A program that uses a run runs in this process (`here`). One that trains, or that has an
+    environment or a folder of its own, is forked, so that it has a process of one device.
     """
     if program in _USES and not env and current_folder == ".":
         return here(program, *arguments, text=text)
+    return fork(program, *arguments, text=text, current_folder=current_folder, **env)
+
+
+def fork(program, *arguments, text=None, current_folder=".", **env) -> subprocess.CompletedProcess:
+    """Runs a program in a fork of a process that has imported the slow libraries."""
     if program in _BEFORE_JAX:
         return subprocess.run(
             command(program, *arguments),

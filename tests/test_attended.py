@@ -6,7 +6,6 @@ import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
-from tests.jitted import attention_in_one_program  # noqa: F401
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.pictures.attended import Side, between

@@ -176,6 +176,7 @@ def runs(tmp_path_factory):
     return workdirs
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "picture, family, arguments",
     [
@@ -223,6 +224,7 @@ def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
     assert done.returncode == 0 and (tmp_path / "c.png").stat().st_size > 3000, done.stderr
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -10,7 +10,7 @@ import transformer_jax
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning import examples
-from tests.jitted import attention_in_one_program, jitted  # noqa: F401
+from tests.jitted import jitted
 from transformer_jax import config as configs
 from transformer_jax.runs import record
 

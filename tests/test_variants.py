@@ -10,7 +10,7 @@ import transformer_jax
 from tests.conftest import build_gpt
 from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning import examples
-from tests.programs import call
+from tests.programs import call, fork
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import variants
@@ -145,7 +145,7 @@ def test_a_model_and_a_task_of_a_folder_train_and_open(files, trained):
 
 
 def test_a_finished_run_opens_where_its_files_are_named(files, trained):
-    done = call("evaluate", f"--workdir={trained}", *named(files))
+    done = fork("evaluate", f"--workdir={trained}", *named(files))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["perplexity"] > 0
     assert set(executed(files)) == {"model", "task"}

@@ -8,7 +8,6 @@ import transformer_jax
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, rewrite, weights
 from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_sequences import BART, FOLDERS, PROMPT, T5, T5_1_1
-from tests.jitted import attention_in_one_program  # noqa: F401
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.runs.open import open_run

@@ -11,7 +11,6 @@ from flax.traverse_util import flatten_dict
 from tests import examples
 from tests.finetuning.examples import build, pretrained, task_of
 from tests.finetuning.test_tasks import train
-from tests.jitted import attention_in_one_program  # noqa: F401
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data.tokenizers import Tokenizer

@@ -137,7 +137,8 @@ def test_names_may_have_wildcards_and_a_module_several_calls():
     assert listed["decoder/layers/mlp/hidden"].shape == (2, 2, 12, 32)
 
 
-def test_an_unknown_name_is_refused(gpt):
+def test_an_unknown_name_is_refused(gpt, monkeypatch):
+    jit_apply(monkeypatch)
     with pytest.raises(UserError, match="no activation 'decoder/layers/mpl'; did you mean"):
         capture(*gpt, ["decoder/layers/mpl"], TOKENS)
     with pytest.raises(UserError, match="no activation 'encoder'.* there are decoder, decoder/la"):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.jitted import attention_in_one_program, jitted  # noqa: F401
+from tests.jitted import jitted
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
 from tests.tasks.images import build, picture, write_images
@@ -67,6 +67,7 @@ def test_a_run_is_evaluated_and_predicts_files(run):
     assert float(total) / float(count) == pytest.approx(scores["loss"], rel=1e-4)
 
 
+@pytest.mark.usefixtures("attention_in_one_program")
 def test_the_programs(run, tmp_path):
     workdir, files = run
     picture(5).save(tmp_path / "mine.jpg")

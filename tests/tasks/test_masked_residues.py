@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.jitted import attention_in_one_program, jitted  # noqa: F401
+from tests.jitted import jitted
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
 from tests.test_configs import CONFIGS

@@ -9,7 +9,6 @@ import scipy.special
 from ml_collections import ConfigDict
 
 from tests import examples
-from tests.jitted import attention_in_one_program  # noqa: F401
 from tests.tasks.conftest import Trained, trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
