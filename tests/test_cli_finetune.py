@@ -73,6 +73,7 @@ def test_the_same_command_has_nothing_to_do(trained):
     assert json.loads(again.stdout) == trained.summary and "nothing to do" in again.stderr
 
 
+@pytest.mark.full
 def test_an_override_of_the_model_is_recorded(trained):
     record = json.loads((trained.folder / "runs/seed-0/config.json").read_text())
     assert record["config"]["model"]["dropout"] == 0.2

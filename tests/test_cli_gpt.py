@@ -70,6 +70,7 @@ def test_generate_streams_the_text_that_it_returns_as_json(trained, tmp_path):
     assert one == first and other["prompt"] == "the dog" and other["text"] != one["text"]
 
 
+@pytest.mark.full
 def test_without_max_tokens_a_text_ends_with_the_window(trained):
     flags = [f"--workdir={trained}", "--prompts=-", "--window=refuse", "--stop=never"]
     done = call("generate", *flags, text="the dog\n")

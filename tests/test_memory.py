@@ -186,6 +186,7 @@ def test_a_model_too_big_for_the_host_ends_before_anything_is_read(tmp_path):
     assert REMEDIES in done.stderr and not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
     """If the host's memory is unknown, initialisation fails with the same message."""
     config = configs.load(
@@ -218,6 +219,7 @@ process.run(main, define_flags)
 """
 
 
+@pytest.mark.full
 def test_decoding_names_its_own_remedies(tmp_path):
     run = next((ROOT / "tests/fixtures/format_1").glob("**/config.json")).parent
     done = subprocess.run(

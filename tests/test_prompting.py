@@ -232,6 +232,7 @@ def test_a_real_model_takes_the_likeliest_choice(opened):
     assert results["items"] == 2 and 0 <= results["accuracy"] <= 1
 
 
+@pytest.mark.full
 def test_a_token_across_the_border_belongs_to_the_continuation(opened):
     task, params = opened
 

@@ -290,6 +290,7 @@ def test_a_file_that_does_not_satisfy_its_kind_is_refused(tmp_path, section, tex
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.full
 def test_reader_processes_execute_the_files_of_the_run(tmp_path):
     (tmp_path / "mine.py").write_text("def read(step, places):\n    return {'step': step}\n")
     module = variants.module("task", variants.named("task", tmp_path / "mine.py"))

@@ -58,6 +58,7 @@ def test_a_checkpoint_equals_transformers_and_is_written_unchanged(architecture,
     assert configs.differences(first, second) == []
 
 
+@pytest.mark.full
 def test_keys_of_earlier_releases_are_read(tmp_path):
     """They have rope_theta and rope_scaling, and no number of heads of keys and values."""
     scaling = read_json(HERE / LLAMA / "config.json")["rope_parameters"]

@@ -147,6 +147,7 @@ def test_labels_without_names_and_an_unused_pooler(tmp_path):
     assert task.names == [f"LABEL_{number}" for number in range(5)] and "pooler" not in params
 
 
+@pytest.mark.full
 def test_keys_that_config_json_lacks_are_overrides(tmp_path):
     overrides = [("task.pair", "2"), ("task.label", "3"), ("task.length", "20")]
     convert.from_hf(make.HERE / CLASSIFIER, tmp_path / "pairs", overrides)

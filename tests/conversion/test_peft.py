@@ -69,6 +69,7 @@ def test_peft_to_a_run_and_back_changes_no_bit(architecture, read, tmp_path):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "matrices, layers",
     [(("query/kernel", "value/kernel"), ""), (("*/kernel",), "1:")],

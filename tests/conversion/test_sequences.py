@@ -94,6 +94,7 @@ def test_configs_without_an_equivalent_are_refused(name, change, message, tmp_pa
     refused(copied(name, tmp_path / "hf", **change), tmp_path, message)
 
 
+@pytest.mark.full
 def test_a_bias_of_the_logits_is_refused(tmp_path):
     folder = copied(BART, tmp_path / "hf")
     bias = np.zeros((1, len(weights(folder)["model.shared.weight"])), np.float32)

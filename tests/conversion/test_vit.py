@@ -46,6 +46,7 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     assert {key: before[key] for key in after} == after
 
 
+@pytest.mark.full
 def test_a_run_comes_back_unchanged(tmp_path):
     config = build(tmp_path, labels=tuple("0123456789"))
     run = random_run(config, tmp_path / "run")

@@ -78,7 +78,7 @@ def test_permuted_rows_and_their_memory_are_those_of_transformers(tmp_path):
         np.testing.assert_allclose(ours, logits, **CLOSE)
 
 
-@pytest.mark.sample("XLNetForSequenceClassification")
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", make.HEADS)
 def test_a_head_gives_the_published_outputs_and_is_written_unchanged(architecture, tmp_path):
     folder = HERE / architecture

@@ -104,6 +104,7 @@ def test_an_empty_file_and_a_broken_encoding_are_named(tmp_path):
         list(documents.of_split(data(train_files=str(tmp_path / "latin.txt")), "train"))
 
 
+@pytest.mark.full
 def test_the_standard_library_is_split_by_file():
     splits = {split: python_library.PythonSources(split) for split in ("train", "valid", "test")}
     texts = {split: list(source) for split, source in splits.items()}

@@ -73,6 +73,7 @@ def test_masks_come_in_the_published_shares(drawn):
         assert len(set(places[weights > 0])) == weights.sum()
 
 
+@pytest.mark.full
 def test_half_of_the_second_texts_follow_and_the_others_are_from_another_document(drawn):
     tokens, types_, filled = restored(drawn), drawn["token_types"], drawn["segment_ids"] > 0
     assert drawn["follows"].mean() == pytest.approx(0.5, abs=0.005)

@@ -136,6 +136,7 @@ def test_they_equal_those_of_transformers(opened, case, early_stopping, equal):
             assert (each.finished == "end") == (end in ids)
 
 
+@pytest.mark.full
 def test_one_beam_is_greedy_search(opened):
     task, params = opened
     prompts, limit = [PROMPT, "a"], dict(max_tokens=12)

@@ -76,7 +76,7 @@ def by_windows(task, draw, prompt, number, seed=3):
     return Continuation(text[len(prompt_text) :], len(ids) - start, finished)
 
 
-@pytest.mark.sample("sampled", "penalised")
+@pytest.mark.sample("penalised")
 @pytest.mark.parametrize("name", HOWS)
 def test_a_window_that_slides_equals_one_that_is_read_anew(opened, prompts, expected, name, capsys):
     """Rows fill their windows at different times. Some end in the first window, some later."""

@@ -96,6 +96,7 @@ def test_an_update_of_a_pair_in_both_orders(runs, tmp_path):
     assert first.details["probabilities"] == pytest.approx(probabilities, rel=1e-4)
 
 
+@pytest.mark.full
 def test_the_states_of_a_source_are_read_as_arrays(translation):
     task, params = open_run(translation)
     texts = ["the cat", "", "a dog ran to the mat"]

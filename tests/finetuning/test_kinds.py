@@ -185,6 +185,7 @@ def test_keys_that_an_encoder_decoder_lacks_are_refused(kind, keys, message, tmp
         train(build(tmp_path, kind, origin, **keys), tmp_path / "run")
 
 
+@pytest.mark.full
 def test_source_and_target_must_share_a_vocabulary(tmp_path):
     origin = pretrained(tmp_path, "encoder_decoder", model__source_vocab_size=90)
     with pytest.raises(UserError, match="source_vocab_size=90: .* one vocabulary"):

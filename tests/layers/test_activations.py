@@ -153,6 +153,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.sample("decoder")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_activations_of_a_family_agree(family):
     model, tokens = FAMILIES[family], jnp.tile(TOKENS, (1, 6))[:, :70]

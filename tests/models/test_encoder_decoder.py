@@ -200,7 +200,7 @@ def test_beams_attend_to_their_ancestors(cls):
         np.testing.assert_allclose(logits[:, beam], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sample("changes0")
+@pytest.mark.full
 @pytest.mark.parametrize("changes", [{"positions": "learned"}, {"cls": BART}])
 def test_an_input_that_is_done_has_no_position_beyond_the_table(changes):
     model, variables = init(max_length=7, **changes)

@@ -188,7 +188,7 @@ def random_tokens(*shape):
     return np.asarray(jax.random.randint(jax.random.key(2), shape, 0, TINY["vocab_size"]))
 
 
-@pytest.mark.sample("strided-merged", "fixed-alternated")
+@pytest.mark.sample("strided-merged")
 def test_two_layers_connect_a_position_with_all_earlier_ones_and_no_later_one(family):
     tokens = random_tokens(LAYERS_LENGTH)
     is_own = np.eye(LAYERS_LENGTH, dtype=bool)

@@ -108,6 +108,7 @@ def test_a_row_without_sound_is_finite():
     assert np.isfinite(states).all()
 
 
+@pytest.mark.full
 def test_a_masked_frame_is_read_by_no_state():
     model, params = build()
     frames = model.model.num_frames(400)
@@ -124,6 +125,7 @@ def test_a_masked_frame_is_read_by_no_state():
     assert not changed[0].any() and changed[1].any()
 
 
+@pytest.mark.full
 def test_the_gradient_of_the_features_is_scaled():
     _, params = build()
 

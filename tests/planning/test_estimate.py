@@ -93,6 +93,7 @@ def on_chip(measured, chip):
     return dataclasses.replace(measured, chip=chip, roofline=roofline.Roofline(0.25, 0.5, 0.125))
 
 
+@pytest.mark.full
 def test_advice_where_a_program_does_not_fit(gpt):
     """The config of a run is frozen."""
     config, *inputs, measured = gpt
@@ -117,6 +118,7 @@ def test_the_roofline_of_a_program_that_fits(gpt):
     assert "bound by memory" in "\n".join(verdict.lines(*inputs, fits))
 
 
+@pytest.mark.full
 def test_full_rematerialisation_costs_the_layers_forward_pass_again():
     for name in TINY:
         seconds = {
@@ -145,6 +147,7 @@ def test_a_refusal_is_read():
     assert estimate.refused_temporaries("RESOURCE_EXHAUSTED: other words", 0) is None
 
 
+@pytest.mark.sample("gpt")
 @pytest.mark.parametrize("name", ["encoder_decoder", "gpt", "bert"])
 def test_no_device_holds_the_whole_model_at_initialisation(name):
     config, task, program = program_of(

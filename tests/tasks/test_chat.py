@@ -130,6 +130,7 @@ def test_other_conversations_of_a_row_change_no_state(chats, batch):
     assert not np.array_equal(before[first], after[first])
 
 
+@pytest.mark.full
 def test_a_run_begins_with_a_language_model_whose_vocabulary_grows(tmp_path):
     pretraining = build_gpt(tmp_path / "text")
     size = make_task(pretraining).tokenizer.vocab_size
@@ -320,6 +321,7 @@ def test_prompts_are_answered_apart_from_each_other(chats):
         chats.task.replies(chats.params, "a")
 
 
+@pytest.mark.full
 def test_prompts_on_the_command_line(chats):
     chat = ["generate", f"--workdir={chats.workdir}", "--chat"]
     flags = ["--temperature=0", "--num_samples=2", "--system=Be brief.", "--prompts=-"]
@@ -334,6 +336,7 @@ def test_prompts_on_the_command_line(chats):
     assert plain.stdout.startswith("Where") and "--chat answers" in plain.stderr
 
 
+@pytest.mark.full
 def test_flags_that_do_not_go_together(chats, gpt):
     chat = ["generate", f"--workdir={chats.workdir}"]
     refused(call(*chat, "--system=a"), "--system: only with --chat")

@@ -152,6 +152,7 @@ def test_a_student_begins_with_layers_of_its_teacher_and_goes_on_without_it(teac
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", [dict(name="bert"), dict(name="roberta", vocab_multiple=32)])
 def test_a_narrow_student_learns_from_a_wide_bert(teacher, tmp_path, family):
     model = STUDENT | dict(d_model=16) | family

@@ -136,6 +136,7 @@ class Learner(CausalLM):
 """
 
 
+@pytest.mark.full
 def test_a_task_that_names_a_reward_model_has_its_head_and_measures(trained, tmp_path):
     _, _, params, folder = trained
     (tmp_path / "learner.py").write_text(LEARNER)

@@ -199,6 +199,7 @@ def test_a_held_out_text_is_read_as_the_training_text_is(folder):
     assert spans[0] == spans[1]
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(folder, tmp_path):
     config = build(folder)
     task = make_task(config)

@@ -168,7 +168,8 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "snapshots/losses.json"
 # Each family has one of these meshes of two devices in turn; --full adds that of eight.
 MESHES = (dict(fsdp=2), dict(tensor=2), dict(data=2))
 
-FULL = ("chat", "reward", "adaptive")  # other families here have their models
+# Others have their models, or their own tests have a trained run.
+FULL = ("chat", "reward", "adaptive", "unilm", "masked targets", "masked patches", "transcripts")
 
 
 def accumulation_of(family):

@@ -100,7 +100,7 @@ def changed(config, **values):
     return config
 
 
-@pytest.mark.sample("intervals4-steps4")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "intervals, steps",
     [
