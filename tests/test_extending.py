@@ -65,6 +65,7 @@ def test_a_diff_is_short(number):
     assert 0 < sum(line[:1] in ("+", "-") for line in lines) <= MAX_LINES
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_diffs_apply_and_train(tmp_path):
     shutil.copytree(ROOT / "transformer_jax", tmp_path / "transformer_jax")

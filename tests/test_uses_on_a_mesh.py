@@ -68,8 +68,8 @@ def flat(results):
     return texts, [leaf for leaf in leaves if not isinstance(leaf, str)]
 
 
+@pytest.mark.sample("two-gpt")
 @pytest.mark.usefixtures("attention_in_one_program")
-@pytest.mark.sample("two-gpt", "two-choice")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_results_on_a_mesh_are_those_of_one_device(mesh, family, tmp_path, monkeypatch):

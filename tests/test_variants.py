@@ -144,6 +144,7 @@ def test_a_model_and_a_task_of_a_folder_train_and_open(files, trained):
     assert meaning == "of the logits"
 
 
+@pytest.mark.full
 def test_a_finished_run_opens_where_its_files_are_named(files, trained):
     done = fork("evaluate", f"--workdir={trained}", *named(files))
     assert done.returncode == 0, done.stderr

@@ -43,6 +43,7 @@ def read(bases, tmp_path_factory):
     return {architecture: folder / architecture for architecture in bases}
 
 
+@pytest.mark.sample("BertForSequenceClassification")
 @pytest.mark.parametrize("architecture", make.OPTIONS)
 def test_adapters_of_peft_have_its_outputs(architecture, read):
     expected = np.load(make.HERE / architecture / "expected.npz")["logits"]

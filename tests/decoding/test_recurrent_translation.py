@@ -115,6 +115,7 @@ def params(model):
     return jax.jit(lambda x: jax.tree.map(lambda x: 1.5 * x, x))(nn.unbox(variables["params"]))
 
 
+@pytest.mark.sample("attention-3")
 @pytest.mark.parametrize("model, beam", [("summed", 1), ("summed", 3), ("attention", 3)])
 def test_lines_of_a_batch_have_the_translations_that_they_have_alone(model, beam):
     """Ten lines share two places; the states of a place's next input come with it."""

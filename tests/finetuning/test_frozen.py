@@ -78,6 +78,7 @@ def test_a_resumed_run_is_bit_equal_and_writes_nothing_twice(straight, config, t
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.full
 def test_a_run_killed_before_its_first_checkpoint_begins_again(straight, config, tmp_path):
     workdir = without_steps(straight, tmp_path / "run", 2, STEPS)
     [part] = (workdir / "frozen").iterdir()
@@ -88,6 +89,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(straight, config,
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.full
 def test_a_run_with_frozen_parameters_in_its_checkpoints_continues(
     straight, config, tmp_path, monkeypatch
 ):

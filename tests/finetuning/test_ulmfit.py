@@ -47,6 +47,7 @@ def differs(before, after) -> dict[str, bool]:
     return {name: any(jax.tree.leaves(tree)) for name, tree in changes.items()}
 
 
+@pytest.mark.full
 def test_a_layer_does_not_change_before_its_group_begins(origin, tmp_path):
     groups = tuple((layer, (("begin", n),)) for n, layer in enumerate(LAYERS, 1))
     options = dict(optimizer__groups=groups, optimizer__name="adam", optimizer__layer_decay=0.5)
@@ -72,6 +73,7 @@ def test_the_rate_of_a_layer_is_that_of_the_layer_above_over_a_factor(origin, tm
             assert np.abs(whole).max() > 0
 
 
+@pytest.mark.full
 def test_a_language_model_learns_two_labels_layer_by_layer(origin, tmp_path):
     epochs = 10
     groups = tuple((layer, (("begin", n / epochs),)) for n, layer in enumerate(LAYERS, 1))

@@ -77,6 +77,7 @@ def assert_equal_runs(config, bucket_run, disk_run):
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
+@pytest.mark.full
 def test_a_run_in_a_bucket_equals_one_on_a_disk(fast, server, tmp_path, monkeypatch, capsys, drawn):
     """It is killed in a save, stopped by SIGTERM while requests are refused, and damaged."""
     config = build_gpt(tmp_path, **SHORT, data__cache="gs://bucket/cache")

@@ -238,6 +238,7 @@ def test_messages_that_cannot_be_answered(chats, gpt):
         gpt.task.reply(gpt.params, PLACE)
 
 
+@pytest.mark.full
 def test_a_streamed_answer_is_the_whole_one(chats, capsys):
     task = chats.task
     params = jax.tree.map(jnp.asarray, init_params(task))  # long answers

@@ -173,6 +173,7 @@ def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tm
         task.samples(params, ["x"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "keys, message",
     [

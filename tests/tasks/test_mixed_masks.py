@@ -107,6 +107,7 @@ def test_next_sentences_are_predicted_in_bidirectional_rows_alone(tmp_path):
     assert task.weights(batch)["nsp"] == batch["paired"].sum() < 8
 
 
+@pytest.mark.full
 def test_a_run_begins_with_a_bert_of_two_token_types(tmp_path):
     config = build_bert(tmp_path / "bert", model__d_model=16, model__max_length=32)
     task = make_task(config)

@@ -97,6 +97,7 @@ def test_answers_are_those_of_generate_and_their_log_probs_those_of_the_decoder(
     assert answers.ended.any() and not answers.ended.all()
 
 
+@pytest.mark.full
 def test_the_first_experience_has_no_divergence_and_rewards_at_the_last_tokens(ppo):
     task, params, _, experience, coefficient = ppo
     np.testing.assert_array_equal(experience["old_log_probs"], experience["reference_log_probs"])

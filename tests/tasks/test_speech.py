@@ -80,6 +80,7 @@ def test_transcripts_begin_with_pre_training(pretrained, folder):
     assert same["convolution_0"] and same["convolution_norms_1"] and not same["encoder"]
 
 
+@pytest.mark.full
 def test_scores_of_a_set(transcribing):
     task, params = transcribing.task, transcribing.params
     scores = task.evaluate(params, "valid")

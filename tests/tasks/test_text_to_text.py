@@ -59,6 +59,7 @@ def run(tmp_path_factory):
     return trained(build(folder, task__lead_sentences=1, **changes), folder)
 
 
+@pytest.mark.full
 def test_a_run_learns_and_is_scored_with_its_baseline(run):
     task, params = run.task, run.params
     assert run.scores["valid/exact_match"] > 0.9 and run.scores["valid/rougeL"] > 90

@@ -25,7 +25,7 @@ def held(arrays) -> float:
     return local / sum(array.nbytes for array in arrays)
 
 
-@pytest.mark.sample("{'fsdp': 2}")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -74,6 +74,7 @@ def _gathered(program: str) -> set[int]:
     return {math.prod(map(int, shape.split(","))) for shape in shapes}
 
 
+@pytest.mark.full
 def test_a_run_on_two_devices_evaluates_with_sharded_parameters(tmp_path, monkeypatch):
     """A device holds half of the parameters. BLEU equals that of one device."""
     config = build_config(

@@ -34,6 +34,7 @@ def sources(*lengths):
     return [list(range(4, 4 + length)) for length in lengths]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_place_that_is_used_again_and_a_cache_that_grows_change_nothing(
     endless, beam, monkeypatch
@@ -82,6 +83,7 @@ def test_sources_of_one_row_do_not_see_each_other(endless, monkeypatch):
     assert starts == [[0, 16, 32], [0, 9, 16]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lengths", [(20, 20, 20, 5), (5, 5, 5, 40)])
 def test_an_input_may_remain_alone_after_it_was_read_with_a_longer_one(endless, lengths):
     """The second and third inputs end together. The fourth was padded to the third's length."""

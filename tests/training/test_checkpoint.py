@@ -15,6 +15,7 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.loop import Program, run
 
 
+@pytest.mark.full
 def test_another_mesh_restores_the_same_state(tiny, tmp_path):
     config = tiny(train__num_steps=2, checkpoint__every=2)
     task = make_task(config)

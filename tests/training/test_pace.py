@@ -63,6 +63,7 @@ def test_the_pace_adapts_to_longer_steps(monkeypatch):
     assert len(device.in_flight()) <= 2
 
 
+@pytest.mark.full
 def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
     """With 33 programs in flight, XLA's CPU client waited for ever."""
     config = tiny(train__num_steps=70, train__log_every=70, train__eval_every=70, train__batch=8)

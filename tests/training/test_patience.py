@@ -58,6 +58,7 @@ def test_process_0_decides(tiny, monkeypatch):
     assert Patience(config, []).over
 
 
+@pytest.mark.full
 def test_patience_needs_a_score_and_a_validation_set(tiny, tmp_path, capsys):
     with pytest.raises(UserError, match="train.patience=2 needs config.checkpoint.best_metric"):
         tiny(train__patience=2, checkpoint__best_metric="")
