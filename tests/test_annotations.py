@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
@@ -15,7 +16,8 @@ from transformer_jax.models.gpt import GPT
 def test_a_wrong_shape_or_dtype_is_refused():
     hidden, table = jnp.ones((2, 3, 4)), jnp.ones((7, 4))
     labels, weights = jnp.ones((2, 3), int), jnp.ones((2, 3))
-    cross_entropy(hidden, table, None, labels, weights)
+    checked = jax.jit(cross_entropy)
+    checked(hidden, table, None, labels, weights)
     for arguments in (
         (hidden, table.T, None, labels, weights),
         (hidden, table, jnp.ones(4), labels, weights),
@@ -23,7 +25,7 @@ def test_a_wrong_shape_or_dtype_is_refused():
         (hidden, table, None, labels, labels),
     ):
         with pytest.raises(TypeCheckError, match="cross_entropy"):
-            cross_entropy(*arguments)
+            checked(*arguments)
 
 
 def test_the_methods_of_a_module_are_checked():

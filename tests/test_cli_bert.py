@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from tests.programs import call
@@ -24,6 +25,7 @@ SIZES = (
 )
 
 
+@pytest.mark.full
 def test_the_whole_path(tmp_path):
     config = build(tmp_path)
     flags = [

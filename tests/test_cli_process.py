@@ -52,6 +52,7 @@ def test_ctrl_c_prints_one_line():
     assert process.stderr.read() == "interrupted\n" and process.wait() == 130
 
 
+@pytest.mark.full
 def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
     done = call(
         "dry_run",
@@ -80,6 +81,7 @@ def test_dry_run_prints_one_json_object_last_and_opens_no_data(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_closed_streams_are_read_as_empty():
     """A daemon's streams are closed."""
     done = subprocess.run(

@@ -83,6 +83,7 @@ def test_processes_end_with_a_killed_run():
         assert not pathlib.Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.full
 def test_a_run_with_readers_is_bit_equal_and_stops(tmp_path, monkeypatch):
     program = None
     states = []

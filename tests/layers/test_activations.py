@@ -214,7 +214,8 @@ def test_gradients_flow_through_interventions(gpt):
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 12, 16), (4, 16), (3, 1, 12, 15)])
-def test_a_replacement_of_another_shape_is_refused(gpt, shape):
+def test_a_replacement_of_another_shape_is_refused(gpt, shape, monkeypatch):
+    jit_apply(monkeypatch)
     with pytest.raises(UserError, match=rf"{STREAM} has the shape .*: must broadcast to \(2, 12,"):
         intervene(*gpt, {STREAM: jnp.zeros(shape)}, TOKENS)
 

@@ -55,6 +55,7 @@ def compiled(monkeypatch):
     return variants
 
 
+@pytest.mark.full
 def test_the_fastest_that_fits_comes_first(config, compiled):
     estimates = search.search(config, make_task, jax.devices())
     assert len(estimates) == len(compiled) == len(set(compiled)) <= search.MAX_COMPILED
@@ -76,6 +77,7 @@ def test_variants_that_cannot_fit_are_not_compiled(config, compiled, monkeypatch
     assert search.table([]) == ["no variant fits: more chips, or a smaller model"]
 
 
+@pytest.mark.full
 def test_more_microbatches_only_where_fewer_do_not_fit(config, compiled, monkeypatch):
     tight = dataclasses.replace(SMALL, memory=3.5e5)  # the arguments and two rows
     monkeypatch.setattr(hardware, "of", lambda kind: tight)

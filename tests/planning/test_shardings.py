@@ -9,6 +9,7 @@ import os
 import pathlib
 
 import jax
+import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.planning import shardings
@@ -74,6 +75,7 @@ def _check_optimizer(state, task):
     assert layouts == expected
 
 
+@pytest.mark.full
 def test_the_shardings_of_every_config():
     layouts = "".join(
         f"{case}\n" + "".join(f"  {line.rstrip()}\n" for line in lines)

@@ -86,6 +86,7 @@ def test_grpo_without_division_reaches_the_optimum():
     np.testing.assert_allclose(actual, OPTIMUM, atol=0.01)
 
 
+@pytest.mark.full
 def test_grpo_with_division_reaches_its_own_fixed_point():
     """The expected gradient, over all groups of four answers, is zero there."""
     size = 4

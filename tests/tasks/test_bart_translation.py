@@ -61,6 +61,7 @@ def build(tmp_path):
     return config_of
 
 
+@pytest.mark.full
 def test_it_learns_in_two_stages_on_a_mesh_and_resumes(build, tmp_path, capsys):
     def trained(folder, program=None, devices=1, **mesh):
         config = build(source_vocab_size=90, num_source_layers=1)

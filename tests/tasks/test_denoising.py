@@ -55,6 +55,7 @@ def test_it_learns_and_measures(bart):
         bart.task.evaluate(bart.params, "test")
 
 
+@pytest.mark.full
 def test_batches_are_as_declared(bart):
     batch = bart.task.rows().train.batch(0, range(8))
     assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {

@@ -78,6 +78,7 @@ def test_mutations_are_scored_with_all_places_masked(run):
     assert done.stdout.startswith('{"score": -')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "line, message",
     [

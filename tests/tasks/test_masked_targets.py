@@ -168,6 +168,7 @@ def test_beams_have_the_probability_of_whole_rows(fresh):
             np.testing.assert_allclose(total, score, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_the_loss_of_an_evaluation_is_that_of_whole_rows(fresh):
     """A row holds several pairs, and each has the likelihood that decoding gives it."""
     task = fresh.task
@@ -185,6 +186,7 @@ def test_the_loss_of_an_evaluation_is_that_of_whole_rows(fresh):
     np.testing.assert_allclose(loss.terms["loss"], total, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_masks_hide_a_share_of_the_targets(run):
     rows = run.task.rows().train.phases[0].components[0]
     first, again = (rows.rows([(0, epoch)])[0] for epoch in (0, 1))

@@ -55,6 +55,7 @@ def check(config, folder, others, mesh, overrides=()):
     return end
 
 
+@pytest.mark.full
 def test_ppo_resumes_bit_equal_and_a_mesh_has_its_losses(gpt, reward, tmp_path):
     others = tmp_path / "gpt", tmp_path / "reward"
     for source, copy in zip((gpt.workdir, reward), others):
@@ -70,6 +71,7 @@ def test_ppo_resumes_bit_equal_and_a_mesh_has_its_losses(gpt, reward, tmp_path):
     assert set(task.evaluate(params, "valid")) >= {"reward", "kl", "ended", "prompts"}
 
 
+@pytest.mark.full
 def test_grpo_with_rewards_of_a_python_function(gpt, tmp_path):
     """Its step is two programs. It learns to be brief, and resumes bit-equal."""
     (tmp_path / "brief.py").write_text(FILE)

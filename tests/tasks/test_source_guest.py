@@ -191,6 +191,7 @@ def test_a_task_that_reads_texts_takes_no_source(config):
         make_task(changed)
 
 
+@pytest.mark.full
 def test_files_outside_the_package_with_reader_processes(config, tmp_path):
     """The rows of two processes are those of one, also where a path names the classes."""
     files = {"task": tmp_path / "pixels.py", "source": tmp_path / "stripes.py"}

@@ -91,6 +91,7 @@ def test_scores_of_a_set(transcribing):
         task.evaluate(params, "test")
 
 
+@pytest.mark.full
 def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_path):
     task, params = transcribing.task, transcribing.params
     sounds = [audio_files.quantized(tones.sound(tones.text(number))) for number in range(3)]
@@ -99,6 +100,7 @@ def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_p
     assert together == alone
 
 
+@pytest.mark.full
 def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(tones.text(number) for number in range(8)))
@@ -111,6 +113,7 @@ def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     assert next(own.transcribe(params, [sound]))[0] == best
 
 
+@pytest.mark.full
 def test_the_program(transcribing, tmp_path):
     good, bad = tmp_path / "good.wav", tmp_path / "bad.wav"
     soundfile.write(good, tones.sound(tones.text(0), 22_050), 22_050)

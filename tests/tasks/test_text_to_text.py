@@ -77,6 +77,7 @@ def test_a_run_learns_and_is_scored_with_its_baseline(run):
     assert expected.items() <= results.items()
 
 
+@pytest.mark.full
 def test_a_line_is_read_with_the_prefix_and_cut_as_in_training(run, capsys):
     task, params = run.task, run.params
     encode = task.tokenizer.source.encode
@@ -121,6 +122,7 @@ def test_long_texts_are_cut_in_rows_and_whole_in_scores(tmp_path, capsys):
     assert task.texts.text("valid") is None and not task.evaluations()
 
 
+@pytest.mark.full
 def test_two_runs_are_compared_on_the_same_texts(run, tmp_path):
     done = call("evaluate", f"--workdir={run.workdir}", f"--against={run.workdir}")
     assert done.returncode == 0, done.stderr
@@ -141,6 +143,7 @@ def test_two_runs_are_compared_on_the_same_texts(run, tmp_path):
             answering.comparison(run.task.measures, answers, other)
 
 
+@pytest.mark.full
 def test_a_run_takes_the_model_and_the_tokenizer_of_another(run, tmp_path):
     """The config names the family alone. Without an earlier run it gives the sizes itself."""
     config = build(tmp_path)

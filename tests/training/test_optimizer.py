@@ -262,8 +262,8 @@ def test_layer_decay_goes_from_the_top_down():
     traits = jax.tree.map(lambda _: Traits(("embed",)), params)
     traits["encoder"]["layers"]["kernel"] = Traits(("layers", "embed"), layers=3)
     tx = make(dict(name="sgd", momentum=0.0, learning_rate=1.0, layer_decay=0.5), traits)
-    update, _ = tx.update(params, tx.init(params), params)
-    factors = jax.tree.map(lambda leaf: -leaf[..., 0], update)
+    update, _ = jax.jit(tx.update)(params, jax.jit(tx.init)(params), params)
+    factors = jax.tree.map(lambda leaf: -np.asarray(leaf)[..., 0], update)
     np.testing.assert_allclose(factors["encoder"]["layers"]["kernel"], [1 / 8, 1 / 4, 1 / 2])
     assert factors["target_embed"]["embedding"] == 1 / 16
     assert factors["output_embed"]["embedding"] == 1

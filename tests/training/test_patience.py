@@ -79,6 +79,7 @@ def test_patience_needs_a_score_and_a_validation_set(tiny, tmp_path, capsys):
     assert "will not be evaluated" not in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_run_ends_early_and_a_resumed_run_ends_alike(tiny, tmp_path, monkeypatch, capsys):
     config = tiny(**FALLING, train__patience=2)
     task = make_task(config)
