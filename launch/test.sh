@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Sets up .venv where needed and runs the tests on the CPU:
 #
-#   launch/test.sh                        the suite: 12 minutes on 2 cores, 5 once programs are cached
+#   launch/test.sh                        the suite: about 15 minutes on 2 cores, fewer with cached programs
 #   launch/test.sh --quick                the tests that a change touches, for about 3 minutes
-#   launch/test.sh --full                 all tests, for about an hour; names those that lack a package
+#   launch/test.sh --full                 all tests, for an hour or more; names those that lack a package
 #   launch/test.sh --changed              those of --full that a change touches, for about 12 minutes
 #   launch/test.sh --hardware             the programs for TPUs and GPUs, with their compilers
 #   launch/test.sh --jax=0.12.0.1 ...     any of these with that release of jax (in a venv of its own)
