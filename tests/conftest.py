@@ -1,5 +1,6 @@
 """Shared by all tests: 8 virtual CPU devices, the compilation cache, and tiny configs."""
 
+import collections
 import gc
 import itertools
 import os
@@ -232,8 +233,17 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--full"):
         return
+    ids = collections.defaultdict(set)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            ids[item.nodeid.partition("[")[0]].add(item.callspec.id)
     for item in items:
         sample = item.get_closest_marker("sample")
+        if sample:
+            test = item.nodeid.partition("[")[0]
+            unknown = set(sample.args) - ids[test]
+            if unknown and not any("[" in name for name in config.args):
+                raise pytest.UsageError(f"{test}: its sample names no cases {sorted(unknown)}")
         if sample and item.callspec.id not in sample.args:
             item.add_marker("full")
         if item.get_closest_marker("full") or item.get_closest_marker("hardware"):

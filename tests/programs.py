@@ -31,6 +31,7 @@ _SLOW_LIBRARIES = [
     "matplotlib.figure",
     "sacremoses",
 ]
+# Programs that use a run or a folder and train nothing.
 _USES = {
     "classify",
     "convert",

@@ -92,21 +92,15 @@ MASKS = tuple(
     "all causal padded packed local two_sided dilated global global_two_sided prefix ranks "
     "ranks_causal".split()
 )
-# Needs a program of its own in the interpreted kernel of TPUs.
-SLOW = ("padded",)
 
 
-def taken_by(kernel, slow=()):
+def taken_by(kernel):
     """Returns the masks whose conditions the kernel takes."""
-    return [
-        pytest.param(name, marks=pytest.mark.full if name in slow else ())
-        for name in MASKS
-        if make_mask(name).conditions() <= kernels.TAKES[kernel]
-    ]
+    return [name for name in MASKS if make_mask(name).conditions() <= kernels.TAKES[kernel]]
 
 
 @pytest.mark.sample("two_sided", "packed")
-@pytest.mark.parametrize("name", taken_by(kernels.splash, SLOW))
+@pytest.mark.parametrize("name", taken_by(kernels.splash))
 def test_splash_equals_the_plain_kernel(name):
     """The kernel of TPUs, interpreted."""
     kernel = functools.partial(kernels.splash, interpret=True)

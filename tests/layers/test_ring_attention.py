@@ -38,18 +38,9 @@ def on_mesh(mesh):
     return kernel
 
 
-def cases():
-    """Returns each mask on four devices, and packed rows on two and eight. Others are slow."""
-    return [
-        pytest.param(*name.values, sequence, marks=() if is_quick else pytest.mark.full)
-        for sequence in (4, 2, 8)
-        for name in taken_by(ring_attention.ring)
-        for is_quick in [sequence == 4 or name.values == ("packed",)]
-    ]
-
-
 @pytest.mark.sample("packed-4", "local-4", "causal-2", "two_sided-4")
-@pytest.mark.parametrize("name, sequence", cases())
+@pytest.mark.parametrize("sequence", [4, 2, 8])
+@pytest.mark.parametrize("name", taken_by(ring_attention.ring))
 def test_ring_equals_the_plain_kernel(name, sequence):
     """No tile divides the positions of a device."""
     length = 8 * 21

@@ -102,15 +102,7 @@ def reference(tmp_path_factory):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "mesh",
-    [
-        *(
-            pytest.param(mesh, marks=pytest.mark.full)
-            for mesh in (dict(data=4), dict(data=2, tensor=2))
-        ),
-        dict(data=2, fsdp=2, tensor=2),
-    ],
-    ids=str,
+    "mesh", [dict(data=4), dict(data=2, tensor=2), dict(data=2, fsdp=2, tensor=2)], ids=str
 )
 def test_equal_losses_on_every_mesh(reference, mesh):
     folder, expected = reference
