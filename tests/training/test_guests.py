@@ -158,7 +158,7 @@ def config_of(family, folder, accumulation=1, **mesh):
     train = dict(num_steps=STEPS, log_every=1, batch=8, accumulation=accumulation)
     for key, value in train.items():
         configs.set_key(config, f"train.{key}", value)
-    configs.set_key(config, "checkpoint.every", 1)
+    configs.set_key(config, "checkpoint.every", STEPS - 1)
     configs.set_key(config, "data.valid_files", None)  # an evaluation would take longer to compile
     configs.validate(config)
     return config

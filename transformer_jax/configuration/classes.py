@@ -1,6 +1,7 @@
 """The classes that `config.{model,task,source}.name` name, and the keys that they define."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -25,13 +26,16 @@ _SHARED = (
 def names(section: str) -> list[str]:
     """Returns the models, tasks or sources that exist: the modules of the package."""
     package = importlib.import_module(f"transformer_jax.{_FOLDERS[section]}")
-    modules = sorted(
-        m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED
-    )
+    modules = [name for name in _modules(*package.__path__) if name not in _SHARED]
     if section == "source":
         # Its folder also holds the readers of texts and tables.
         return [name for name in modules if _public_classes(section, _module(section, name))]
     return modules
+
+
+@functools.cache
+def _modules(*folders: str) -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(folders))
 
 
 def named_class(section: Literal["model", "task", "source"], name: str) -> type:
@@ -85,6 +89,7 @@ def _public_classes(section: str, module) -> list[type]:
     return derived if derived or section == "source" else public
 
 
+@functools.cache
 def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
     """Returns {key: (type, default)}: the fields that have a default."""
     hints = typing.get_type_hints(cls)

@@ -206,7 +206,7 @@ def _positions(length: int, d_model: int) -> np.ndarray:
 
 def _permuted(params, task, order: np.ndarray):
     """Returns the parameters with the columns of the residual stream in another order."""
-    traits = parameters.traits(jax.eval_shape(task.init, jax.random.key(0)))
+    traits = parameters.traits(task.param_shapes)
 
     def permute(x, of_parameter):
         for axis, name in enumerate(of_parameter.axes):

@@ -4,6 +4,7 @@ The loop knows neither the model nor the data.
 """
 
 import abc
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -171,6 +172,11 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> Params:
         """Returns initial parameters, boxed with their logical axes."""
+
+    @functools.cached_property
+    def param_shapes(self) -> Params:
+        """The shapes and dtypes of `init`'s parameters, boxed alike. Computes nothing."""
+        return jax.eval_shape(self.init, jax.random.key(0))
 
     def merged(self, params: Params) -> Params:
         """Returns the parameters that a use of the run reads, from those of a checkpoint.

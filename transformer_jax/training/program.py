@@ -77,7 +77,7 @@ class Program:
             _batch(config.train, task.batch_spec(row_shape), batch_sharding)
             for row_shape in range(task.num_row_shapes)
         ]
-        traits = parameters.traits(jax.eval_shape(task.init, jax.random.key(0)))
+        traits = parameters.traits(task.param_shapes)
         num_updates = config.train.num_steps * math.prod(task.passes)
         tx = optimizer.make(config.optimizer, num_updates, task, traits)
         state = states.abstract(task, tx, mesh, table)

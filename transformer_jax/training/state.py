@@ -70,7 +70,7 @@ def abstract(task, tx: optax.GradientTransformation, mesh: Mesh, table) -> Train
 
     Raises UserError where the mesh does not divide a parameter.
     """
-    return _placed(jax.eval_shape(lambda: _create(task, tx)), mesh, table)
+    return _placed(jax.eval_shape(partial(_create, task, tx), task.param_shapes), mesh, table)
 
 
 def _placed(boxed, mesh: Mesh, table) -> Any:
@@ -99,18 +99,18 @@ def abstract_params(task, mesh: Mesh | None = None, table=None) -> Any:
     Without a mesh, each is complete on the first local device. Raises UserError where the mesh does
     not divide a parameter.
     """
-    boxed = jax.eval_shape(task.init, jax.random.key(0))
     if mesh is not None:
-        return _placed(boxed, mesh, table)
+        return _placed(task.param_shapes, mesh, table)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), nn.unbox(boxed)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+        nn.unbox(task.param_shapes),
     )
 
 
 def init_params(task) -> Any:
     """The initial parameters, on the default device."""
-    return jax.jit(lambda: nn.unbox(task.init(jax.random.key(task.config.train.seed))))()
+    return jax.jit(lambda: nn.unbox(_first_params(task)))()
 
 
 def zeros(abstract_metrics) -> metrics.Metrics:
@@ -130,7 +130,11 @@ def make_init(task, tx: optax.GradientTransformation, abstract_state: TrainState
     """Returns the jitted () -> initial state. Each device computes only its own part."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     sums = abstract_state.metrics
-    return jax.jit(lambda: nn.unbox(_create(task, tx, sums)), out_shardings=shardings)
+
+    def create():
+        return nn.unbox(_create(task, tx, _first_params(task), sums))
+
+    return jax.jit(create, out_shardings=shardings)
 
 
 def init(task, tx: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
@@ -144,9 +148,12 @@ def make_carry(task, rows: int, mesh: Mesh, table) -> Any:
     return jax.jit(lambda: task.initial_carry(rows), out_shardings=by_rows)()
 
 
-def _create(task, tx, sums=None):
+def _first_params(task):
+    return task.init(jax.random.key(task.config.train.seed))
+
+
+def _create(task, tx, params, sums=None):
     """The first state. `sums` has the shapes of the metrics; None: the loss is traced for them."""
-    params = task.init(jax.random.key(task.config.train.seed))
     carry = task.initial_carry(task.config.train.batch)
     memory = task.initial_memory()
     if sums is None:

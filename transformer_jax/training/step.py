@@ -240,6 +240,7 @@ def _summed(of_microbatch, microbatches):
         totals, carry = of_microbatch(*microbatch)
         return jax.tree.map(jnp.add, sums, totals), carry
 
+    of_microbatch = jax.jit(of_microbatch, inline=True)  # so that it is traced once
     first = jax.tree.map(lambda x: jax.eval_shape(lambda y: y[0], x), microbatches)
     shapes, _ = jax.eval_shape(of_microbatch, *first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
