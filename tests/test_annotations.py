@@ -36,6 +36,7 @@ def test_the_methods_of_a_module_are_checked():
         model.init({}, jnp.ones((2, 4), int), None, jnp.ones((2, 3), int))
 
 
+@pytest.mark.full
 def test_the_package_runs_without_beartype():
     program = """
 import sys

@@ -1,14 +1,23 @@
-"""Every config resolves in its tiny variant, and its update lowers; with --full it trains."""
+"""Every config resolves in its tiny variant, and its update lowers; with --full it trains.
 
+tests/snapshots/configs.json holds the values of every config, and lowered.json the digests of the
+StableHLO of each tiny variant's update. This writes both again: python -m tests.test_configs
+"""
+
+import collections
 import functools
+import hashlib
 import json
 import pathlib
+import tempfile
 
 import jax
 import numpy as np
 import pytest
 
 from tests import examples
+from tests.examples import CONFIGS
+from tests.training import test_guests
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration import run_length
@@ -18,7 +27,6 @@ from transformer_jax.training.loop import run
 from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
 
-CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 FILES = [str(path.relative_to(CONFIGS)) for path in sorted(CONFIGS.rglob("*.py"))]
 # The arguments to test. The tiny variants of other arguments are the same.
 ARGUMENTS = {
@@ -127,21 +135,40 @@ def zeros(task):
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-lowered = set()  # pairs of a model and a task
+SNAPSHOTS = CONFIGS.parent / "tests/snapshots"
+
+
+def digest(run, num_devices):
+    """Returns the digest of a lowered update, without the places in the source."""
+    program = Program.of(run.config, run.task(), jax.devices()[:num_devices])
+    text = program.train_step.lower(program.state, program.batch).as_text()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Pairs of a model and a task: those that the suite trains, and later those lowered here.
+lowered = {
+    (test_guests.MODELS[family]["name"], task["name"])
+    for family, (_, task) in test_guests.TASKS.items()
+    if family not in test_guests.FULL
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_update_lowers(case, tmp_path, request):
     """Keys, data, shapes and dtypes fit together. Nothing is compiled.
 
-    Without --full, one config of each model and task is lowered. The others only resolve.
+    Without --full, a config is lowered where no other of its model and task is, nor trained by
+    tests/training/test_guests.py. The others only resolve. With it, the programs for one and two
+    devices must be those of the snapshot. Another release of jax may have other words for them.
     """
     run = resolved(case, tmp_path, zeros)
-    pair = run.config.model.name, run.config.task.name
-    if pair not in lowered or request.config.getoption("--full"):
+    if request.config.getoption("--full"):
+        digests = [digest(run, number) for number in (1, 2)]
+        snapshot = json.loads((SNAPSHOTS / "lowered.json").read_text())
+        assert digests == snapshot["updates"][case] or snapshot["jax"] != jax.__version__
+    elif (pair := (run.config.model.name, run.config.task.name)) not in lowered:
         lowered.add(pair)
-        program = Program.of(run.config, run.task(), jax.devices()[:1])
-        program.train_step.lower(program.state, program.batch)
+        digest(run, 1)
 
 
 @pytest.mark.full
@@ -183,6 +210,23 @@ def test_a_config_without_tiny_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text(TINY_FILE.replace("TINY", "OTHER"))
     with pytest.raises(UserError, match=r"mine.py has no TINY: add TINY = dict\(model="):
         configs.tiny(tmp_path / "mine.py")
+
+
+def values_of(case):
+    """Returns the values of a config as its run records them, by key."""
+    config = configs.load(CONFIGS / case)
+    return json.loads(json.dumps(configs.flat(config)))
+
+
+@functools.cache
+def values_of_all():
+    return json.loads((SNAPSHOTS / "configs.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_has_the_values_of_the_snapshot(case):
+    snapshot = values_of_all()
+    assert values_of(case) == snapshot["most"] | snapshot["configs"][case]
 
 
 LENGTHS = json.loads((CONFIGS.parent / "tests/snapshots/updates.json").read_text())
@@ -231,3 +275,35 @@ def test_a_shortened_run_with_whole_numbers_of_updates_is_warned_of():
 @pytest.mark.parametrize("name", FILES)
 def test_the_header_gives_the_command(name):
     assert "python -m transformer_jax." in configs.load_module(CONFIGS / name).__doc__
+
+
+def write(name, content):
+    (SNAPSHOTS / name).write_text(json.dumps(content, indent=0) + "\n")
+
+
+def write_configs():
+    """`most` has the commonest value of each key that all configs have, and `configs` the rest."""
+    values = {case: values_of(case) for case in CASES}
+    most = {}
+    for key in set.intersection(*map(set, values.values())):
+        counts = collections.Counter(json.dumps(each[key]) for each in values.values())
+        most[key] = json.loads(max(sorted(counts), key=counts.get))
+    rest = {
+        case: {key: value for key, value in each.items() if key not in most or most[key] != value}
+        for case, each in values.items()
+    }
+    write("configs.json", {"most": dict(sorted(most.items())), "configs": rest})
+
+
+def write_lowered():
+    updates = {}
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            run = resolved(case, pathlib.Path(folder), zeros)
+            updates[case] = [digest(run, number) for number in (1, 2)]
+    write("lowered.json", {"jax": jax.__version__, "updates": updates})
+
+
+if __name__ == "__main__":
+    write_configs()
+    write_lowered()

@@ -44,6 +44,7 @@ def test_the_pages_build(tmp_path):
     assert not list((tmp_path / "site").rglob("*.py"))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None, reason="mkdocs-material is not installed"
 )

@@ -121,6 +121,7 @@ def exhausted(*_, **__):
     raise of_jax("RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.")
 
 
+@pytest.mark.sample("Manager-save-saving a checkpoint")
 @pytest.mark.parametrize(
     "owner, name, place",
     [

@@ -31,6 +31,7 @@ def assert_outputs(run, inputs, expected):
     np.testing.assert_allclose(touch[pairs], expected["contacts"][pairs], **CLOSE)
 
 
+@pytest.mark.sample("EsmForMaskedLM-rotary")
 @pytest.mark.parametrize("name", make.KINDS)
 def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(name, tmp_path):
     folder, run, back = HERE / name, tmp_path / "run", tmp_path / "back"

@@ -57,12 +57,7 @@ def test_a_checkpoint_gives_the_published_outputs(converted):
         assert text in LINES[architecture]
 
 
-@pytest.mark.sample(
-    "BertForSequenceClassification",
-    "GPT2ForSequenceClassification",
-    "BartForQuestionAnswering",
-    "ElectraForTokenClassification",
-)
+@pytest.mark.sample("BartForQuestionAnswering", "BertForSequenceClassification")
 def test_a_converted_checkpoint_is_written_unchanged(converted, tmp_path):
     architecture, run = converted
     folder = make.HERE / architecture

@@ -25,14 +25,15 @@ from transformer_jax.training.program import Program
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_processes_read_the_rows_of_one_process(tmp_path):
-    for build in (build_config, build_gpt, build_bert):
-        direct = make_task(build(tmp_path / build.__name__)).rows().train.batch
-        with readers.started(direct, 2) as processes:
-            for steps in (range(5), range(31, 34)):  # a BERT's second phase has longer rows
-                expected = [direct(step, PLACES) for step in steps]
-                batches = list(processes.batches(steps, PLACES))
-                jax.tree.map(np.testing.assert_array_equal, batches, expected)
+@pytest.mark.sample("build_bert")
+@pytest.mark.parametrize("build", [build_config, build_gpt, build_bert])
+def test_processes_read_the_rows_of_one_process(build, tmp_path):
+    direct = make_task(build(tmp_path)).rows().train.batch
+    with readers.started(direct, 2) as processes:
+        for steps in (range(5), range(31, 34)):  # a BERT's second phase has longer rows
+            expected = [direct(step, PLACES) for step in steps]
+            batches = list(processes.batches(steps, PLACES))
+            jax.tree.map(np.testing.assert_array_equal, batches, expected)
 
 
 def test_signals_and_failures():

@@ -46,6 +46,7 @@ def test_a_build_stopped_at_any_write_goes_on_with_the_missing_parts(gcs):
     ]
 
 
+@pytest.mark.full
 def test_a_build_killed_at_any_moment_goes_on_with_the_missing_parts(tmp_path):
     code = """
         def fill(writer, part):

@@ -130,6 +130,7 @@ def test_lines_of_a_batch_have_the_translations_that_they_have_alone(model, beam
     assert use.attentions == (("cross",) if model == "attention" else ())
 
 
+@pytest.mark.sample("attention")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_mesh_gives_the_translations_of_one_device(model):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4, 1, 1), AXES)

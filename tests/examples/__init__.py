@@ -6,6 +6,7 @@ It writes files for training and evaluation and returns the overrides that name 
 import importlib
 import pathlib
 
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 ANIMALS = ("cat", "dog")
 VERBS = ("sat", "ran")
 

@@ -45,6 +45,7 @@ def test_empty_lines_have_empty_predictions(kind, runs, tmp_path):
     assert list(task.predict(params, [""])) == [empty]
 
 
+@pytest.mark.sample("classification", "span")
 @pytest.mark.parametrize("kind", EMPTY)
 def test_long_lines_are_named(kind, runs, tmp_path, capsys):
     task = task_of(tmp_path, kind, runs["bert"])

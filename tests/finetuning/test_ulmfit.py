@@ -58,6 +58,7 @@ def test_a_layer_does_not_change_before_its_group_begins(origin, tmp_path):
         assert {name for name, changed in differs(before, after).items() if changed} == learning
 
 
+@pytest.mark.full
 def test_the_rate_of_a_layer_is_that_of_the_layer_above_over_a_factor(origin, tmp_path):
     sgd = dict(optimizer__name="sgd", optimizer__momentum=0.0, optimizer__schedule="constant")
     sgd |= dict(optimizer__warmup_steps=0, optimizer__learning_rate=1.0)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.examples import CONFIGS
 from tests.jitted import Jitted
-from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration.classes import build_model
@@ -65,6 +65,7 @@ def test_published_parameter_counts(size, count):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count
 
 
+@pytest.mark.sample("llama", "sliding_window")
 @VARIANTS
 def test_a_token_changes_its_own_and_later_positions_alone(options):
     model, params = build(**options)

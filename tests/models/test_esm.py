@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.examples import CONFIGS
 from tests.jitted import Jitted
-from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax.models.esm import ESM
 

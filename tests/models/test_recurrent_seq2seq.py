@@ -151,7 +151,7 @@ def test_a_scaled_dot_is_the_dot_at_keys_divided_by_the_root_of_the_width():
     np.testing.assert_allclose(weights("scaled_dot", keys), weights("dot", keys / 3), **CLOSE)
 
 
-@pytest.mark.sample("hybrid", "search", "monotonic")
+@pytest.mark.sample("search")
 @pytest.mark.parametrize("name", MODELS)
 def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
     """A row of two pairs and padding has the states of its pairs alone, and its loss a gradient."""

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.examples import CONFIGS
 from tests.jitted import Jitted
 from tests.tasks.images import MODEL
-from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.layers import patches

@@ -78,7 +78,7 @@ def test_published_parameter_counts(options, encoder, heads):
     assert model.num_frames(16_000) == 49 and model.num_frames(399) == 0
 
 
-@pytest.mark.sample("True")
+@pytest.mark.sample("False")
 @pytest.mark.parametrize("stable", [False, True])
 def test_padding_changes_no_state(stable):
     model, params = build(stable=stable)

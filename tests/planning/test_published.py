@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from tests.conftest import build_gpt
+from tests.examples import CONFIGS
 from tests.finetuning.examples import pretrained
 from tests.programs import call
-from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import counts, traced

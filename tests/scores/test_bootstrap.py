@@ -51,6 +51,7 @@ def test_samples_of_bleu_are_those_of_sacrebleu():
     assert (equal["difference"], equal["p_value"]) == (0, 1) and equal["interval"] == (0, 0)
 
 
+@pytest.mark.full
 def test_intervals_cover_the_mean_of_the_population():
     """At least 53 of 60 intervals of 95 % hold it, with 40 examples each."""
     covered, significant = 0, 0

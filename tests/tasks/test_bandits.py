@@ -71,6 +71,7 @@ def trained(task, policy, frozen):
 OPTIMUM = scipy.special.softmax(REFERENCE + REWARDS / BETA)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("whitens_rewards", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_ppo_reaches_the_optimum(whitens_rewards):
     """It is pi_ref exp(r / beta) / Z, since the penalty of the reward is the exact log-ratio."""

@@ -70,6 +70,7 @@ def test_counts_and_loss_are_those_of_the_definition(config, monkeypatch):
     np.testing.assert_allclose(vectors, w + v, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_run_learns_the_counts(config):
     by_step, _ = losses(config, 40)
     assert np.mean(by_step[-5:]) < np.mean(by_step[:5]) / 4

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from tests.examples import CONFIGS
 from tests.jitted import jitted
 from tests.programs import call, refused
 from tests.tasks.conftest import trained
-from tests.test_configs import CONFIGS
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.runs.open import open_run

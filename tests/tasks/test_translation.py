@@ -77,7 +77,7 @@ def test_a_score_is_the_log_probability_over_the_length_penalty(translation):
         assert hypothesis.score >= total / ((5 + len(labels)) / 6) ** 0.7 - 1e-3
 
 
-@pytest.mark.sample("3")
+@pytest.mark.full
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_translation_does_not_depend_on_its_batch(translation, beam):
     texts = [best_texts(*opened(translation, beam=beam, batch=batch)) for batch in (4, 1)]
@@ -193,6 +193,7 @@ def test_a_long_line_may_be_cut_skipped_or_refused(translation, capsys):
         task.translate(params, lines, long="drop")
 
 
+@pytest.mark.full
 def test_averaged_parameters_are_the_mean_of_the_checkpoints(translation):
     workdir = translation.workdir
     steps = [open_run(workdir, step)[1] for step in ("20", "40")]

@@ -129,6 +129,7 @@ def test_values_that_are_not_finite_stay_with_their_input(endless, monkeypatch):
     np.testing.assert_allclose(spoilt[1].scores, expected.scores, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_cache_is_no_longer_than_the_longest_output(endless):
     """As in summaries: each token reads all slots."""
     task, params = endless(2, 2)

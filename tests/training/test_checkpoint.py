@@ -60,6 +60,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_restored(tiny, tmp_
     assert {"2", "4", "6"} <= folders and any(name.startswith("damaged-6-") for name in folders)
 
 
+@pytest.mark.sample("scores0-2")
 @pytest.mark.parametrize(
     "scores, best",
     [([3.0, 2.0, math.nan, 5.0], 2), ([math.nan, 3.0, 2.0, 5.0], 3), ([3.0, None, 4.0, 5.0], 1)],

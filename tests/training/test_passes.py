@@ -133,6 +133,7 @@ def test_updates_of_a_step_and_the_schedule(tmp_path):
     assert float(program.learning_rate(11)) < 0.1 * float(program.learning_rate(0))
 
 
+@pytest.mark.full
 def test_the_losses_do_not_depend_on_mesh_or_accumulation(tmp_path):
     _, losses = stepped(*build(tmp_path))
     for changes, devices in (

@@ -41,6 +41,7 @@ def written(folder, words, width=8):
     return str(path), values[:-1]
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("freeze", [True, False])
 def test_an_lstm_begins_with_the_vectors_of_its_words(freeze, tmp_path, capsys):
     config = build(tmp_path, LSTM, dict(name="causal_lm", length=16))
@@ -62,6 +63,7 @@ def test_an_lstm_begins_with_the_vectors_of_its_words(freeze, tmp_path, capsys):
         np.testing.assert_allclose(table[6:12], values, atol=0.01)
 
 
+@pytest.mark.full
 def test_any_model_takes_them_by_its_vocabulary(tmp_path):
     masked = dict(name="masked_lm", phases=((1.0, 16, 3),), next_sentence=0.0)
     bert = build(tmp_path, BERT, masked)
