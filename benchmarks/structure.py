@@ -262,7 +262,8 @@ class Trace:
     def _see(self, frame, event, _) -> None:
         code = frame.f_code
         if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or of a class
-            if code.co_name == "<module>" and event in ("call", "return"):
+            is_import = code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
+            if is_import and event in ("call", "return"):
                 depth = getattr(self._imports, "depth", 0)
                 self._imports.depth = depth + (1 if event == "call" else -1)
         elif event == "call" and code.co_filename.startswith(self.folder):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv where needed and runs the tests on the CPU:
 #
-#   launch/test.sh                        the suite: about 15 minutes on 2 cores, fewer with cached programs
+#   launch/test.sh                        the suite: about 12 minutes on 2 cores, fewer with cached programs
 #   launch/test.sh --quick                the tests that a change touches, for about 3 minutes
 #   launch/test.sh --full                 all tests, for an hour or more; names those that lack a package
 #   launch/test.sh --changed              those of --full that a change touches, for about 12 minutes
@@ -30,7 +30,8 @@ cd "$root"
 
 # The tests of a file share programs that take long to compile, so one worker gets the whole file.
 # A worker that dies fails the suite: xdist 3.8 may wait forever when it replaces one.
-parallel=(-n auto --maxprocesses=8 --dist=loadfile --max-worker-restart=0)
+# The files start in the order of the tests (tests/conftest.py), the longest first.
+parallel=(-n auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0)
 select_tests() {
   local selected
   selected=$("$python" tests/select_quick.py)
@@ -44,11 +45,11 @@ if [[ ${1:-} == --hardware ]]; then
 elif [[ ${1:-} == --quick ]]; then
   shift
   select_tests
-  set -- "${tests[@]}" "${parallel[@]}" --no-loadscope-reorder --seconds=150 "$@"
+  set -- "${tests[@]}" "${parallel[@]}" --seconds=150 "$@"
 elif [[ ${1:-} == --changed ]]; then
   shift
   select_tests
-  set -- "${tests[@]}" "${parallel[@]}" --no-loadscope-reorder --full -m "full or hardware" --seconds=660 "$@"
+  set -- "${tests[@]}" "${parallel[@]}" --full -m "full or hardware" --seconds=660 "$@"
 else
   all=1
   for argument in "$@"; do [[ $argument != tests* ]] || all=; done

@@ -61,6 +61,8 @@ opening.local_devices = lambda: jax.local_devices()[:1]
 STARTED = time.monotonic()
 OUT_OF_TIME = "--seconds have passed"
 NEEDS_FULL = "needs --full"
+# The files that take longest come first, so that the workers end together.
+LONGEST = ("tests/test_accelerator.py", "tests/training/test_guests.py", "tests/test_configs.py")
 MAX_PROGRAMS = 30  # that a test may compile
 _programs = [0]  # compiled so far, by this process
 DRAW_CURVES = report.draw_curves
@@ -236,6 +238,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if config.getoption("--full"):
         return
     ids = collections.defaultdict(set)

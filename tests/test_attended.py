@@ -58,7 +58,7 @@ def task_of(kind, folder):
     return task, init_params(task)
 
 
-@pytest.mark.sample("gpt", "fine-tuned bert")
+@pytest.mark.sample("fine-tuned bert")
 @pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "kind", ["bert", "gpt", "translation", "fine-tuned bert", "fine-tuned gpt"]

@@ -188,7 +188,7 @@ class Places:
             self.inputs[place] = -1
 
 
-@pytest.mark.sample("fixed-1-RingToy", "fixed-2-RowsToy")
+@pytest.mark.sample("fixed-2-RowsToy")
 @TOYS
 @pytest.mark.parametrize("beam", [1, 2, 3])
 @pytest.mark.parametrize("ring", [[4] * 9, [9, 4, 7, 5, 4, 8, 6, 5, 4]], ids=["fixed", "resized"])

@@ -176,6 +176,13 @@ def runs(tmp_path_factory):
     return workdirs
 
 
+@pytest.mark.sample(
+    "neighbours-bert-arguments1",
+    "positions-None-arguments2",
+    "positions-wmt-arguments3",
+    "positions-bert-arguments4",
+    "attention-wmt-arguments6",
+)
 @pytest.mark.usefixtures("attention_in_one_program")
 @pytest.mark.parametrize(
     "picture, family, arguments",

@@ -49,6 +49,7 @@ def test_a_checkpoint_gives_the_published_logits(converted):
     np.testing.assert_allclose(logits(run, expected["ids"]), expected["logits"], **CLOSE)
 
 
+@pytest.mark.sample("GPT2LMHeadModel")
 def test_a_checkpoint_encodes_and_continues_text_as_transformers_does(converted):
     folder, run = converted
     expected = np.load(folder / "expected.npz")
@@ -127,6 +128,7 @@ def test_names_without_prefix_buffers_and_other_floats_are_read(architecture, tm
         )
 
 
+@pytest.mark.sample("OpenAIGPTLMHeadModel")
 @BOTH
 def test_shards_are_read(architecture, tmp_path):
     folder = copied(architecture, tmp_path / "hf")

@@ -25,7 +25,7 @@ def converted(architecture, classes, folder):
     return folder / "run"
 
 
-@pytest.mark.sample("BertForSequenceClassification-0", "BertForSequenceClassification-1")
+@pytest.mark.sample("BertForSequenceClassification-1")
 @pytest.mark.parametrize("architecture, case", CASES)
 def test_probabilities_equal(architecture, case, tmp_path, capsys):
     task, params = open_run(converted(architecture, case["classes"], tmp_path))

@@ -149,6 +149,7 @@ def test_whole_words_are_masked_whole():
     assert max(masked) <= 9 and np.mean(masked) > 8
 
 
+@pytest.mark.sample("ngrams0")
 @pytest.mark.parametrize("ngrams", [(1.0,), (1.0, 0.0)])
 def test_masks_fall_on_tokens_in_proportion_to_their_weights(ngrams):
     """The second token of the vocabulary is three times as likely as the first one."""

@@ -52,6 +52,7 @@ def all_outputs():
     return {ids[: ids.index(END) + 1] if END in ids else ids for ids in texts}
 
 
+@pytest.mark.sample("lstm")
 @pytest.mark.parametrize("family", MODELS)
 def test_they_are_the_best_of_all_texts(family):
     """With as many beams as prefixes. The second batch of two has one prompt."""
@@ -96,6 +97,7 @@ def opened(converted):
     return opening.open_run(converted, overrides={"decode.alpha": 0.0})
 
 
+@pytest.mark.sample("ends-exact-2", "ends-estimate-3", "no repeats-estimate-3")
 @pytest.mark.parametrize(
     "case, early_stopping, equal",
     # transformers drops ends beyond the likeliest K candidates, so its third text may be worse.

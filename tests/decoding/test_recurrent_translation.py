@@ -145,6 +145,7 @@ def test_a_mesh_gives_the_translations_of_one_device(model):
         np.testing.assert_allclose(scores, [score for _, score in one], rtol=1e-5)
 
 
+@pytest.mark.sample("summed")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_score_is_the_log_probability_of_the_whole_output(model):
     use = Use(2, 3, model)

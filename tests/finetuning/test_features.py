@@ -131,6 +131,7 @@ def test_every_encoder_decoder_gives_the_states_of_a_source(model):
     assert 0 < encoder.flops(8, False) < encoder.model.flops(8, 8)
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("pools", [False, True])
 def test_the_head_is_that_of_the_equations(pools):
     """gamma * sum_j softmax(s)_j h_j; padding changes nothing."""

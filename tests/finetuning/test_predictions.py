@@ -31,6 +31,7 @@ def test_wrong_lines_are_refused(kind, line, message, runs, tmp_path):
         list(task.predict(None, [LINES[kind], line]))
 
 
+@pytest.mark.sample("regression", "span", "choice")
 @pytest.mark.parametrize("kind", EMPTY)
 def test_empty_lines_have_empty_predictions(kind, runs, tmp_path):
     """They do not change the predictions of other lines."""
@@ -45,7 +46,7 @@ def test_empty_lines_have_empty_predictions(kind, runs, tmp_path):
     assert list(task.predict(params, [""])) == [empty]
 
 
-@pytest.mark.sample("classification", "span")
+@pytest.mark.sample("span")
 @pytest.mark.parametrize("kind", EMPTY)
 def test_long_lines_are_named(kind, runs, tmp_path, capsys):
     task = task_of(tmp_path, kind, runs["bert"])

@@ -10,6 +10,7 @@ THREE = ("neutral", "Contradiction", "Entailment")
 TEXTS = ["the cat sat on the mat", "", "the dog ran"]
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_causal_model_gives_the_probabilities_of_its_pairs(symmetric, runs, tmp_path):
     keys = dict(task__labels=THREE, task__symmetric=symmetric)

@@ -177,6 +177,7 @@ def test_all_activations_of_a_family_agree(family):
         np.testing.assert_allclose(x[f"{layers}/attention/heads"], heads, atol=1e-5)
 
 
+@pytest.mark.sample("options0")
 @pytest.mark.parametrize("options", [{}, dict(remat="full", unroll=2)])
 def test_a_patch_of_the_residual_stream_makes_the_other_run(gpt, options):
     model, params = gpt

@@ -89,6 +89,7 @@ def test_a_stack_equals_its_blocks_one_by_one_and_so_does_its_decoding(blocks, s
         np.testing.assert_allclose(np.asarray(y)[:, 0], expected[-1, :, slot], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample("8")
 @pytest.mark.parametrize("num_layers", [2, 8])
 def test_shared_parameters_and_their_program_do_not_grow_with_depth(num_layers):
     model, params = build(ONE, num_layers, shared=True)

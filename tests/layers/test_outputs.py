@@ -125,7 +125,7 @@ def test_probabilities_are_those_of_the_definition_and_sum_to_1(divisor, multipl
     np.testing.assert_allclose(fused_gradient, gradient, **CLOSE)
 
 
-@pytest.mark.sample("1-1-256-all", "2-4-5-all", "2-4-5-one tail", "1-2-1-head")
+@pytest.mark.sample("2-4-5-all")
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("divisor, multiple, chunk", [(1, 1, 256), (2, 4, 5), (1, 2, 1)])
 def test_loss_and_gradients_equal_those_of_all_probabilities(

@@ -38,7 +38,7 @@ def on_mesh(mesh):
     return kernel
 
 
-@pytest.mark.sample("packed-4", "local-4", "causal-2", "two_sided-4")
+@pytest.mark.sample("local-4", "two_sided-4")
 @pytest.mark.parametrize("sequence", [4, 2, 8])
 @pytest.mark.parametrize("name", taken_by(ring_attention.ring))
 def test_ring_equals_the_plain_kernel(name, sequence):

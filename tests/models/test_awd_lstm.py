@@ -128,6 +128,7 @@ def test_a_dropped_word_is_zero_wherever_it_occurs(params):
         assert 0 < len(dropped) < len(np.unique(TOKENS))
 
 
+@pytest.mark.sample("word_dropout", "layer_dropout", "output_dropout")
 @pytest.mark.parametrize("rate", NONE)
 def test_each_dropout_acts_in_training_alone(rate, params):
     variables = {"params": params}

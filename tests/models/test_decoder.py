@@ -65,7 +65,7 @@ def test_published_parameter_counts(size, count):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count
 
 
-@pytest.mark.sample("llama", "sliding_window")
+@pytest.mark.sample("sliding_window")
 @VARIANTS
 def test_a_token_changes_its_own_and_later_positions_alone(options):
     model, params = build(**options)

@@ -69,6 +69,7 @@ def parameter_count(v, m, f, layers):
     return v * m + layers * (encoder_layer + decoder_layer)
 
 
+@pytest.mark.sample("big.py-214.2")
 @pytest.mark.parametrize("file, millions", [("base.py", 63.1), ("big.py", 214.2)])
 def test_parameter_counts(file, millions):
     config = configs.load(f"configs/wmt/{file}")
@@ -232,7 +233,7 @@ def test_no_leak_from_the_future_or_from_other_segments():
     assert not np.allclose(original[:, :2], other_source[:, :2])
 
 
-@pytest.mark.sample("EncoderDecoder", "T5")
+@pytest.mark.sample("EncoderDecoder")
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_packed_rows_equal_their_examples_alone(cls):
     model, variables = init(cls)
@@ -286,6 +287,7 @@ def test_bfloat16_is_the_dtype_of_computation_and_not_of_parameters():
     )
 
 
+@pytest.mark.sample("changes1")
 @pytest.mark.parametrize("changes", [{}, {"cls": T5, "head_dim": 24, "gated": True}])
 def test_flops_formula_against_the_compiler(changes):
     """The layers are unrolled, so that the compiler counts each of them.
@@ -317,6 +319,7 @@ def test_positions_are_their_formulas():
     np.testing.assert_allclose(codes["sinusoidal"], expected, atol=1e-6)
 
 
+@pytest.mark.sample("learned")
 @pytest.mark.parametrize("kind", ["index", "normalized", "learned", "sinusoidal"])
 def test_concatenated_positions_narrow_the_words(kind):
     narrow = dict(positions=kind, position_width=4, tie_output=False)

@@ -66,6 +66,7 @@ def test_published_parameter_counts(options, count):
     assert size - model.num_padding() == count
 
 
+@pytest.mark.sample("options2")
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,7 +131,7 @@ def test_projections_into_the_residual_stream_start_smaller():
         assert kernel.std() == pytest.approx(0.02 / 4, rel=0.05)
 
 
-@pytest.mark.sample("options0", "options2")
+@pytest.mark.sample("options0")
 @pytest.mark.parametrize("options", [{}, dict(norm_position="post"), dict(local_window=4)])
 def test_cached_decoding_equals_the_whole_prefix(options):
     """Prompts have different lengths. Slots behind a short prompt are overwritten before use."""

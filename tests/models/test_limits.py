@@ -50,7 +50,7 @@ def tokens(*shape):
     return jnp.asarray(np.arange(np.prod(shape)).reshape(shape) % SIZE["vocab_size"])
 
 
-@pytest.mark.sample("bart", "sinusoidal", "gpt")
+@pytest.mark.sample("gpt")
 def test_a_row_is_at_most_as_long_as_the_table_of_positions(applied):
     name, apply = applied
     compiled = jax.jit(apply)
@@ -79,6 +79,7 @@ def test_ids_are_in_the_vocabulary(applied, invalid):
             apply(jnp.array([[1, invalid]]), jnp.zeros((1, 2, 8)), method="decode")
 
 
+@pytest.mark.sample("positions-values0-max_length=6")
 @pytest.mark.parametrize(
     "argument, values, key",
     [("positions", (0, 6), "max_length=6"), ("token_types", (0, 2), "num_token_types=2")],

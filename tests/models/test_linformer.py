@@ -32,6 +32,7 @@ def hidden(model, params, tokens=TOKENS, **options):
     return np.asarray(apply(model, {"params": params}, tokens, **options, method="hidden"))
 
 
+@pytest.mark.sample("heads-4")
 @pytest.mark.parametrize("sharing, matrices", [("heads", 4), ("keys_and_values", 2), ("layers", 1)])
 def test_projections_of_one_position_each_are_full_attention(sharing, matrices):
     model, params = build(sharing, rank=LENGTH)
@@ -51,6 +52,7 @@ def test_projections_of_one_position_each_are_full_attention(sharing, matrices):
     assert size(model) - size(RoBERTa(**SIZES)) == matrices * LENGTH**2
 
 
+@pytest.mark.sample("layers")
 @pytest.mark.parametrize("sharing", ["heads", "layers"])
 def test_padding_and_the_columns_of_longer_rows_change_nothing(sharing):
     model, params = build(sharing)

@@ -122,6 +122,7 @@ def attention_in_numpy(params, x, segments, positions, dilations):
     return np.einsum("blhd,hdm->blm", y, params["out"]["kernel"]) + params["out"]["bias"]
 
 
+@pytest.mark.sample("None")
 @pytest.mark.parametrize("dilated_heads", [None, 1])
 def test_dilated_windows_equal_a_dense_mask_in_numpy(longformer, dilated_heads):
     """The rows are packed and padded; each has a global token."""

@@ -79,6 +79,7 @@ def test_examples_of_a_row_see_only_themselves():
     assert (changed == states(model, params))[1, :9].all()
 
 
+@pytest.mark.sample("full")
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_gradients_pass_through_the_scores(remat):
     model, params = build(3)

@@ -179,7 +179,7 @@ def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
             assert np.abs(gradient).max() > 0, path
 
 
-@pytest.mark.sample("hybrid", "search", "feeding")
+@pytest.mark.sample("search", "hybrid")
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_equals_the_whole_prefix(name):
     """Three hypotheses of each source, after hypotheses have been reordered and a source cut."""

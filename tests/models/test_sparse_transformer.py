@@ -198,7 +198,7 @@ def test_two_layers_connect_a_position_with_all_earlier_ones_and_no_later_one(fa
     np.testing.assert_array_equal(is_changed, np.tri(LAYERS_LENGTH, dtype=bool).T)
 
 
-@pytest.mark.sample("strided-merged", "fixed-alternated")
+@pytest.mark.sample("strided-merged")
 def test_texts_of_a_row_are_as_if_they_were_alone(family):
     lengths = (5, 19, 7)
     tokens = random_tokens(37)
@@ -215,7 +215,7 @@ def test_texts_of_a_row_are_as_if_they_were_alone(family):
         np.testing.assert_allclose(actual, logits[: lengths[text]], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sample("strided-merged", "fixed-alternated")
+@pytest.mark.sample("strided-merged")
 def test_cached_decoding_equals_the_whole_row(family):
     model, params, apply = family
     tokens = random_tokens(19, LAYERS_LENGTH)  # of the shape of an earlier test

@@ -52,6 +52,7 @@ def build(**options):
     return model, params["params"]
 
 
+@pytest.mark.sample("large")
 @pytest.mark.parametrize(
     "options, encoder, heads",
     [
