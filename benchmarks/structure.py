@@ -153,19 +153,36 @@ def imported(root: pathlib.Path) -> dict[str, set[str]]:
 
 
 def importers(root: pathlib.Path) -> dict[str, int]:
-    known = modules(root)
-    by_module = collections.defaultdict(set)
-    for importer, names in imported(root).items():
-        for name in names:
-            by_module[name].add(importer)
-    single = {name: min(found) for name, found in by_module.items() if len(found) == 1}
+    known, single = modules(root), _single_importers(root)
     beside = [x for x, importer in single.items() if known[x].parent == known[importer].parent]
-    short = [name for name in beside if len(known[name].read_text().splitlines()) < SHORT]
     return {
         "modules with one importer": len(single),
         "in the folder of the importer": len(beside),
-        f"and shorter than {SHORT} lines": len(short),
+        f"and shorter than {SHORT} lines": len(parts_of_neighbors(root)),
     }
+
+
+def _single_importers(root: pathlib.Path) -> dict[str, str]:
+    found = collections.defaultdict(set)
+    for importer, names in imported(root).items():
+        for name in names:
+            found[name].add(importer)
+    return {name: min(importers) for name, importers in found.items() if len(importers) == 1}
+
+
+def parts_of_neighbors(root: pathlib.Path) -> list[str]:
+    """Returns the short modules that a single other one imports, which is in the same folder.
+
+    An `__init__.py` does not count as importer, because it only hands names on.
+    """
+    known = modules(root)
+    return sorted(
+        name
+        for name, importer in _single_importers(root).items()
+        if known[name].parent == known[importer].parent
+        and known[importer].name != "__init__.py"
+        and len(known[name].read_text().splitlines()) < SHORT
+    )
 
 
 def floors(root: pathlib.Path) -> dict[str, int]:

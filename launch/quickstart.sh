@@ -88,7 +88,7 @@ What to try next
   $python -m transformer_jax.train_wmt --config=configs/wmt/quickstart.py --workdir=$run --config.train.num_steps=3000    # go on
   $python -m transformer_jax.train_wmt --config=configs/wmt/multi30k.py --workdir=runs/mine \\
       --config.data.train_source=FILE --config.data.train_target=FILE --config.data.valid_source=FILE --config.data.valid_target=FILE
-  $python -m transformer_jax.inspect coreference --workdir=$run --output=$run/it.png    # what "it" attends to, head by head
+  $python -m transformer_jax.draw coreference --workdir=$run --output=$run/it.png    # what "it" attends to, head by head
   $python -m transformer_jax.dry_run --config=configs/wmt/big.py --devices=8
   launch/quickstart.sh gpt
 MESSAGE

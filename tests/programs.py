@@ -40,7 +40,7 @@ _USES = {
     "features",
     "fill_mask",
     "generate",
-    "inspect",
+    "draw",
     "predict",
     "transcribe",
     "translate",

@@ -85,7 +85,7 @@ def test_evaluate_and_inspect(trained):
     assert scores["accuracy"] == pytest.approx(trained.summary["valid/accuracy"]["values"][0])
     assert scores["confusion"]["labels"] == list(scores["f1_by_class"]) == ["cat", "dog"]
     picture = trained.folder / "confusion.png"
-    matrix = call("inspect", "confusion", trained.run, f"--output={picture}")
+    matrix = call("draw", "confusion", trained.run, f"--output={picture}")
     assert matrix.returncode == 0, matrix.stderr
     assert picture.stat().st_size > 3000
 

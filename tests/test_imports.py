@@ -81,7 +81,7 @@ PROGRAMS = """
 import sys
 from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
-from transformer_jax import generate, inspect, translate
+from transformer_jax import draw, generate, translate
 
 def ended(program, *arguments):
     sys.argv = [program.__name__, *arguments]
@@ -91,11 +91,11 @@ def ended(program, *arguments):
         return end.code
 
 output = f"--output={sys.argv[1]}/masks.png"
-assert ended(inspect, "masks", output) is None
+assert ended(draw, "masks", output) is None
 assert ended(translate, "--workdir=/nowhere/there", "--config.decode.beam=1") == 2
 assert ended(generate, "--prompt=a", "--workdir=/nowhere/here", "--scores") == 2
-assert ended(inspect, "masks", output, "--text=a") == 2
-assert ended(inspect, "curves", "--workdir=/nowhere/a", "--workdir=/nowhere/b", output) == 2
+assert ended(draw, "masks", output, "--text=a") == 2
+assert ended(draw, "curves", "--workdir=/nowhere/a", "--workdir=/nowhere/b", output) == 2
 assert ended(generate, "--help") == 0
 """
 

@@ -1,4 +1,4 @@
-"""Figures draw the right arrays in the right panels. The program `inspect` draws and refuses."""
+"""Figures draw the right arrays in the right panels. The program `draw` draws and refuses."""
 
 import json
 
@@ -207,7 +207,7 @@ def test_the_command_draws(picture, family, arguments, runs, tmp_path):
     texts.write_text("cat\ta\tthe cat sat\ncat\tb\ta dog, a cat\ncat\ta\ton the cat sat the cat\n")
     arguments = [argument.replace("@texts", str(texts)) for argument in arguments]
     done = call(
-        "inspect",
+        "draw",
         picture,
         f"--output={path}",
         *([f"--workdir={runs[family]}"] if family else []),
@@ -221,7 +221,7 @@ def test_the_command_draws(picture, family, arguments, runs, tmp_path):
 def test_the_command_draws_curves_of_several_runs(runs, tmp_path):
     folders = [f"--workdir={runs[family]}" for family in ("gpt", "bert")]
     done = call(
-        "inspect",
+        "draw",
         "curves",
         *folders,
         "--metrics=train/loss",
@@ -277,5 +277,5 @@ def test_the_command_refuses(arguments, words, runs, tmp_path):
         flags.append(argument.replace(f"@{family}", str(runs[family])))
     if flags and not any("output" in argument for argument in flags):
         flags.append(f"--output={tmp_path}/a.png")
-    refused(call("inspect", *flags), *words)
+    refused(call("draw", *flags), *words)
     assert not (tmp_path / "a.png").exists()

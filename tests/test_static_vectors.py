@@ -69,16 +69,16 @@ def test_the_commands_show_and_write_the_vectors_of_a_run(run, tmp_path):
     known = task.tokenizer.pieces([6, 7, 8, 9])
     (tmp_path / "questions.txt").write_text(f": one\n{' '.join(known)}\n")
     picture = f"--output={tmp_path}/a.png"
-    near = call("inspect", "neighbours", f"--workdir={run}", f"--word={known[0]}", picture)
+    near = call("draw", "neighbours", f"--workdir={run}", f"--word={known[0]}", picture)
     *lines, path = near.stdout.splitlines()
     assert near.returncode == 0 and path == f"{tmp_path}/a.png" and len(lines) == 8, near.stderr
     words = f"--words={','.join(known[:3])}"
-    solved = call("inspect", "analogy", f"--workdir={run}", words, picture)
+    solved = call("draw", "analogy", f"--workdir={run}", words, picture)
     assert solved.returncode == 0 and not {*known[:3]} & {
         line.split()[0] for line in solved.stdout.splitlines()
     }, solved.stderr
     questions = f"--analogies={tmp_path}/questions.txt"
-    by_section = call("inspect", "analogy", f"--workdir={run}", questions, picture)
+    by_section = call("draw", "analogy", f"--workdir={run}", questions, picture)
     assert by_section.stdout.splitlines()[0].startswith("one  "), by_section.stderr
 
     for name in ("a.bin", "a.txt"):

@@ -8,7 +8,7 @@ import pytest
 import transformer_jax
 from tests.programs import here, refused
 from transformer_jax import config as configs
-from transformer_jax.cli import key_help
+from transformer_jax.cli import help
 from transformer_jax.config import UserError
 from transformer_jax.configuration import synonyms
 
@@ -142,7 +142,7 @@ def test_every_key_has_a_meaning(model, task):
 
 def test_the_listing_of_keys():
     config = configs.load(str(ROOT / "configs/finetune/glue.py:stsb"))
-    lines = key_help.lines(config, "configs/finetune/glue.py:stsb")
+    lines = help.lines(config, "configs/finetune/glue.py:stsb")
     assert (
         "train.batch=32 (a whole number; default 64): rows of an update, over all hosts and "
         "microbatches" in lines

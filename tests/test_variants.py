@@ -157,13 +157,13 @@ def test_a_finished_run_opens_where_its_files_are_named(files, trained):
     [
         ("generate", ["--workdir={run}", "--prompt=the"]),
         ("evaluate", ["--workdir={run}"]),
-        ("inspect", ["attention", "--workdir={run}", "--text=the cat"]),
+        ("draw", ["attention", "--workdir={run}", "--text=the cat"]),
         ("convert", ["--workdir={run}", "--to_hf={run}-hf"]),
         ("predict", ["--workdir={run}", "--text=a"]),
         ("train", ["--config={plain}", "--workdir={run}-2", "--config.init_from={run}"]),
         ("train", ["--config={plain}", "--workdir={run}"]),
     ],
-    ids=["generate", "evaluate", "inspect", "convert", "predict", "init_from", "resume"],
+    ids=["generate", "evaluate", "draw", "convert", "predict", "init_from", "resume"],
 )
 def test_a_recorded_path_is_not_executed(program, arguments, files, trained, tmp_path):
     """The variant lies in the workdir, beside it, in the current folder, and at its path."""

@@ -63,8 +63,10 @@ the values of ids are not known, and such an id makes its row NaN.
 import os
 import time
 
+from transformer_jax import old_paths
 from transformer_jax.configuration import xla_guard
 
+old_paths.install()
 __path__.append(os.path.join(os.path.dirname(__file__), "old_paths"))
 STARTED = time.monotonic()  # to report the time from the command to the first step
 xla_guard.protect()

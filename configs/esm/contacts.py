@@ -3,7 +3,7 @@
     python -m transformer_jax.train --config=configs/esm/contacts.py \\
         --config.init_from=runs/esm --workdir=runs/contacts
     python -m transformer_jax.evaluate --workdir=runs/contacts
-    python -m transformer_jax.inspect result --workdir=runs/contacts
+    python -m transformer_jax.draw result --workdir=runs/contacts
 
 The proteins are of one of the quickstart's four families. The contacts are measured on the others.
 """

@@ -5,7 +5,7 @@ installs scikit-learn.
 
     python -m transformer_jax.train --config=configs/vit/digits.py --workdir=runs/digits
     python -m transformer_jax.evaluate --workdir=runs/digits --set=test
-    python -m transformer_jax.inspect result --workdir=runs/digits --output=rollout.png
+    python -m transformer_jax.draw result --workdir=runs/digits --output=rollout.png
 
 Training images are random crops, moved by up to a pixel. Result on 360 held-out digits, with the
 seeds 0, 1 and 2: 97.8, 98.1 and 98.1 % are right.

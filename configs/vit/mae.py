@@ -2,7 +2,7 @@
 
     python -m transformer_jax.train --config=configs/vit/mae.py:l16 --workdir=runs/mae \\
         --config.data.train_files=imagenet/train --config.data.valid_files=imagenet/valid
-    python -m transformer_jax.inspect result --workdir=runs/mae --text=photo.jpg
+    python -m transformer_jax.draw result --workdir=runs/mae --text=photo.jpg
 
 The settings are those of appendix A.1, table 8: 800 epochs of ImageNet's 1.28 million images, and a
 learning rate of 1.5e-4 for each 256 images of a batch. configs/vit/finetune.py continues such a

@@ -3,7 +3,7 @@
 It takes minutes on a CPU and downloads nothing. It needs scikit-learn: pip install -e '.[vision]'.
 
     python -m transformer_jax.train --config=configs/vq/autoencoder.py --workdir=runs/codes
-    python -m transformer_jax.inspect result --workdir=runs/codes
+    python -m transformer_jax.draw result --workdir=runs/codes
 
 A code stands for 2 x 2 of the 8 x 8 pixels of a digit.
 """

@@ -4,7 +4,7 @@
     python -m transformer_jax.train --config=configs/vq/autoencoder.py --workdir=runs/codes
     python -m transformer_jax.train --config=configs/vq/gpt.py --workdir=runs/digits \\
         --config.task.autoencoder=runs/codes
-    python -m transformer_jax.inspect result --workdir=runs/digits --text=3 --text=7
+    python -m transformer_jax.draw result --workdir=runs/digits --text=3 --text=7
 
 It takes minutes on a CPU. The tokens are the 64 codes of the autoencoder and the 10 classes.
 """

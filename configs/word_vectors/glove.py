@@ -6,7 +6,7 @@ standard library, in minutes on a laptop, and downloads nothing.
 
     python -m transformer_jax.train --config=configs/word_vectors/glove.py:quickstart \\
         --workdir=runs/glove
-    python -m transformer_jax.inspect neighbours --workdir=runs/glove --word=file
+    python -m transformer_jax.draw neighbours --workdir=runs/glove --word=file
 
 With a text of your own, train.num_steps is 50 times the number of different pairs of words divided
 by train.batch * task.length:

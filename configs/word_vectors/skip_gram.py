@@ -6,7 +6,7 @@ of the Python standard library, in a minute on a laptop, and downloads nothing.
 
     python -m transformer_jax.train --config=configs/word_vectors/skip_gram.py:quickstart \\
         --workdir=runs/skip_gram
-    python -m transformer_jax.inspect neighbours --workdir=runs/skip_gram --word=file
+    python -m transformer_jax.draw neighbours --workdir=runs/skip_gram --word=file
 
 With a text of your own, train.num_steps is 5 times its words divided by train.batch * task.length:
 

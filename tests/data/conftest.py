@@ -2,13 +2,13 @@
 
 import pytest
 
-from transformer_jax.data.store import columns
+from transformer_jax.data.store import tokens
 
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(columns, "_SHARD_BYTES", 128)  # 64 tokens
-    monkeypatch.setattr(columns, "_CHUNK_BYTES", 32)
+    monkeypatch.setattr(tokens, "_SHARD_BYTES", 128)  # 64 tokens
+    monkeypatch.setattr(tokens, "_CHUNK_BYTES", 32)
 
 
 @pytest.fixture(params=["disk", "bucket"])

@@ -59,8 +59,9 @@ def start(cache, code):
         import os, sys, time
         import numpy as np
         from transformer_jax.data import store
-        from transformer_jax.data.store import columns, tokens
-        columns._SHARD_BYTES, columns._CHUNK_BYTES = 128, 32
+        from transformer_jax.data.store import tokens
+        from transformer_jax.data.store import tokens
+        tokens._SHARD_BYTES, tokens._CHUNK_BYTES = 128, 32
         TOKENS, cache = np.array({TOKENS.tolist()}), {str(cache)!r}
         """
     return subprocess.Popen(

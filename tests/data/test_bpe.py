@@ -10,8 +10,7 @@ from tests.data.tokenizer_texts import TEXTS, gpt1, gpt1_vocab, write
 from tests.fixtures.make_huggingface_decoder import LLAMA, QWEN2, SETTINGS, trained_tokenizer
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
-from transformer_jax.data.tokenizers.published_bpe import PublishedBPE
+from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE, PublishedBPE
 
 
 def test_byte_bpe_gives_back_any_text():

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import documents, pairs, parts, python_library, recipes
+from transformer_jax.data.sources import documents, pairs, parts, python_library
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_aligned_files(put, small_parts):
         parts._aligned.cache_clear()
         text = pairs.TextPairs(put("a.en", source), put("a.de", target))
         assert_parts_are(text, 8)
-        assert_parts_are(recipes.Marked(text, "<to-de>"), 8)
+        assert_parts_are(documents.Marked(text, "<to-de>"), 8)
 
 
 def test_files_in_a_bucket_are_cut_as_those_on_a_disk(put, gcs, small_parts):

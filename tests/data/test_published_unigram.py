@@ -10,10 +10,8 @@ from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_marian import CODE, MARIAN, sentence_piece
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.albert import ALBERT
 from transformer_jax.data.tokenizers.marian import Marian, hf_files
-from transformer_jax.data.tokenizers.t5 import T5
-from transformer_jax.data.tokenizers.xlnet import XLNet
+from transformer_jax.data.tokenizers.unigram import ALBERT, T5, XLNet
 
 SPECIAL = "</s> <pad> <unk> <s> <extra_id_0>"
 

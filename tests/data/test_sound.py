@@ -11,10 +11,10 @@ from tests.examples import masked_speech as tones
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.data import audio_files
-from transformer_jax.data.masked_spans import distractors, most_masked, spans
 from transformer_jax.data.sound import RATE, Utterances, normalised
 from transformer_jax.data.sources.sound import Sound
 from transformer_jax.data.sources.spoken_digits import SpokenDigits
+from transformer_jax.data.speech_rows import distractors, most_masked, spans
 from transformer_jax.data.spelling import ENGLISH, Spelling
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.finetuning.examples import FILES, build
 from tests.jitted import jitted
 from transformer_jax.config import UserError
-from transformer_jax.finetuning import outputs
+from transformer_jax.finetuning import base
 from transformer_jax.finetuning.lengths import buckets
 from transformer_jax.runs.resolve import make_task, resolve
 from transformer_jax.tasks.task import Context
@@ -151,7 +151,7 @@ def test_grouping_by_length_shortens_the_rows(runs, tmp_path):
 def test_loss_scores_and_predictions_are_those_of_whole_rows(
     kind, family, runs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(outputs, "_SORTED_BATCHES", 2)
+    monkeypatch.setattr(base, "_SORTED_BATCHES", 2)
     lm_weight = 0.5 if family == "gpt" else 0.0
     cut = uneven_task(tmp_path / "cut", kind, runs[family], task__lm_weight=lm_weight)
     # Rows that the mesh splits are not cut.

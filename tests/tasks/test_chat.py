@@ -22,7 +22,7 @@ from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.chat import MARKS
-from transformer_jax.inference import dialogue
+from transformer_jax.inference import causal
 from transformer_jax.runs import record
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.resolve import make_task, resolve
@@ -213,7 +213,7 @@ def test_the_oldest_turns_make_room_for_the_answer():
 
     def prompt(window, messages=messages):
         model = types.SimpleNamespace(window=window, max_length=window)
-        return dialogue.prompt(letters, model, 5, messages)
+        return causal.prompt(letters, model, 5, messages)
 
     system, first = [SYSTEM, A, STOP], [USER, A, A, STOP, ASSISTANT, B, B, STOP]
     last = [USER, B, STOP, ASSISTANT]

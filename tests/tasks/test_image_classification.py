@@ -82,7 +82,7 @@ def test_the_programs(run, tmp_path):
     refused(call("predict", f"--workdir={workdir}", "--long=skip", "--text=x"), "have no length")
     refused(call("evaluate", f"--workdir={workdir}", "--set=test"), "data.test_files")
     output = f"--output={tmp_path}/x.png"
-    done = call("inspect", "result", f"--workdir={workdir}", f"--text={tmp_path}/mine.jpg", output)
+    done = call("draw", "result", f"--workdir={workdir}", f"--text={tmp_path}/mine.jpg", output)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

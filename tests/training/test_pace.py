@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import pace, updates
+from transformer_jax.training import updates
 from transformer_jax.training.loop import Program, run
 
 
@@ -44,8 +44,8 @@ class Device:
 )
 def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, max_steps, monkeypatch):
     device = Device()
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: device.now)
-    steps = pace.Pace()
+    monkeypatch.setattr(updates.time, "perf_counter", lambda: device.now)
+    steps = updates.Pace()
     for _ in range(200):
         device.dispatch(seconds)
         assert len(device.in_flight()) <= max_steps
@@ -55,8 +55,8 @@ def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, max_s
 
 def test_the_pace_adapts_to_longer_steps(monkeypatch):
     device = Device()
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: device.now)
-    steps = pace.Pace()
+    monkeypatch.setattr(updates.time, "perf_counter", lambda: device.now)
+    steps = updates.Pace()
     for number in range(200):
         device.dispatch(0.01 if number < 100 else 2.0)
         steps.dispatched(device.marker)

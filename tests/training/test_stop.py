@@ -16,7 +16,7 @@ from tests.training.stopping import stopping_at
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import Interrupted, Preempted
 from transformer_jax.distributed import hosts
-from transformer_jax.distributed.stop_point import StopPoint
+from transformer_jax.distributed.hosts import StopPoint
 from transformer_jax.runs.resolve import make_task
 from transformer_jax.training import loop, stop
 from transformer_jax.training.checkpoint import Checkpoints

@@ -1,4 +1,4 @@
-"""The pictures of `inspect` that are about masks, positions, and the results of a run."""
+"""The pictures of `draw` that are about masks, positions, and the results of a run."""
 
 from transformer_jax.config import UserError
 

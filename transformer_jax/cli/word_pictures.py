@@ -1,4 +1,4 @@
-"""The pictures of `inspect` that are about words: neighbours and analogies."""
+"""The pictures of `draw` that are about words: neighbours and analogies."""
 
 from transformer_jax.cli import flags as cli
 from transformer_jax.config import UserError

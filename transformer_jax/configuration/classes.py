@@ -17,8 +17,8 @@ _FOLDERS = {"model": "models", "task": "tasks", "source": "data.sources"}
 # Modules of these packages that define no family, task or source.
 _SHARED = (
     *("task", "base", "masked_texts", "next_tokens", "pairs", "preferences", "word_task"),
-    *("descent", "negative_sampling", "policy", "prompted", "advantages", "continued"),
-    *("model", "capabilities", "attending", "causal", "cloze", "decoding", "growing", "reading"),
+    *("negative_sampling", "policy", "prompted", "advantages", "continued"),
+    *("model", "attending", "causal", "cloze", "decoding"),
     *("sensory", "image_task", "protein_task", "speech"),
 )
 

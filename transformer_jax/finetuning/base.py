@@ -1,33 +1,191 @@
 """Code that the fine-tuning tasks share: encoder and head, batches, scores, predictions."""
 
+import abc
 import dataclasses
 import types
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import UserError, build_model, named_class
 from transformer_jax.data import arguments, rows, tokenizers
 from transformer_jax.data.long_lines import LongLines
-from transformer_jax.finetuning import checks, lengths
-from transformer_jax.finetuning.definition import Definition
+from transformer_jax.data.rows import Row
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.finetuning import lengths
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.finetuning.marks import Marks
-from transformer_jax.finetuning.outputs import Outputs
 from transformer_jax.finetuning.predictions import (
     Prediction,
     Reader,
+    Unlabelled,
     examples_of,
     prediction_of,
 )
+from transformer_jax.inference.batching import in_order
 from transformer_jax.pictures.attended import Attended
-from transformer_jax.pictures.progress import say
-from transformer_jax.tasks.task import Context, Loss, Task
+from transformer_jax.pictures.progress import say, track
+from transformer_jax.tasks.task import Context, EvaluationProgram, Loss, Task
+
+# Batches whose examples are sorted by length together.
+_SORTED_BATCHES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Computes the outputs of a task's head, `config.decode.batch` examples at a time.
+
+    The devices share the examples of a batch.
+    """
+
+    task: Any
+
+    def __call__(
+        self, params, examples: list, title: str, sums: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the outputs (rows of an example, ...) of each example, in order.
+
+        Adds the summed loss and its count to `sums` (2,).
+        """
+        return in_order(self._numbered(params, examples, title, sums))
+
+    def _numbered(self, params, examples, title, sums) -> Iterator[tuple[int, np.ndarray]]:
+        if not examples:
+            return
+        placement = Placement.of(params, self.task.config.mesh)
+        batch_size = placement.rows(self.task.config.decode.batch)
+        num_batches = -(-len(examples) // batch_size)
+        batches = self.task.in_buckets(examples).batches(batch_size, _SORTED_BATCHES)
+        for numbers, batch in track(batches, title, num_batches):
+            computed = hosts.run(self._compiled, placement, params, batch)
+            outputs, *loss_and_count = jax.device_get(computed)
+            if sums is not None:
+                sums += loss_and_count
+            yield from zip(numbers.tolist(), outputs)
+
+    def program(self, params) -> EvaluationProgram:
+        """Returns the program of a batch of the longest examples, lowered for shapes `params`."""
+        placement = Placement.of(params, self.task.config.mesh)
+        batch_size = self.task.config.decode.batch
+        rows = placement.rows(batch_size)
+        batch = {
+            name: jax.ShapeDtypeStruct((rows, *spec.shape[1:]), spec.dtype)
+            for name, spec in self.task.batch_spec(0).items()
+        }
+        remedy = f"--config.decode.batch={max(batch_size // 2, 1)}: fewer examples at a time"
+        return EvaluationProgram(self._compiled.lower(placement, params, batch), (), remedy)
+
+    @cached_property
+    def _compiled(self):
+        """The function of (placement, params, batch) to (outputs (examples, ...), loss, count)."""
+
+        @partial(jax.jit, static_argnums=0)
+        def outputs_and_loss(placement, params, batch):
+            with placement.use():
+                batch = split_rows(batch)
+                outputs, _ = self.task.outputs(params, batch, Context())
+                total, count, _ = self.task.objective(outputs, batch)
+                num_examples = len(batch["segment_ids"])
+                outputs = outputs.reshape(num_examples, -1, *outputs.shape[1:])
+                return gathered((outputs, total, count))
+
+        return outputs_and_loss
+
+
+# A language model that is fine-tuned learns three new tokens: start, delimiter and extract
+# (Radford et al. 2018, section 3.3).
+_MARKS_OF_CAUSAL = 3
+
+
+class Definition(abc.ABC):
+    """The methods that a subclass of FineTuning defines."""
+
+    takes_model = True
+    fine_tunes = True
+    evaluates_rows = False  # the loss is measured with the scores
+    summarises = True  # whether the head reads one vector a row, not one a token
+    source_only = False  # whether only the encoder of an encoder-decoder is used
+    two_texts = False  # whether a row holds two texts
+    marks_texts = True  # whether marks stand around the texts in a causal model's rows
+    rows_of_example = 1
+    empty_details = {}  # the details of a prediction for an empty line
+    long_lines = ("truncate", "skip", "refuse")  # ways to treat too long a line; default first
+
+    @property
+    def num_global(self) -> int:
+        """The first tokens of a row that are global, in a model that has such: [CLS], or none."""
+        return int(self.summarises)
+
+    @classmethod
+    def new_tokens(cls, config, earlier) -> int:
+        """As that of a task: the marks of a causal model's rows, where it has none yet."""
+        kind = named_class("model", config.model.name).kind
+        needs_marks = kind == "causal" and cls.marks_texts and not earlier.has_head
+        return _MARKS_OF_CAUSAL if needs_marks else 0
+
+    @abc.abstractmethod
+    def read(self, split: str):
+        """Returns the records of a split, re-iterable and with a fingerprint().
+
+        Returns None where the run has no such split.
+        """
+
+    @abc.abstractmethod
+    def examples(self, records) -> list:
+        """Returns the examples: texts as token ids, labels as numbers.
+
+        Raises UserError with file and line for a wrong record.
+        """
+
+    def count(self, split: str) -> int:
+        """Returns the number of labelled examples of a split."""
+        return sum(1 for _ in self.read(split))
+
+    @abc.abstractmethod
+    def row(self, example) -> Row:
+        """Returns the arrays of an example, padded to the longest length."""
+
+    @abc.abstractmethod
+    def num_tokens(self, example) -> int:
+        """Returns the number of tokens of an example's longest row, without padding."""
+
+    @abc.abstractmethod
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of an example's arrays, for rows of `length` tokens."""
+
+    @abc.abstractmethod
+    def head(self):
+        """Returns the Linen module on the encoder."""
+
+    @abc.abstractmethod
+    def objective(self, outputs, batch) -> tuple[jax.Array, jax.Array, dict]:
+        """Returns (summed loss, its count as int32, further metrics)."""
+
+    @abc.abstractmethod
+    def scores(self, examples, outputs) -> dict[str, float]:
+        """Returns the scores of a split from the head's outputs, an array for each example."""
+
+    def details(self, examples, outputs) -> dict[str, dict]:
+        """Returns further results of `evaluate` for JSON, from the arguments of `scores`."""
+        return {}
+
+    @abc.abstractmethod
+    def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
+        """Returns the prediction for a line from its examples: a text, and details for JSON."""
+
+    @abc.abstractmethod
+    def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
+        """Returns the examples of numbered lines, without labels.
+
+        Raises UserError for a line of another form.
+        """
 
 
 @dataclasses.dataclass
@@ -53,7 +211,7 @@ class FineTuning(Definition, Task):
     def __post_init__(self):
         self.model = build_model(self.config)
         self.encoder = Encoder(self.model, self.source_only, self.num_global, self.marks_texts)
-        checks.check(self)
+        check(self)
         self.lengths = lengths.of_mesh(self.config.mesh, self.length)
         self.num_row_shapes = len(self.lengths)
         self._examples_of_split = {}
@@ -280,3 +438,45 @@ class FineTuning(Definition, Task):
         """
         texts = self.tokenizer.encode(text.split("\t")[:2])
         return self.encoder.attention(params, self.tokenizer, texts, pieces)
+
+
+def check(task) -> None:
+    """Raises UserError for keys of `config.task` that do not suit the model or each other."""
+    _check_rows(task)
+    _check_objective(task)
+
+
+def _check_rows(task) -> None:
+    model = task.model
+    has_decoder = model.kind == "sequence_to_sequence" and not task.source_only
+    if has_decoder and model.source_vocab_size is not None:
+        raise UserError(
+            f"config.model.source_vocab_size={model.source_vocab_size}: an encoder-decoder is "
+            "fine-tuned on texts that both of its sides read, with one vocabulary"
+        )
+    has_types = "token_types" in model.can
+    if task.two_texts and has_types and model.num_token_types < 2:
+        raise UserError(
+            f"config.model.num_token_types={model.num_token_types}: two texts in a row need 2"
+        )
+    if not 8 <= task.length <= model.window:
+        raise UserError(
+            f"config.task.length={task.length}: must be from 8 to "
+            f"config.model.max_length={model.max_length}"
+        )
+    if task.group_by_length < 1:
+        raise UserError(f"config.task.group_by_length={task.group_by_length}: must be at least 1")
+
+
+def _check_objective(task) -> None:
+    key = f"config.task.lm_weight={task.lm_weight}"
+    if task.lm_weight < 0:
+        raise UserError(f"{key}: must be at least 0")
+    if task.lm_weight and task.model.kind != "causal":
+        raise UserError(f"{key}: {task.config.model.name} is no language model; set it to 0")
+    if task.lm_weight and task.frozen:
+        raise UserError(f"{key}: a frozen model does not learn; set it to 0")
+    if not 0 <= task.head_dropout < 1:
+        raise UserError(
+            f"config.task.head_dropout={task.head_dropout}: must be at least 0 and below 1"
+        )

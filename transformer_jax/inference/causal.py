@@ -8,17 +8,18 @@ from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments
+from transformer_jax.data.sources import chat
 from transformer_jax.data.tokenizers import ChatTokenizer
-from transformer_jax.data.tokenizers.chat import Prompt
+from transformer_jax.data.tokenizers.chat import Prompt, as_messages
 from transformer_jax.distributed.placement import Placement
-from transformer_jax.inference import attention, dialogue, framing
+from transformer_jax.inference import attention, framing
 from transformer_jax.inference.batching import chunks
 from transformer_jax.inference.best_continuations import (
     BestContinuations,
     ScoredContinuation,
     checked_search,
 )
-from transformer_jax.inference.generation import Continuation, Generator, Request
+from transformer_jax.inference.generation import MAX_TOKENS, Continuation, Generator, Request
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.sampling import of_options as sampling_of
 from transformer_jax.inference.scoring import Likelihood, Scorer
@@ -99,7 +100,7 @@ class CausalUse:
         the last turn alone leaves less room.
         """
         encode, write = self._answering(params, **options)
-        return write(dialogue.each(encode, arguments.as_texts(prompts)))
+        return write(each(encode, arguments.as_texts(prompts)))
 
     def _answering(
         self,
@@ -114,10 +115,10 @@ class CausalUse:
     ) -> tuple[Callable, Callable]:
         """Returns two functions: that of a prompt's ids, and that of the answers to ids."""
         tokenizer = self.chat_tokenizer
-        limit = dialogue.room_of_answer(self.model) if max_tokens is None else max_tokens
+        limit = room_of_answer(self.model) if max_tokens is None else max_tokens
         drawing = sampling_of(how, sampling)
         request = Request(limit, drawing, _strings(stop), seed, watch, "refuse")
-        encode = partial(dialogue.prompt, tokenizer, self.model, limit)
+        encode = partial(prompt, tokenizer, self.model, limit)
         generator = self._generator(params, tokenizer.answering)
         return encode, partial(generator, params, request=request)
 
@@ -202,3 +203,39 @@ class CausalUse:
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def room_of_answer(model: Any) -> int:
+    """Returns the most tokens of an answer, by default: a quarter of the window."""
+    return MAX_TOKENS if model.max_length is None else max(model.window // 4, 1)
+
+
+def prompt(tokenizer: ChatTokenizer, model: Any, max_tokens: int, turns: Prompt) -> list[int]:
+    """Returns the ids of a conversation that leaves room for `max_tokens` in the window.
+
+    The oldest turns are left out until it does. A turn is a message of the user with those that
+    follow it. The message of the system stays. Raises UserError where the last turn alone is too
+    long, and for messages that are no conversation.
+    """
+    messages = as_messages(turns)
+    chat.check_turns(messages, "messages")
+    room = model.window - max_tokens
+    begins = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    has_system = messages[0]["role"] == "system"
+    for begin in [int(has_system), *begins]:
+        ids = tokenizer.prompt([*messages[:has_system], *messages[begin:]])
+        if len(ids) <= room:
+            return ids
+    raise UserError(
+        f"the last message: its prompt of {len(ids)} tokens and an answer of {max_tokens} exceed "
+        f"config.model.max_length={model.max_length}; write less, or give a smaller max_tokens"
+    )
+
+
+def each(encode: Callable[[Prompt], list[int]], prompts: Iterable[Prompt]) -> Iterator[list[int]]:
+    """Yields the ids of each prompt. An error names its number."""
+    for number, turns in enumerate(prompts, 1):
+        try:
+            yield encode(turns)
+        except UserError as error:
+            raise UserError(f"prompt {number}: {error}") from None

@@ -5,7 +5,8 @@ calls the methods below. All models have the keys `vocab_size` and `d_model`.
 """
 
 import abc
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 from jaxtyping import Array, ArrayLike, Float, Int
@@ -15,10 +16,140 @@ from transformer_jax.layers import activations
 from transformer_jax.layers.blocks import for_decoding
 from transformer_jax.layers.linear import compute_dtype
 from transformer_jax.layers.outputs import Output
-from transformer_jax.models.capabilities import METHODS
 from transformer_jax.models.decoding import CausalDecoding, SequenceDecoding
-from transformer_jax.models.growing import Growing
-from transformer_jax.models.reading import Reading, SourceStates
+
+
+class Reading:
+    """The inputs of a model.
+
+    A unit is the input at one position. It is the id of a token, or an array of numbers.
+    """
+
+    modality: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
+    unit_shape: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def num_states(self) -> int:
+        """The number of arrays of states that `layers` returns: embeddings, and those of layers."""
+        return self.num_layers + 1
+
+    @nn.nowrap
+    def reader(self, tokenizer: Any) -> Any:
+        """Returns the tokenizer that gives the units of a text; by default that of the ids.
+
+        Raises UserError for a tokenizer of a kind that does not suit the model.
+        """
+        return tokenizer
+
+
+class SourceStates(abc.ABC):
+    """The states that a SequenceToSequence model has of a source alone."""
+
+    num_states = 2
+    # The width of the encoder's states, which come first in the memory; None: that of the memory.
+    source_width: ClassVar[int | None] = None
+
+    @abc.abstractmethod
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S E"]:
+        """Returns the embeddings of source tokens, without positions."""
+
+    def layers(
+        self,
+        source: Int[ArrayLike, "B S"],
+        *,
+        positions: Int[ArrayLike, "B S"] | None = None,
+        segment_ids: Int[ArrayLike, "B S"] | None = None,
+        token_types: Int[ArrayLike, "B S"] | None = None,
+    ) -> tuple[Float[Array, "B S E"], Float[Array, "B S W"]]:
+        """Returns the embeddings of source tokens, and the encoder's last states."""
+        memory = self.encode(source, positions=positions, segment_ids=segment_ids)
+        return self.embedded(source), memory[..., : self.source_width]
+
+
+# How the parameters of a model begin with those of an earlier run of another shape or family.
+
+
+class Growing:
+    """The rules of a family for `config.init_from`. By default, tensors keep name and shape."""
+
+    # Other families whose runs a run may begin with, and the value of `config.init_from` for the
+    # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
+    begins_with: ClassVar[Mapping[str, Mapping[str, Mapping[str, str]]]] = {}
+
+    @classmethod
+    def origin(cls, name: str) -> str:
+        """Returns the tensor with which one begins that an earlier run lacks, or its own name."""
+        return name
+
+    @classmethod
+    def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
+        """Returns the row in an earlier run with which each row of a longer tensor begins.
+
+        None where a tensor of `stored` rows cannot become one of `wanted` rows.
+        """
+        return None
+
+    @classmethod
+    def resize(
+        cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> Callable[[Any], Any] | None:
+        """Returns the function from a stored array to one of another shape, such as positions.
+
+        None where the tensor cannot change its shape.
+        """
+        return None
+
+
+# The capabilities that a family of models can declare in `can`, and their methods.
+#
+# Words in `can`:
+#   token_types: `hidden` reads token types, whose number is the key `num_token_types`.
+#   pool: `pooled(hidden)` returns one vector for each row (B, M).
+#   fill: the logits of a position predict its own token, which the input hides.
+#   next_sentence: `next_logits(hidden)` returns the logits of next-sentence prediction (B, 2).
+#   detect: `detected(hidden)` returns the logits that tokens were replaced (B, L). A generator,
+#     which is a part of the model, replaces them: see models/electra.py.
+#   global: `hidden` reads the positions of global tokens, `global_positions` (B, N); -1 stands for
+#     none. They see the whole row, and all tokens see them.
+#   static: `vectors()` returns the vectors of the vocabulary (V, M). The embedding of a token,
+#     layer 0, is its vector, and depends on no other token.
+#   codes: `autoencoded(images)` reconstructs images, `codes(images)` returns the code of each patch
+#     (B, N), and `images_of(codes)` the images uint8 of codes.
+#   contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the residues of
+#     proteins, from corrected attention maps (B, P, P, layers * heads).
+#   cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).
+#   write: `encode`, `begin` and `step` write texts by appended masks (models/cloze.py).
+#   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
+#   cache: `cached` reads tokens into a key/value cache.
+#   carry: `initial_carry` and `advance` read tokens into a state, see models/causal.py.
+#   both_ways: `initial_carry` and `advance` read two texts, one of them backward: see
+#     models/elmo.py.
+#   permute: `permuted` predicts tokens in a permuted order, with a carry where the key
+#     `memory_length` is not 0, see models/xlnet.py.
+# The methods that a family with a capability must have.
+METHODS = {
+    "pool": ("pooled",),
+    "next_sentence": ("next_logits",),
+    "detect": (
+        "detected",
+        "generated",
+        "generator_transformed",
+        "generator_output",
+        "detection_flops",
+        "narrow",
+        "narrow_params",
+    ),
+    "static": ("vectors",),
+    "cooccur": ("log_counts",),
+    "write": ("encode", "begin", "step"),
+    "codes": ("autoencoded", "codes", "images_of"),
+    "contact": ("contact_logits",),
+    "cache": ("cached",),
+    "carry": ("initial_carry", "advance"),
+    "both_ways": ("initial_carry", "advance", "words_flops"),
+    "permute": ("permuted", "initial_carry"),
+}
+
 
 _UNLIMITED = 2**30  # positions
 # The kinds of attention of a model all of whose layers have attention weights.
@@ -32,7 +163,7 @@ _ATTENTIONS = {
 class Model(Reading, Growing, nn.Module, abc.ABC):
     """The methods that all families share.
 
-    models/capabilities.py explains the words in `can`.
+    METHODS has the words of `can`.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]

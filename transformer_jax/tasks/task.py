@@ -145,7 +145,7 @@ class Task(abc.ABC):
     # parameters with those that are measured over data, not learned, such as a mean of outputs.
     # These belong to `heads`, and no training loss may depend on them.
     calibrated: Callable[[Params], Params] | None = None
-    # Optional: (params, texts) -> a figure of matplotlib, for `inspect result`. `texts` are those
+    # Optional: (params, texts) -> a figure of matplotlib, for `draw result`. `texts` are those
     # of --text, or none. It shows the results of the run, such as the contacts of a protein.
     result: Callable[[Params, Sequence[str]], Any] | None = None
 

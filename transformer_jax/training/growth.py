@@ -1,4 +1,4 @@
-"""The rules of a model for tensors that begin with those of an earlier run: `models/growing.py`."""
+"""The rules of a model (`Growing`, models/model.py) for the tensors of an earlier run."""
 
 from collections.abc import Callable, Mapping
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import pairs, parts, recipes, tfds
+from transformer_jax.data.sources import pairs, parts, tfds
 from transformer_jax.data.sources.file_digests import sha256
 from transformer_jax.data.sources.inference import EntailedPairs
+from transformer_jax.data.sources.pairs import SentencePairs
 from transformer_jax.data.sources.python_library import PythonDocstrings, PythonSources
 from transformer_jax.data.sources.text_files import (
     Place,
@@ -20,6 +21,30 @@ from transformer_jax.data.sources.text_files import (
     matching_files,
     text_lines,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """Documents SOURCE MARKER TARGET, one for each pair, from which a causal language model learns
+    to continue the source with the target.
+
+    Examples: "I am a student <to-fr> je suis étudiant", "ARTICLE <summarize> SUMMARY". The prompt
+    of the trained model is "SOURCE MARKER"; the document ends after the target. Liu et al. 2018,
+    section 4.2.3, use one sequence with a delimiter for summaries.
+    """
+
+    pairs: SentencePairs
+    marker: str
+
+    def fingerprint(self) -> dict:
+        return {"pairs": self.pairs.fingerprint(), "marker": self.marker}
+
+    def parts(self) -> list["Marked"]:
+        return [Marked(part, self.marker) for part in self.pairs.parts()]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{source} {self.marker} {target}" for source, target in self.pairs)
+
 
 # `Phase.slots` is a table with one entry per unit of weight.
 _MAX_TOTAL_WEIGHT = 100_000
@@ -142,7 +167,7 @@ class Concatenation:
         return itertools.chain.from_iterable(self.texts)
 
 
-Documents = TextFiles | TfdsText | PythonSources | recipes.Marked
+Documents = TextFiles | TfdsText | PythonSources | Marked
 
 
 def of_split(data, split: str) -> Documents | None:
@@ -182,7 +207,7 @@ def _check_no_pairs(data, split: str) -> None:
         )
 
 
-def _marked_pairs(data, split: str) -> recipes.Marked | None:
+def _marked_pairs(data, split: str) -> Marked | None:
     """Returns the sentence pairs of a split as documents with a marker."""
     if data.train_files or data.mixture:
         raise UserError(
@@ -190,7 +215,7 @@ def _marked_pairs(data, split: str) -> recipes.Marked | None:
             "and train_target, not train_files or mixture"
         )
     sentence_pairs = pairs.of_split(data, split)
-    return sentence_pairs and recipes.Marked(sentence_pairs, data.marker)
+    return sentence_pairs and Marked(sentence_pairs, data.marker)
 
 
 def _check_one_source(data, split: str) -> None:

@@ -6,19 +6,16 @@ import pathlib
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.data.tokenizers import bpe, chat, t5, unigram, wordpiece
-from transformer_jax.data.tokenizers.albert import ALBERT
-from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE
+from transformer_jax.data.tokenizers import bpe, chat, unigram, wordpiece
+from transformer_jax.data.tokenizers.bpe import GPT1BPE, ByteBPE, PublishedBPE
 from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.marian import Marian
-from transformer_jax.data.tokenizers.published_bpe import PublishedBPE
 from transformer_jax.data.tokenizers.residues import Residues
 from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
-from transformer_jax.data.tokenizers.t5 import T5
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
+from transformer_jax.data.tokenizers.unigram import ALBERT, T5, XLNet
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 from transformer_jax.data.tokenizers.words import Words
-from transformer_jax.data.tokenizers.xlnet import XLNet
 
 KINDS = {
     kind.file: kind
@@ -106,7 +103,7 @@ def read_published(folder: pathlib.Path) -> Tokenizer:
         if (folder / "spiece.model").exists():
             pieces, table = unigram.of_sentence_piece((folder / "spiece.model").read_bytes())
             if not ALBERT.has(pieces) and not XLNet.has(pieces):
-                pieces = t5.with_sentinels(pieces, settings)
+                pieces = unigram.with_sentinels(pieces, settings)
             return _of_unigram(pieces, table, settings)
         raise ValueError(
             "it should hold vocab.txt (BERT, ESM), vocab.json and merges.txt, encoder.json and "

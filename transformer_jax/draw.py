@@ -1,4 +1,4 @@
-"""Draws pictures of a model and its training into a PNG file: python -m transformer_jax.inspect
+"""Draws pictures of a model and its training into a PNG file: python -m transformer_jax.draw
 attention --workdir=DIR --text="..." --output=FILE.png
 
     attention     the words that each word of --text attends to, in all layers and heads; with

@@ -1,1 +1,0 @@
-"""Its modules are in transformer_jax.inference."""
