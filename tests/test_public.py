@@ -48,7 +48,6 @@ MISTAKES = [
     f"{TRAIN} --config.data.train_files=none.txt",
     f"{TRAIN} --config.data.corpus=pythn",
     f"{TRAIN} --config.task.length=512",
-    f"{TRAIN} --config.mesh.tensor=3",
     f"{TRAIN} --config.mesh.data=-3",
     f"{TRAIN} --config.init_from=nowhere",
     f"{TRAIN} --config.train.accumulation=3",
