@@ -103,7 +103,9 @@ class Distillation(MaskedLM):
 
     def weights(self, batch):
         num_tokens = (batch["segment_ids"] > 0).sum().astype(jnp.float32)
-        terms = self.coefficients.keys() & {"soft_targets", "cosine"}
+        # In the order of the coefficients: that of a set differs from process to process, and so
+        # would the program.
+        terms = [name for name in self.coefficients if name in ("soft_targets", "cosine")]
         return super().weights(batch) | dict.fromkeys(terms, num_tokens)
 
     def loss(self, params, batch, context: Context) -> Loss:
