@@ -27,6 +27,7 @@ The measures, all of them where none is named:
 import argparse
 import ast
 import collections
+import functools
 import inspect
 import io
 import itertools
@@ -43,7 +44,6 @@ import tokenize
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = "transformer_jax"
 SHORT = 100  # lines of a module that a single importer may take in
-MEASURES = ("files", "lines", "importers", "train", "loss", "text", "walk")
 
 
 # ------------------------------------------------------------------------------------- the sources
@@ -396,6 +396,16 @@ def walk(root: pathlib.Path, folder: pathlib.Path) -> dict[str, int]:
     }
 
 
+# {measure: function of a checkout and the folder of the runs}
+MEASURES = {
+    "files": lambda root, folder: files(root),
+    "lines": lambda root, folder: lines(root),
+    "importers": lambda root, folder: importers(root),
+    **{name: functools.partial(entered, name) for name in PROGRAMS},
+    "walk": walk,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -415,12 +425,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for measure in flags.measures or MEASURES:
-            if measure in PROGRAMS:
-                figures[measure] = entered(measure, root, folder)
-            elif measure == "walk":
-                figures[measure] = walk(root, folder)
-            else:
-                figures[measure] = globals()[measure](root)
+            figures[measure] = MEASURES[measure](root, folder)
             words = (f"{key} {value:,.4g}" for key, value in figures[measure].items())
             print(f"{measure}: {', '.join(words)}", flush=True)
     if flags.json:

@@ -43,9 +43,6 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 from tests import annotations, fake_gcs
 from tests.jitted import jitted
 
-# Flax traces the initializer of each parameter again wherever a model is traced, to compare shapes.
-# Models agree with their own parameters, and this takes a tenth of the time of tracing.
-flax.core.scope.jax = types.SimpleNamespace(**vars(jax) | {"eval_shape": lambda init: ()})
 # Programs that run as users run them are not checked: it takes them half as long again.
 if os.environ.get("TEST_OPTIMIZED") != "1":
     annotations.install()
@@ -235,6 +232,10 @@ def pytest_configure(config):
         "markers", "hardware: compiles for TPUs or GPUs; run with --full where their compilers are"
     )
     jax.monitoring.register_event_duration_secs_listener(_count_program)
+    if not config.getoption("--full"):
+        # Wherever a model is traced, Flax traces the initializer of each parameter again, to
+        # compare the shapes. This takes a tenth of the time of tracing, so it is left to --full.
+        flax.core.scope.jax = types.SimpleNamespace(**vars(jax) | {"eval_shape": lambda init: ()})
 
 
 def pytest_collection_modifyitems(config, items):

@@ -164,7 +164,7 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
         else:
             named = {f"{section}.{key}": entry for key, entry in value.items()}
             values |= {key: _value(key, entry, keys) for key, entry in named.items()}
-    # Set one by one, 150 keys take ten times as long.
+    # To set 150 keys of a ConfigDict one by one takes 14 ms.
     config = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")

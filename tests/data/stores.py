@@ -60,7 +60,6 @@ def start(cache, code):
         import numpy as np
         from transformer_jax.data import store
         from transformer_jax.data.store import tokens
-        from transformer_jax.data.store import tokens
         tokens._SHARD_BYTES, tokens._CHUNK_BYTES = 128, 32
         TOKENS, cache = np.array({TOKENS.tolist()}), {str(cache)!r}
         """

@@ -34,11 +34,9 @@ def suggestion(word: str, argv: list[str]) -> str:
 
 def _keys(argv: list[str]) -> list[str]:
     """Returns the keys of the program's config; without a config those that may change."""
-    from transformer_jax import config
-
     if "config" not in FLAGS and "workdir" not in FLAGS:
         return []
-    keys = config.all_keys(_value(argv, "config"))
+    keys = configs.all_keys(_value(argv, "config"))
     if "config" in FLAGS:
         return keys
     return [key for key in keys if key.startswith("decode.")]  # of a finished run
@@ -62,13 +60,38 @@ def _value(argv: list[str], name: str) -> str | None:
 
 def print_keys(path: str | None, overrides: list[tuple[str, str]]) -> None:
     """Prints every key of a config file with its overrides, and ends the program."""
-    from transformer_jax import config
-    from transformer_jax.cli import help
-
     if not path:
         raise UserError("--help_config needs --config=FILE, whose model and task have the keys")
-    print("\n".join(help.lines(config.load(path, overrides), path)))
+    print("\n".join(lines(configs.load(path, overrides), path)))
     sys.exit(0)
+
+
+def lines(config, path: str) -> list[str]:
+    """Returns one line a key, with the values that the config of `path` has."""
+    names = configs.chosen(config)
+    text = [
+        f"Keys of {path}. --config.KEY=VALUE sets one.",
+        "KEY=VALUE here (type; default, where this config has another value): meaning",
+    ]
+    section = None
+    for key, (kind, default) in configs.schema(*names).items():
+        if key.partition(".")[0] != section:
+            section = key.partition(".")[0]
+            text.append("")
+        value = as_flag(configs.get(config, key))
+        other_default = f"; default {as_flag(default)}" if value != as_flag(default) else ""
+        meaning = configs.meaning(key, *names)
+        text.append(f"{key}={value} ({configs.describe(kind)}{other_default}): {meaning}")
+    return text
+
+
+def as_flag(value: Any) -> str:
+    """Returns a value in the form that the command line takes."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value) or "''"
 
 
 def out_of_memory(error: Exception, overrides: list[tuple[str, str]]) -> str:
@@ -101,34 +124,3 @@ def _of_run(folder: str, overrides: list[tuple[str, str]]) -> tuple[str, str]:
     shapes = state.abstract_params(make_task(config, folder))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return f"parameters {memory.readable(size)}", memory.decoding_remedies(config)
-
-
-# The keys of a config with types, defaults and meanings, for --help_config.
-
-
-def lines(config, path: str) -> list[str]:
-    """Returns one line a key, with the values that the config of `path` has."""
-    names = configs.chosen(config)
-    text = [
-        f"Keys of {path}. --config.KEY=VALUE sets one.",
-        "KEY=VALUE here (type; default, where this config has another value): meaning",
-    ]
-    section = None
-    for key, (kind, default) in configs.schema(*names).items():
-        if key.partition(".")[0] != section:
-            section = key.partition(".")[0]
-            text.append("")
-        value = as_flag(configs.get(config, key))
-        other_default = f"; default {as_flag(default)}" if value != as_flag(default) else ""
-        meaning = configs.meaning(key, *names)
-        text.append(f"{key}={value} ({configs.describe(kind)}{other_default}): {meaning}")
-    return text
-
-
-def as_flag(value: Any) -> str:
-    """Returns a value in the form that the command line takes."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value) or "''"

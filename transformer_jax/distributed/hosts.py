@@ -25,8 +25,6 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import cluster, supervisor
 from transformer_jax.pictures import progress
 
-# The point of a run at which all processes stop after a signal to one of them.
-
 
 class StopPoint:
     """Counts the points of a run, and lets all processes stop at the same one.

@@ -34,71 +34,6 @@ from transformer_jax.pictures.attended import Attended
 from transformer_jax.pictures.progress import say, track
 from transformer_jax.tasks.task import Context, EvaluationProgram, Loss, Task
 
-# Batches whose examples are sorted by length together.
-_SORTED_BATCHES = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-    """Computes the outputs of a task's head, `config.decode.batch` examples at a time.
-
-    The devices share the examples of a batch.
-    """
-
-    task: Any
-
-    def __call__(
-        self, params, examples: list, title: str, sums: np.ndarray | None = None
-    ) -> Iterator[np.ndarray]:
-        """Yields the outputs (rows of an example, ...) of each example, in order.
-
-        Adds the summed loss and its count to `sums` (2,).
-        """
-        return in_order(self._numbered(params, examples, title, sums))
-
-    def _numbered(self, params, examples, title, sums) -> Iterator[tuple[int, np.ndarray]]:
-        if not examples:
-            return
-        placement = Placement.of(params, self.task.config.mesh)
-        batch_size = placement.rows(self.task.config.decode.batch)
-        num_batches = -(-len(examples) // batch_size)
-        batches = self.task.in_buckets(examples).batches(batch_size, _SORTED_BATCHES)
-        for numbers, batch in track(batches, title, num_batches):
-            computed = hosts.run(self._compiled, placement, params, batch)
-            outputs, *loss_and_count = jax.device_get(computed)
-            if sums is not None:
-                sums += loss_and_count
-            yield from zip(numbers.tolist(), outputs)
-
-    def program(self, params) -> EvaluationProgram:
-        """Returns the program of a batch of the longest examples, lowered for shapes `params`."""
-        placement = Placement.of(params, self.task.config.mesh)
-        batch_size = self.task.config.decode.batch
-        rows = placement.rows(batch_size)
-        batch = {
-            name: jax.ShapeDtypeStruct((rows, *spec.shape[1:]), spec.dtype)
-            for name, spec in self.task.batch_spec(0).items()
-        }
-        remedy = f"--config.decode.batch={max(batch_size // 2, 1)}: fewer examples at a time"
-        return EvaluationProgram(self._compiled.lower(placement, params, batch), (), remedy)
-
-    @cached_property
-    def _compiled(self):
-        """The function of (placement, params, batch) to (outputs (examples, ...), loss, count)."""
-
-        @partial(jax.jit, static_argnums=0)
-        def outputs_and_loss(placement, params, batch):
-            with placement.use():
-                batch = split_rows(batch)
-                outputs, _ = self.task.outputs(params, batch, Context())
-                total, count, _ = self.task.objective(outputs, batch)
-                num_examples = len(batch["segment_ids"])
-                outputs = outputs.reshape(num_examples, -1, *outputs.shape[1:])
-                return gathered((outputs, total, count))
-
-        return outputs_and_loss
-
-
 # A language model that is fine-tuned learns three new tokens: start, delimiter and extract
 # (Radford et al. 2018, section 3.3).
 _MARKS_OF_CAUSAL = 3
@@ -188,6 +123,71 @@ class Definition(abc.ABC):
         """
 
 
+# Batches whose examples are sorted by length together.
+_SORTED_BATCHES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Computes the outputs of a task's head, `config.decode.batch` examples at a time.
+
+    The devices share the examples of a batch.
+    """
+
+    task: Any
+
+    def __call__(
+        self, params, examples: list, title: str, sums: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the outputs (rows of an example, ...) of each example, in order.
+
+        Adds the summed loss and its count to `sums` (2,).
+        """
+        return in_order(self._numbered(params, examples, title, sums))
+
+    def _numbered(self, params, examples, title, sums) -> Iterator[tuple[int, np.ndarray]]:
+        if not examples:
+            return
+        placement = Placement.of(params, self.task.config.mesh)
+        batch_size = placement.rows(self.task.config.decode.batch)
+        num_batches = -(-len(examples) // batch_size)
+        batches = self.task.in_buckets(examples).batches(batch_size, _SORTED_BATCHES)
+        for numbers, batch in track(batches, title, num_batches):
+            computed = hosts.run(self._compiled, placement, params, batch)
+            outputs, *loss_and_count = jax.device_get(computed)
+            if sums is not None:
+                sums += loss_and_count
+            yield from zip(numbers.tolist(), outputs)
+
+    def program(self, params) -> EvaluationProgram:
+        """Returns the program of a batch of the longest examples, lowered for shapes `params`."""
+        placement = Placement.of(params, self.task.config.mesh)
+        batch_size = self.task.config.decode.batch
+        rows = placement.rows(batch_size)
+        batch = {
+            name: jax.ShapeDtypeStruct((rows, *spec.shape[1:]), spec.dtype)
+            for name, spec in self.task.batch_spec(0).items()
+        }
+        remedy = f"--config.decode.batch={max(batch_size // 2, 1)}: fewer examples at a time"
+        return EvaluationProgram(self._compiled.lower(placement, params, batch), (), remedy)
+
+    @cached_property
+    def _compiled(self):
+        """The function of (placement, params, batch) to (outputs (examples, ...), loss, count)."""
+
+        @partial(jax.jit, static_argnums=0)
+        def outputs_and_loss(placement, params, batch):
+            with placement.use():
+                batch = split_rows(batch)
+                outputs, _ = self.task.outputs(params, batch, Context())
+                total, count, _ = self.task.objective(outputs, batch)
+                num_examples = len(batch["segment_ids"])
+                outputs = outputs.reshape(num_examples, -1, *outputs.shape[1:])
+                return gathered((outputs, total, count))
+
+        return outputs_and_loss
+
+
 @dataclasses.dataclass
 class FineTuning(Definition, Task):
     """A task on a pre-trained model. See tasks/task.py for the contract.
@@ -211,7 +211,7 @@ class FineTuning(Definition, Task):
     def __post_init__(self):
         self.model = build_model(self.config)
         self.encoder = Encoder(self.model, self.source_only, self.num_global, self.marks_texts)
-        check(self)
+        _check(self)
         self.lengths = lengths.of_mesh(self.config.mesh, self.length)
         self.num_row_shapes = len(self.lengths)
         self._examples_of_split = {}
@@ -440,7 +440,7 @@ class FineTuning(Definition, Task):
         return self.encoder.attention(params, self.tokenizer, texts, pieces)
 
 
-def check(task) -> None:
+def _check(task) -> None:
     """Raises UserError for keys of `config.task` that do not suit the model or each other."""
     _check_rows(task)
     _check_objective(task)

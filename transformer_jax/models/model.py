@@ -66,11 +66,10 @@ class SourceStates(abc.ABC):
         return self.embedded(source), memory[..., : self.source_width]
 
 
-# How the parameters of a model begin with those of an earlier run of another shape or family.
-
-
 class Growing:
-    """The rules of a family for `config.init_from`. By default, tensors keep name and shape."""
+    """The rules of a family for `config.init_from`: how parameters begin with those of an earlier
+    run of another shape or family. By default, tensors keep name and shape.
+    """
 
     # Other families whose runs a run may begin with, and the value of `config.init_from` for the
     # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
@@ -100,9 +99,7 @@ class Growing:
         return None
 
 
-# The capabilities that a family of models can declare in `can`, and their methods.
-#
-# Words in `can`:
+# The capabilities that a family of models can declare in `can`:
 #   token_types: `hidden` reads token types, whose number is the key `num_token_types`.
 #   pool: `pooled(hidden)` returns one vector for each row (B, M).
 #   fill: the logits of a position predict its own token, which the input hides.
@@ -126,7 +123,8 @@ class Growing:
 #     models/elmo.py.
 #   permute: `permuted` predicts tokens in a permuted order, with a carry where the key
 #     `memory_length` is not 0, see models/xlnet.py.
-# The methods that a family with a capability must have.
+#
+# METHODS has the methods that a family with a capability must have.
 METHODS = {
     "pool": ("pooled",),
     "next_sentence": ("next_logits",),
@@ -163,7 +161,7 @@ _ATTENTIONS = {
 class Model(Reading, Growing, nn.Module, abc.ABC):
     """The methods that all families share.
 
-    METHODS has the words of `can`.
+    The comment at METHODS explains the words in `can`.
     """
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]

@@ -14,7 +14,9 @@ _PACKAGE = "transformer_jax"
 MOVED = {  # without the name of the package
     "attended": "pictures.attended",
     "cli.key_help": "cli.help",
+    "data.grammar.lexicon.names": "data.grammar.lexicon.places",
     "data.masked_spans": "data.speech_rows",
+    "data.noise.visible": "data.noise.composition",
     "data.sources.recipes": "data.sources.documents",
     "data.store.columns": "data.store.tokens",
     "data.store.limit": "data.store.cache",
@@ -57,8 +59,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = f"{_PACKAGE}.{MOVED[module.__name__.partition('.')[2]]}"
         content = importlib.import_module(name)
         warnings.warn(f"{module.__name__} is now {name}", DeprecationWarning, stacklevel=2)
-        names = {name: x for name, x in vars(content).items() if not name.startswith("__")}
-        vars(module).update(names)
+        names = [each for each in vars(content) if not each.startswith("__")]
+        vars(module).update({each: getattr(content, each) for each in names})
 
     def get_code(self, name):
         """Returns what `python -m transformer_jax.inspect` runs."""

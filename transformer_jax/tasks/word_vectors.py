@@ -186,7 +186,6 @@ def _check_optimizer(config) -> None:
         )
 
 
-# Gradient descent over the blocks of a batch, one after the other, as the gradient of a loss.
 Tables = tuple[jax.Array, ...]  # (V, M) each
 
 

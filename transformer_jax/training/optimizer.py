@@ -215,9 +215,6 @@ def names(path) -> Path:
     return tuple(str(key.key) for key in path if hasattr(key, "key"))
 
 
-# The learning rate by update.
-
-
 def schedule(config, num_steps: int) -> optax.Schedule:
     """Returns the learning rate by applied update, from 0: a linear warm-up, then a course.
 

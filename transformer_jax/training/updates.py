@@ -53,13 +53,14 @@ def copied(step: jax.Array) -> jax.Array:
     return step + 0
 
 
-# Limits how far the host runs ahead of the devices.
 _MAX_STEPS = 16
 _MAX_SECONDS = 2.0
 
 
 class Pace:
-    """Bounds the steps in flight: steps that are dispatched and that the devices have not finished.
+    """Limits how far the host runs ahead of the devices.
+
+    It bounds the steps in flight, which are dispatched and not finished by the devices.
 
     A stop waits for the steps in flight. So they take at most about 2 seconds, or are two where one
     step takes longer. There are at most 16, because of a deadlock in XLA's CPU client. It occurs

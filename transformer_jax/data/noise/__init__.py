@@ -3,8 +3,7 @@
 A noise maps a `Text` to a `Text`. Pure NumPy.
 """
 
-from transformer_jax.data.noise.composition import KINDS, Composition
+from transformer_jax.data.noise.composition import KINDS, Composition, Piece, noised_pieces
 from transformer_jax.data.noise.text import NUM_SENTINELS, Pieces, Text
-from transformer_jax.data.noise.visible import Piece, noised_pieces
 
 __all__ = ["KINDS", "NUM_SENTINELS", "Composition", "Piece", "Pieces", "Text", "noised_pieces"]

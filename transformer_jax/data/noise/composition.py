@@ -1,12 +1,14 @@
 """The noises that a config lists, one after the other."""
 
 import dataclasses
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.configuration import suggestions
+from transformer_jax.data import sentences
 from transformer_jax.data.noise import of_source, of_target
 from transformer_jax.data.noise.text import Noise, Pieces, Text
 
@@ -88,3 +90,39 @@ def _noise(entry: Any) -> Noise:
         if field == "mean" and not 1 <= number <= 1000:
             raise UserError(f"config.task.noises: {entry!r}: the mean must be from 1 to 1000")
     return noise
+
+
+class Piece(NamedTuple):
+    """A piece, and its place in the text; None for a mask or a sentinel."""
+
+    text: str
+    place: int | None
+
+
+def noised_pieces(
+    noises: tuple, tokenizer, text: str, *, seed: int = 0, manner: str = "punctuation"
+) -> tuple[list[Piece], list[Piece]]:
+    """Returns the source and the target of a text with the noises of `config.task.noises`, piece by
+    piece, for pictures.
+
+    `manner` is `config.data.sentences`. Masks are written "[MASK]", sentinels "<0>", "<1>", ...
+    """
+    encoded = tokenizer.encode(sentences.split(text, manner, exact=True))
+    ids = list(itertools.chain.from_iterable(encoded))
+    numbers = np.repeat(np.arange(len(encoded)), [len(part) for part in encoded])
+    of_tokenizer = Pieces.of(tokenizer)
+    # The noise reads places, which tell where each piece comes from.
+    places = np.arange(len(ids))
+    mask = len(ids)
+    size = mask + 1 + of_tokenizer.num_sentinels
+    of_places = Pieces(of_tokenizer.begins_word[ids], mask, of_tokenizer.num_sentinels, size)
+    noise = Composition.of(noises)
+    noised = noise(Text(places, numbers, places), of_places, np.random.default_rng(seed))
+    names = tokenizer.pieces(ids)
+
+    def piece(place: int) -> Piece:
+        if place < mask:
+            return Piece(names[place], place)
+        return Piece("[MASK]" if place == mask else f"<{size - 1 - place}>", None)
+
+    return [*map(piece, noised.tokens.tolist())], [*map(piece, noised.target.tolist())]

@@ -223,9 +223,7 @@ def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
         keep_small(folder.path.parent)
 
 
-# The size of a cache on a disk: the stores that were not used for longest are removed.
-#
-# Buckets have no limit here; they have their own rules for old objects.
+# Only a cache on a disk is limited. Buckets have their own rules for old objects.
 LIMIT = "TRANSFORMER_JAX_STORES_GB"
 _BYTES = 200e9
 _SHARE = 0.5  # of the disk

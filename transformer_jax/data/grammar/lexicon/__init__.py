@@ -30,9 +30,8 @@ always "du".
 
 from transformer_jax.data.grammar.lexicon.adjectives import ADJECTIVES, NOUN_ADJECTIVES
 from transformer_jax.data.grammar.lexicon.adverbials import DEGREES, MANNERS, TIMES, VALUES
-from transformer_jax.data.grammar.lexicon.names import NAMES, SURNAMES
 from transformer_jax.data.grammar.lexicon.nouns import NOUNS
-from transformer_jax.data.grammar.lexicon.places import PLACES, REGIONS, SPOTS
+from transformer_jax.data.grammar.lexicon.places import NAMES, PLACES, REGIONS, SPOTS, SURNAMES
 from transformer_jax.data.grammar.lexicon.verbs import IRREGULAR, MODALS, VERBS
 
 __all__ = [

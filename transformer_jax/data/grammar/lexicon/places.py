@@ -1,4 +1,4 @@
-"""Regions, places and spots."""
+"""Regions, places and spots, and the names of persons."""
 
 # English  German: where, where to, where from
 REGIONS = """
@@ -48,3 +48,12 @@ SPOTS = {
     "in in": "bag box basket suitcase cupboard",
     "in_front_of vor": "door mirror window",
 }
+
+
+# All names take a plain genitive -s: Maria's book is "Marias Buch".
+NAMES = {
+    "f": "Anna Maria Julia Laura Sophie Emma Lena Clara Eva Lisa Nina Martha",
+    "m": "Peter Paul Jan Martin Karl David Daniel Michael Anton Otto Simon Robert",
+}
+
+SURNAMES = "Weber Schneider Becker Meyer Wagner Keller"
