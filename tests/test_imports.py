@@ -112,6 +112,7 @@ def run(script, *arguments):
     return done
 
 
+@pytest.mark.full
 def test_importing_every_module_changes_nothing_outside(tmp_path):
     assert json.loads(run(IMPORTS, ROOT, tmp_path / "run").stdout.splitlines()[-1]) == []
 

@@ -36,6 +36,7 @@ def run_python(code, *arguments, **environment):
     return done
 
 
+@pytest.mark.full
 def test_programs_that_a_jaxlib_compiles_wrongly_are_right():
     code = "import transformer_jax, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     done = run_python(code, str(TESTS / "xla_programs.py"), NPROC="2")

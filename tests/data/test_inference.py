@@ -1,6 +1,7 @@
 """The built-in inference pairs: right by construction, balanced, without the unseen labels."""
 
 import collections
+import functools
 import itertools
 
 import pytest
@@ -10,10 +11,7 @@ from transformer_jax.data.grammar import inference as grammar
 from transformer_jax.data.grammar import split_of
 from transformer_jax.data.sources import documents, inference
 
-PAIRS = [grammar.pair(0, "train", index) for index in range(3000)]
 ABOUT = "This example is about "
-TOPICS = [pair for pair in PAIRS if pair[1].startswith(ABOUT)]
-OBJECTS = [pair for pair in PAIRS if not pair[1].startswith(ABOUT)]
 NAMES = {
     noun.english: kind for kind, noun in grammar.GENERAL.items() if kind not in ("kin", "building")
 }
@@ -32,19 +30,34 @@ def objects_in(text):
     return [(name, kind) for name, kind in kinds if kind in NAMES.values()]
 
 
+@functools.cache
+def pairs():
+    return [grammar.pair(0, "train", index) for index in range(3000)]
+
+
+def topics():
+    return [pair for pair in pairs() if pair[1].startswith(ABOUT)]
+
+
+def clauses():
+    return [pair for pair in pairs() if not pair[1].startswith(ABOUT)]
+
+
 def is_negative(text):
     return " not " in text
 
 
 def test_each_label_has_a_third_of_the_pairs():
-    assert collections.Counter(label for *_, label in PAIRS) == dict.fromkeys(grammar.LABELS, 1000)
-    assert len(TOPICS) == 1000
+    assert collections.Counter(label for *_, label in pairs()) == dict.fromkeys(
+        grammar.LABELS, 1000
+    )
+    assert len(topics()) == 1000
 
 
 def test_labels_of_clauses_follow_from_object_and_negation():
     """The clause without adverbials ends in its object; the other is a premise unless negated."""
     num_checked = 0
-    for premise, hypothesis, label in OBJECTS:
+    for premise, hypothesis, label in clauses():
         plain, other = (premise, hypothesis) if is_negative(premise) else (hypothesis, premise)
         objects = objects_in(plain)
         if not objects:
@@ -62,7 +75,7 @@ def test_labels_of_clauses_follow_from_object_and_negation():
 
 
 def test_labels_of_topics_follow_from_the_nouns():
-    for premise, hypothesis, label in TOPICS:
+    for premise, hypothesis, label in topics():
         topic = hypothesis.removeprefix(ABOUT).rstrip(".")
         nouns = grammar.nouns_in(premise)
         kind = grammar.SEEN.get(topic)
@@ -74,15 +87,15 @@ def test_labels_of_topics_follow_from_the_nouns():
 
 
 def test_a_topic_says_nothing_about_the_label():
-    by_label = collections.Counter((pair[1], pair[2]) for pair in TOPICS)
+    by_label = collections.Counter((pair[1], pair[2]) for pair in topics())
     hypothesis = f"{ABOUT}buildings."
     counts = [by_label[hypothesis, label] for label in ("entailment", "contradiction")]
     assert min(counts) > 0.6 * max(counts)
 
 
 def test_the_unseen_labels_are_no_topics_of_the_training():
-    topics = {pair[1].removeprefix(ABOUT).rstrip(".") for pair in TOPICS}
-    assert grammar.SEEN.keys() <= topics and not grammar.UNSEEN.keys() & topics
+    names = {pair[1].removeprefix(ABOUT).rstrip(".") for pair in topics()}
+    assert grammar.SEEN.keys() <= names and not grammar.UNSEEN.keys() & names
     for index in range(40):
         text, label = grammar.labelled_text(0, "test", index)
         kinds = {noun.kind for noun in grammar.nouns_in(text)}
@@ -100,7 +113,7 @@ def test_the_premise_decides_about_the_split():
 def test_columns_and_documents():
     settings = data(corpus="inference", corpus_size=30)
     records = [*inference.of_split(settings, "train", ("hypothesis", "label"))]
-    assert [record.values for record in records] == [pair[1:] for pair in PAIRS[:30]]
+    assert [record.values for record in records] == [pair[1:] for pair in pairs()[:30]]
     texts = [*documents.of_split(settings, "valid")]
     assert len(texts) == 334 and all(text.count("\n") == 1 for text in texts)
 

@@ -95,7 +95,7 @@ def test_half_of_the_second_texts_follow_and_the_others_are_from_another_documen
 
 
 def test_rows_are_full_but_for_one_in_ten():
-    lengths = (draw(5000)["segment_ids"] > 0).sum(axis=1)
+    lengths = (draw(1000)["segment_ids"] > 0).sum(axis=1)
     assert lengths.max() == 128 and lengths.min() >= 5
     assert np.quantile(lengths, 0.05) < 80  # the short ones are of any length
 

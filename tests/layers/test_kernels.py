@@ -28,9 +28,9 @@ def arrays(queries, keys, dtype=jnp.float32, kv_heads=2, head_dim=8):
 
 def segments(length, count=3):
     """Returns sorted segment ids from 1, with padding at the end of the first row."""
-    ids = np.sort(jax.random.randint(jax.random.key(length), (2, length), 1, count + 1), axis=1)
+    ids = np.sort(np.random.default_rng(length).integers(1, count + 1, (2, length)), axis=1)
     ids[0, -7:] = 0
-    return jnp.asarray(ids)
+    return jnp.asarray(ids, jnp.int32)
 
 
 def assert_equals_plain(kernel, arrays, mask, tolerance, plain=kernels.dot_product, **options):
@@ -58,7 +58,7 @@ def masks(length):
     """Returns the masks of rows of `length` positions, by name."""
     ids = segments(length)
     rows = np.tile(np.arange(length), (2, 1))
-    ranks = jax.jit(lambda: jax.random.permutation(jax.random.key(3), rows, 1))()
+    ranks = jnp.asarray(np.random.default_rng(3).permuted(rows, axis=1), jnp.int32)
     window = dict(window=jnp.int32(20), windows=(20, 2**30))
     is_global = jnp.asarray(np.arange(length)[None] % 50 == np.array([[0], [7]]))
     return {

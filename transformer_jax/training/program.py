@@ -94,7 +94,7 @@ class Program:
             mesh=mesh,
             table=table,
             tx=tx,
-            learning_rate=learning_rate,
+            learning_rate=jax.jit(learning_rate),  # one program, where its ops would be ten
             batch_sharding=batch_sharding,
             batch=batch,
             state=state,
