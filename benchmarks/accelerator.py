@@ -185,7 +185,7 @@ def gradients(tiny: bool, name: str, **more) -> dict:
 
     from transformer_jax import metrics
     from transformer_jax.training import state as states
-    from transformer_jax.training.program import Program
+    from transformer_jax.training.step import Program
 
     rate = 2.0**10
     model = MODELS[name]
@@ -233,7 +233,7 @@ def train(tiny: bool, name: str, is_profiled: bool = False, **more) -> dict:
 
     from transformer_jax import hardware, metrics
     from transformer_jax.training import state as states
-    from transformer_jax.training.program import Program
+    from transformer_jax.training.step import Program
 
     model = MODELS[name]
     sizes, task, batch, _ = model.make_rows(model.tiny if tiny else {}, **more)
@@ -373,7 +373,8 @@ def attend(tiny: bool, kind: str, rate: float = 0.0) -> dict:
     import attention
     import jax
 
-    from transformer_jax.layers import kernels, weight_dropout
+    from transformer_jax.layers import attention as kernels
+    from transformer_jax.layers import recurrent
 
     calls = attention_calls(tiny, kind)
     with turn(alone=False):
@@ -381,7 +382,7 @@ def attend(tiny: bool, kind: str, rate: float = 0.0) -> dict:
         inputs = attention.on_device(arrays)
         drop = None
         if rate:
-            drop = weight_dropout.drawn(jax.random.key(1), rate, calls.rows, attention.HEADS)
+            drop = recurrent.drawn(jax.random.key(1), rate, calls.rows, attention.HEADS)
         kernel = kernels.pick(*inputs[:2], mask, dropout=bool(rate))
         began = time.perf_counter()
         run = attention.passes(kernel).lower(*inputs, mask, drop=drop).compile()
@@ -574,7 +575,7 @@ def compile_deep(tiny: bool) -> dict:
     """
     import jax
 
-    from transformer_jax.training.program import Program
+    from transformer_jax.training.step import Program
 
     model = MODELS["gpt2_124m"]
     layers = 4 * (model.tiny if tiny else model.sizes)["layers"]

@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from harness import main, sides
 
-from transformer_jax.layers import kernels
+from transformer_jax.layers import attention as kernels
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.weight_dropout import WeightDropout
+from transformer_jax.layers.recurrent import WeightDropout
 
 HEADS = 12
 HEAD_DIM = 64

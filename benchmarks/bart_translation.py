@@ -24,7 +24,7 @@ from harness import main
 import transformer_jax
 from transformer_jax import config as configs
 from transformer_jax.runs.open import open_run
-from transformer_jax.scores import bleu, bootstrap
+from transformer_jax.scores import predictions, texts
 
 CONFIG = "configs/bart/multi30k.py"
 RUNS = pathlib.Path("runs")
@@ -59,12 +59,12 @@ def pretraining(tiny: bool, data: str):
 def translation(system: str, tiny: bool, data: str):
     """BLEU of the test set."""
     run = Run(system, tiny, pathlib.Path(data))
-    measure, statistics = bleu.Bleu(), run.statistics()
+    measure, statistics = texts.Bleu(), run.statistics()
     yield {
         "case": system,
-        "ours": bootstrap.scores(measure, statistics)["bleu"],
+        "ours": predictions.scores(measure, statistics)["bleu"],
         "unit": "BLEU",
-        "interval": bootstrap.intervals(measure, statistics)["bleu"],
+        "interval": predictions.intervals(measure, statistics)["bleu"],
         "signature": run.result()["signature"],
         "minutes": run.result()["minutes"],
     }
@@ -73,7 +73,7 @@ def translation(system: str, tiny: bool, data: str):
 def difference(tiny: bool, data: str):
     """The difference of both BLEU, by paired bootstrap."""
     both = (Run(system, tiny, pathlib.Path(data)).statistics() for system in SYSTEMS)
-    compared = bootstrap.comparison(bleu.Bleu(), *both)["bleu"]
+    compared = predictions.comparison(texts.Bleu(), *both)["bleu"]
     yield {
         "case": " less ".join(SYSTEMS),
         "ours": compared["difference"],
@@ -116,13 +116,13 @@ class Run:
 
     def statistics(self) -> np.ndarray:
         """Returns the statistics of BLEU of each translation of the test set."""
-        return bleu.Bleu().statistics(self.result()["outputs"], self.result()["references"])
+        return texts.Bleu().statistics(self.result()["outputs"], self.result()["references"])
 
     def _translated(self) -> dict:
         task, params = open_run(self.workdir, "latest")
         pairs = task.texts.text("test")
         outputs, references = task.translated_pairs(params, pairs, 20 if self.tiny else None)
-        signature = bleu.signatures(outputs, references, "en")["bleu_signature"]
+        signature = texts.signatures(outputs, references, "en")["bleu_signature"]
         return {"outputs": outputs, "references": references, "signature": signature}
 
     def _pairs(self) -> dict:

@@ -13,7 +13,7 @@ from steps import random_params
 from transformer_jax import convert
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers import marian
+from transformer_jax.data.tokenizers import unigram
 from transformer_jax.runs.open import open_run
 from transformer_jax.tasks.translation import Translation
 
@@ -137,8 +137,8 @@ def _save_checkpoint(case: Beams, folder: pathlib.Path) -> None:
     model.generation_config.update(num_beams=4, early_stopping=True, max_length=512)
     model.save_pretrained(folder)
     pieces = tokenizers.train(["the cat sat on the mat"], "unigram", 30)
-    tokenizer, _ = marian.of_sentence_piece(pieces, case.vocab_size)
-    for name, content in marian.hf_files(tokenizer, tokenizer).items():
+    tokenizer, _ = unigram.marian_of_sentence_piece(pieces, case.vocab_size)
+    for name, content in unigram.hf_files(tokenizer, tokenizer).items():
         (folder / name).write_bytes(content)
 
 

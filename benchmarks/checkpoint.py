@@ -20,7 +20,7 @@ from transformer_jax.data import tokenizers
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 
 def save(tiny: bool):

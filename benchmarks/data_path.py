@@ -17,7 +17,7 @@ if hasattr(os, "sched_setaffinity"):
 from harness import main
 
 from transformer_jax.config import experiment
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 
 def rate(config, batches: int, count: Callable[[dict], int]) -> int:

@@ -27,7 +27,7 @@ from steps import random_params
 
 from transformer_jax.config import experiment
 from transformer_jax.data import tokenizers
-from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.generation import Sampling
 from transformer_jax.tasks.causal_lm import CausalLM
 
 CHARACTERS = "".join(map(chr, range(32, 127)))

@@ -30,7 +30,7 @@ from steps import stepping
 import transformer_jax
 from transformer_jax.config import experiment
 from transformer_jax.layers import activations
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training.state import init_params
 
 MODELS = {

@@ -11,7 +11,7 @@ from harness import main
 from steps import Peer, quiet
 from train_step import against_torch
 
-from transformer_jax.data.replaced_rows import NUM_DRAWS
+from transformer_jax.data.masking import NUM_DRAWS
 from transformer_jax.tasks.masked_lm import MaskedLM
 from transformer_jax.tasks.replaced_tokens import ReplacedTokens
 

@@ -146,7 +146,7 @@ def fine_tuned(arguments, folder: pathlib.Path, name: str, task: str, begin: dic
 
 def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
     """Returns the run of an objective, trained here unless it is complete."""
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
 
     run = arguments.workdir / name / "pretraining"
     keys = comparison.write_reviews(arguments.text, folder, arguments.tiny)
@@ -164,14 +164,14 @@ def pretrained(arguments, folder: pathlib.Path, name: str) -> pathlib.Path:
     comparison.train(f"{PRETRAINING}:{name}", run, keys)
     if not minutes.exists():
         minutes.write_text(json.dumps((time.monotonic() - started) / 60))
-    assert record.exists(run)
+    assert spec.exists(run)
     return run
 
 
 def updates(config: str, keys: dict) -> int:
     """Returns the number of updates that take FLOPS."""
     from transformer_jax import config as configs
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.runs.spec import make_task
 
     loaded = configs.load(config, {key: str(value) for key, value in keys.items()})
     return round(FLOPS / flops_per_update(make_task(loaded), loaded))
@@ -187,14 +187,14 @@ def flops_per_update(task, config) -> float:
 def described(run: pathlib.Path) -> dict:
     """Returns the size and the cost of a run, and the origin of its row."""
     from transformer_jax.data import tokenizers
-    from transformer_jax.planning import counts
-    from transformer_jax.runs import record
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.planning import estimate
+    from transformer_jax.runs import spec
+    from transformer_jax.runs.spec import make_task
 
-    config = record.read(run).config
+    config = spec.read(run).config
     task = make_task(config, run)
     return {
-        "parameters": counts.parameters(task)["params"],
+        "parameters": estimate.parameters(task)["params"],
         "updates": config.train.num_steps,
         "tflop": config.train.num_steps * flops_per_update(task, config) / 1e12,
         "minutes": json.loads((run.parent / "minutes.json").read_text()),

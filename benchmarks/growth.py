@@ -19,7 +19,7 @@ from steps import gpt_rows, stepping
 from transformer_jax import pictures
 from transformer_jax.planning import estimate, hlo
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 FACTORS = (0.25, 0.5, 1, 2, 4)
 AXES = ("length", "depth", "width", "vocabulary")

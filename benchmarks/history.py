@@ -106,7 +106,7 @@ def seconds_per_update(arguments) -> dict[str, float]:
     """Returns the seconds of an update of each model. The models take turns."""
     from steps import stepping
 
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.runs.spec import make_task
 
     calls = {}
     for name in TRANSLATORS:
@@ -119,8 +119,8 @@ def seconds_per_update(arguments) -> dict[str, float]:
 def measured(arguments, name: str, seconds: float) -> dict:
     """Returns the row of a translator, trained here unless its run is complete."""
     import transformer_jax
-    from transformer_jax.planning import counts
-    from transformer_jax.scores import bleu, bootstrap
+    from transformer_jax.planning import estimate
+    from transformer_jax.scores import predictions, texts
 
     num_steps = 2 if arguments.tiny else round(MINUTES * 60 / seconds)
     config = configured(arguments, name, num_steps)
@@ -129,23 +129,23 @@ def measured(arguments, name: str, seconds: float) -> dict:
     task, params = transformer_jax.open_run(workdir, "latest")
     pairs = list(task.texts.text("test"))[: 20 if arguments.tiny else None]
     outputs, references = task.translated_pairs(params, pairs)
-    measure = bleu.Bleu()
+    measure = texts.Bleu()
     statistics = measure.statistics(outputs, references)
     groups = np.digitize([len(source.split()) for source, _ in pairs], BOUNDS, right=True)
     return {
         "objective": name,
-        "parameters": counts.parameters(task)["params"],
+        "parameters": estimate.parameters(task)["params"],
         "updates": num_steps,
         "milliseconds_per_update": 1000 * seconds,
-        "bleu": bootstrap.scores(measure, statistics)["bleu"],
-        "interval": bootstrap.intervals(measure, statistics)["bleu"],
+        "bleu": predictions.scores(measure, statistics)["bleu"],
+        "interval": predictions.intervals(measure, statistics)["bleu"],
         "by_length": [
-            bootstrap.scores(measure, statistics[groups == group])["bleu"]
+            predictions.scores(measure, statistics[groups == group])["bleu"]
             for group in range(len(BOUNDS) + 1)
         ],
         "sentences": np.bincount(groups, minlength=len(BOUNDS) + 1).tolist(),
         "tokenizer": task.tokenizer.fingerprint(),
-        "signature": bleu.signatures(outputs, references, "de")["bleu_signature"],
+        "signature": texts.signatures(outputs, references, "de")["bleu_signature"],
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "revision": comparison.revision(),

@@ -25,12 +25,12 @@ from steps import Peer, our_step, peer_step, quiet
 from train_step import matmul_rate
 
 from transformer_jax.config import experiment
-from transformer_jax.data import readers as reading
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.data import rows as reading
+from transformer_jax.runs.spec import make_task
 from transformer_jax.tasks.image_classification import ImageClassification
-from transformer_jax.training import batches
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 CLASSES = 1000
 SMALL = dict(side=224, patch=16, layers=12, width=384, rows=16)  # ViT-S/16
@@ -93,7 +93,7 @@ def rows(tiny: bool):
     with tempfile.TemporaryDirectory() as folder:
         task = make_task(_config(folder, tiny, readers=0))
         for name, split in (("crop, flip and RandAugment", "train"), ("centre crop", "valid")):
-            component = task.of_split(split)
+            component = task.split_rows(split)
             numbers = [(number % len(component), 0) for number in range(16 if tiny else 256)]
             rates = []
             for _ in range(2 if tiny else 5):
@@ -133,7 +133,7 @@ def _waited(config, updates: int) -> tuple[float, float]:
     read = task.rows().train.batch
     waited = []
     with reading.started(read, config.data.readers) as processes:
-        stream = batches.stream(
+        stream = trainer.stream(
             read,
             config.train.batch,
             1,

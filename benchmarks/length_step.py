@@ -147,8 +147,8 @@ def row(method: Method, length: int, part: str, tiny: bool) -> dict:
     import jax
 
     from transformer_jax.planning import estimate
-    from transformer_jax.runs.resolve import make_task
-    from transformer_jax.training.program import Program
+    from transformer_jax.runs.spec import make_task
+    from transformer_jax.training.step import Program
 
     if not name:
         jax.config.update("jax_num_cpu_devices", method.devices)
@@ -189,17 +189,17 @@ def row(method: Method, length: int, part: str, tiny: bool) -> dict:
 
 def picked(instead: str | None) -> set[str]:
     """Returns the names of the kernels that `pick` chooses from now on, or `instead` of them."""
-    from transformer_jax.layers import kernels
+    from transformer_jax.layers import attention
 
     names = set()
-    pick = kernels.pick
+    pick = attention.pick
 
     def recorded(*arguments, **options):
-        kernel = getattr(kernels, instead) if instead else pick(*arguments, **options)
+        kernel = getattr(attention, instead) if instead else pick(*arguments, **options)
         names.add(kernel.__name__)
         return kernel
 
-    kernels.pick = recorded
+    attention.pick = recorded
     return names
 
 

@@ -67,7 +67,7 @@ def our_call(
     import jax
     import jax.numpy as jnp
 
-    from transformer_jax.models.longformer import Longformer
+    from transformer_jax.families.longformer import Longformer
 
     model = Longformer(
         vocab_size=VOCABULARY,

@@ -29,7 +29,7 @@ from harness import apart, gpu, main
 from steps import Peer, bert_peer, bert_rows, gpt_peer, gpt_rows, our_step, peer_step
 
 from transformer_jax import losses
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 REMATS = ("none", "dots", "full")
 OUT_OF_MEMORY = ("out of memory", "resource_exhausted", "alloc_failed")

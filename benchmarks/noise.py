@@ -9,7 +9,7 @@ import json
 import time
 
 from transformer_jax.config import experiment
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 LENGTH, BATCH, UPDATES = 128, 64, 100
 BART = dict(name="bart", vocab_size=4096, max_length=LENGTH)

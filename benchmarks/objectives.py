@@ -182,15 +182,15 @@ def train(arguments, config: str, workdir: pathlib.Path, keys: dict, seeds: int 
 def described(run: pathlib.Path) -> dict:
     """Returns the size of a run's model, and the origin of its row."""
     from transformer_jax.data import tokenizers
-    from transformer_jax.data.sources.python_functions import PythonFunctions
-    from transformer_jax.planning import counts
-    from transformer_jax.runs import record
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.data.sources.python_library import PythonFunctions
+    from transformer_jax.planning import estimate
+    from transformer_jax.runs import spec
+    from transformer_jax.runs.spec import make_task
 
-    config = record.read(run).config
+    config = spec.read(run).config
     splits = itertools.chain.from_iterable(SPLITS.values())
     return {
-        "parameters": counts.parameters(make_task(config, run))["params"],
+        "parameters": estimate.parameters(make_task(config, run))["params"],
         "updates": config.train.num_steps,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
@@ -216,7 +216,7 @@ class Function(NamedTuple):
 def functions(split: str, tokens: pathlib.Path) -> list[Function]:
     """Returns the functions of a split; `tokens` is the folder of the tokenizer that cuts them."""
     from transformer_jax.data import tokenizers
-    from transformer_jax.data.sources.python_functions import PythonFunctions
+    from transformer_jax.data.sources.python_library import PythonFunctions
 
     tokenizer = tokenizers.load(tokens)
     cut = []
@@ -247,12 +247,12 @@ def targets(split: str, tokens: pathlib.Path) -> list[list[int]]:
 
 def summarised(arguments, folder: pathlib.Path, workdir: pathlib.Path, begin: dict) -> dict:
     """Returns the scores of the summaries of a run, fine-tuned to write them."""
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
 
     run = begin["init_from"]
     tokens = run / "tokenizer"
     write_functions(folder, tokens)
-    config = record.read(run).config
+    config = spec.read(run).config
     family, task = config.model.name, config.task.name
     if family == "gpt":
         answers = by_language_model(arguments, folder, workdir, begin)
@@ -327,12 +327,12 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
     BERT's vector of the first text is added to its positions, because BART has no types of tokens.
     """
     from transformer_jax import config as configs
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
     from transformer_jax.runs.open import open_run
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.runs.spec import make_task
     from transformer_jax.training import state
 
-    if record.exists(workdir):
+    if spec.exists(workdir):
         return workdir
     bert, pretrained = open_run(run, "latest")
     shape = {f"model.{key}": bert.config.model[key] for key in ("d_model", "d_ff", "vocab_size")}
@@ -345,20 +345,20 @@ def with_decoder(run: pathlib.Path, workdir: pathlib.Path) -> pathlib.Path:
     positions = pretrained["position_embed"]["embedding"] + pretrained["type_embed"]["embedding"][0]
     table = params["position_embed"]["embedding"]
     params["position_embed"] = {"embedding": table.at[-len(positions) :].set(positions)}
-    record.create(workdir, task, params)
+    spec.create(workdir, task, params)
     return workdir
 
 
 def rouge(outputs: list[list[str]], pairs: list[Function]) -> dict[str, dict]:
     """Returns ROUGE of the outputs of each seed: means, and the bootstrap over functions."""
-    from transformer_jax.scores import bootstrap
-    from transformer_jax.scores.rouge import Rouge
+    from transformer_jax.scores import predictions
+    from transformer_jax.scores.texts import Rouge
 
     measure = Rouge(str.splitlines)
     references = [pair.target for pair in pairs]
     statistics = np.mean([measure.statistics(each, references) for each in outputs], axis=0)
-    means = bootstrap.scores(measure, statistics)
-    intervals = bootstrap.intervals(measure, statistics)
+    means = predictions.scores(measure, statistics)
+    intervals = predictions.intervals(measure, statistics)
     return {name: {"mean": means[name], "interval": intervals[name]} for name in ROUGE}
 
 

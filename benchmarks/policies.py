@@ -123,7 +123,7 @@ class Measures:
 
         The divergence is its bound (Stiennon et al. 2020, appendix G.3).
         """
-        from transformer_jax.inference.best_of import best_of
+        from transformer_jax.inference.generation import best_of
 
         sft, reward = self.sft, self.reward
         draw = partial(sft.task.replies, sft.params, max_tokens=MAX_TOKENS, seed=seed)

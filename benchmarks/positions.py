@@ -140,14 +140,14 @@ def measured(arguments, keys: dict, name: str) -> dict:
 def scores(run: pathlib.Path, count: int) -> dict:
     """Returns the BLEU of held-out sentences of trained lengths and of others."""
     from transformer_jax import open_run
-    from transformer_jax.scores import bleu
+    from transformer_jax.scores import texts
 
     task, params = open_run(run, "latest", overrides={"decode.beam": 1})
     row = {}
     for name, words in (("trained", TRAINED), ("beyond", BEYOND)):
         pairs = of_length("test", 10 * count, words)[:count]
         outputs, references = task.translated_pairs(params, pairs)
-        row[f"bleu_{name}"] = bleu.scores(outputs, references)["bleu"]
+        row[f"bleu_{name}"] = texts.scores(outputs, references)["bleu"]
         row[f"sentences_{name}"] = len(pairs)
     return row
 

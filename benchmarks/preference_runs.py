@@ -211,9 +211,9 @@ def read_record(folder: pathlib.Path) -> dict:
 
 def updates(folder: pathlib.Path) -> int:
     """Returns the number of updates of a run."""
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
 
-    return record.read(folder).config.train.num_steps
+    return spec.read(folder).config.train.num_steps
 
 
 def last_scores(folder: pathlib.Path) -> dict:

@@ -54,7 +54,7 @@ def main() -> None:
 def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
     """Returns the row of a seed."""
     import transformer_jax
-    from transformer_jax.planning import counts
+    from transformer_jax.planning import estimate
 
     seed = NAMES.index(name)
     keys = dict.fromkeys(("train.seed", "data.seed", "source.seed"), seed)
@@ -71,7 +71,7 @@ def measured(workdir: pathlib.Path, name: str, tiny: bool) -> dict:
     contacts, params = transformer_jax.open_run(runs["contacts"])
     return {
         "objective": name,
-        "parameters": counts.parameters(task)["params"],
+        "parameters": estimate.parameters(task)["params"],
         "updates": task.config.train.num_steps,
         "minutes": minutes,  # of this start
         "ece": scores["ece"],

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.layers.cells import LSTM
-from transformer_jax.layers.kernels import dot_product
+from transformer_jax.layers.attention import dot_product
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.recurrent import Unidirectional
-from transformer_jax.planning import counts, traced
+from transformer_jax.layers.recurrent import LSTM, Unidirectional
+from transformer_jax.planning import estimate
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 UNITS = {"": 1, "M": 1e6, "B": 1e9}
@@ -77,7 +76,7 @@ def layers(length: int = 1000, width: int = 1000, kernel: int = 3) -> list[Row]:
     return [
         Row(
             "self-attention",
-            traced.flops(attend, heads, heads, heads),
+            estimate.flops(attend, heads, heads, heads),
             "4e9" if is_published else None,
             "4 n^2 d",
             "queries by keys and weights by values; "
@@ -85,14 +84,14 @@ def layers(length: int = 1000, width: int = 1000, kernel: int = 3) -> list[Row]:
         ),
         Row(
             "recurrence",
-            traced.flops(lstm.apply, weights, x, filled),
+            estimate.flops(lstm.apply, weights, x, filled),
             "16e9" if is_published else None,
             "16 n d^2",
             "an LSTM: four gates, each of an input and a recurrent matrix",
         ),
         Row(
             "convolution",
-            traced.flops(convolve, x, array(kernel, width, width)),
+            estimate.flops(convolve, x, array(kernel, width, width)),
             "6e9" if is_published else None,
             "2 k n d^2",
             f"kernel width k = {kernel}, not separable",
@@ -213,7 +212,7 @@ def models() -> Iterator[Row]:
     """
     for model in MODELS:
         flags = "".join(f" --config.{key}={value}" for key, value in model.changes.items())
-        params = counts.parameters(make_task(model.config, model.changes))["params"]
+        params = estimate.parameters(make_task(model.config, model.changes))["params"]
         yield Row(model.name, params, model.params, f"configs/{model.config}{flags}", model.note)
 
 
@@ -223,7 +222,7 @@ def trainings() -> Iterator[Row]:
     yield from _translation("Transformer big", "wmt/big.py", hours=3.5 * 24, printed="2.3e19")
     for model in MODELS:
         if model.flops:
-            params = counts.parameters(make_task(model.config, model.changes))["params"]
+            params = estimate.parameters(make_task(model.config, model.changes))["params"]
             yield Row(
                 f"{model.name}, 6ND",
                 6 * params * GPT3_TOKENS,
@@ -233,7 +232,7 @@ def trainings() -> Iterator[Row]:
             )
     yield Row(
         "GPT-3 175B, counted",
-        counts.training(make_task("gpt/gpt3.py:175b"))[0],
+        estimate.training(make_task("gpt/gpt3.py:175b"))[0],
         None,
         "every matrix product of the config's run, attention included",
     )
@@ -242,8 +241,8 @@ def trainings() -> Iterator[Row]:
 def _translation(name: str, config: str, hours: float, printed: str) -> Iterator[Row]:
     """Yields the figures of a model of Vaswani et al. 2017. `printed` is the published figure."""
     task = make_task(config)
-    params = counts.parameters(task)["params"]
-    flops, positions = counts.training(task)
+    params = estimate.parameters(task)["params"]
+    flops, positions = estimate.training(task)
     yield Row(
         f"{name}, device hours",
         hours * 3600 * 8 * P100_FLOPS,

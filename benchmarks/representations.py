@@ -196,14 +196,14 @@ def captions(data: pathlib.Path) -> dict:
 
 def described(run: pathlib.Path) -> dict:
     """Returns the size of a run on texts, and the origin of its row."""
-    from transformer_jax.planning import counts
-    from transformer_jax.runs import record
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.planning import estimate
+    from transformer_jax.runs import spec
+    from transformer_jax.runs.spec import make_task
 
-    config = record.read(run).config
+    config = spec.read(run).config
     task = make_task(config, run)
     return {
-        "parameters": counts.parameters(task)["params"],
+        "parameters": estimate.parameters(task)["params"],
         "updates": config.train.num_steps,
         "minutes": json.loads(run.with_suffix(".minutes").read_text()),
         "tokenizer": task.tokenizer.fingerprint(),

@@ -20,12 +20,12 @@ from harness import in_turn, main
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import kernels
+from transformer_jax.layers import attention
 from transformer_jax.layers.masks import Mask
 
 HEADS = 4
 HEAD_DIM = 64
-KERNELS = {"ours": kernels.ring, "plain kernel": kernels.dot_product}
+KERNELS = {"ours": attention.ring, "plain kernel": attention.dot_product}
 
 
 def memory(tiny: bool):
@@ -55,8 +55,8 @@ def time(tiny: bool):
 def difference(tiny: bool):
     length, devices = (256, 2) if tiny else (16_384, 4)
     for causal in (True, False):
-        ours = _call(kernels.ring, length, devices, causal, heads=1)()
-        expected = _call(kernels.dot_product, length, 1, causal, heads=1)()
+        ours = _call(attention.ring, length, devices, causal, heads=1)()
+        expected = _call(attention.dot_product, length, 1, causal, heads=1)()
         largest = max(
             float(np.abs(np.asarray(x) - np.asarray(y)).max() / np.abs(np.asarray(y)).max())
             for x, y in zip(ours, expected)

@@ -4,7 +4,7 @@ python benchmarks/rollouts.py [--json=FILE] [--tiny]
 
 Both write 64 tokens behind 64 prompts of 16 tokens, by a GPT of random parameters with the shape of
 configs/gpt/imdb.py:cpu. The turns alternate, and each figure is the median. The answers of a step
-(inference/answers.py) are computed in a program of their own here.
+(objectives/rollouts.py) are computed in a program of their own here.
 """
 
 import os
@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import config as configs
-from transformer_jax.inference.answers import Writer
-from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.inference.generation import Sampling
+from transformer_jax.objectives.rollouts import Writer
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training.state import init_params
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -128,16 +128,16 @@ def train(arguments, config: str, run: pathlib.Path, keys: dict, seeds: int = 0)
 
 def last_scores(run: pathlib.Path) -> dict[str, float]:
     """Returns the last scores of the validation set."""
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
 
-    lines = [line for line in record.metrics(run) if "valid/loss" in line]
+    lines = [line for line in spec.metrics(run) if "valid/loss" in line]
     return {name: value for name, value in lines[-1].items() if name.startswith("valid/")}
 
 
 def error_rates(runs: list[pathlib.Path], keys: dict) -> dict:
     """Returns the test's error rate of each seed, their mean and deviation, and its interval."""
     from transformer_jax.runs.open import open_run
-    from transformer_jax.scores import bootstrap
+    from transformer_jax.scores import predictions
 
     values, outputs, references = [], [], []
     for run in runs:
@@ -147,7 +147,7 @@ def error_rates(runs: list[pathlib.Path], keys: dict) -> dict:
         outputs += answers.outputs
         references += answers.references
     (measure,) = task.measures
-    interval = bootstrap.intervals(measure, measure.statistics(outputs, references))["wer"]
+    interval = predictions.intervals(measure, measure.statistics(outputs, references))["wer"]
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {
         "values": values,

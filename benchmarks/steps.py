@@ -11,7 +11,7 @@ from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.tasks.masked_lm import MaskedLM
 from transformer_jax.tasks.translation import Translation
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 BERT_VOCABULARY = 30_522
 

@@ -242,8 +242,8 @@ runpy.run_module("transformer_jax.train_gpt", run_name="__main__", alter_sys=Tru
 import jax
 trace.follow()
 from transformer_jax import config as configs
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
+from transformer_jax.runs.spec import make_task
+from transformer_jax.contracts.task import Context
 task = make_task(configs.load(f"{ROOT}/{CONFIG}", OVERRIDES))
 batch = task.rows().train.batch(0, range(8))
 task.loss(nn.unbox(task.init(jax.random.key(0))), batch, Context())

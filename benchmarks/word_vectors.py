@@ -46,8 +46,8 @@ def documents(path: str, num_words: int) -> list[list[str]]:
 
 def task_of(path: str, num_words: int, epochs: int, folder: str):
     """Returns the program and the rows of a run over the first words of a file."""
-    from transformer_jax.runs.resolve import make_task
-    from transformer_jax.training.program import Program
+    from transformer_jax.runs.spec import make_task
+    from transformer_jax.training.step import Program
 
     file = os.path.join(folder, "text.txt")
     with open(file, "w", encoding="utf-8") as out:
@@ -69,8 +69,8 @@ def trained(path: str, num_words: int, epochs: int, folder: str):
     """Returns a call that trains, and returns the task and the last state."""
     import jax
 
-    from transformer_jax.training import batches
     from transformer_jax.training import state as states
+    from transformer_jax.training import trainer
 
     task, program = task_of(path, num_words, epochs, folder)
     train = task.config.train
@@ -78,7 +78,7 @@ def trained(path: str, num_words: int, epochs: int, folder: str):
     def call():
         state = states.init(task, program.tx, program.state)
         read, steps = task.rows().train.batch, range(train.num_steps)
-        for batch in batches.stream(read, train.batch, 1, program.batch_sharding, steps):
+        for batch in trainer.stream(read, train.batch, 1, program.batch_sharding, steps):
             state = program.train_step(state, batch)
         jax.block_until_ready(state)
         return task, state
@@ -131,7 +131,7 @@ def parts(tiny: bool, path: str):
     import jax
     import jax.numpy as jnp
 
-    from transformer_jax.tasks.task import Context
+    from transformer_jax.contracts.task import Context
     from transformer_jax.training import state as states
 
     with tempfile.TemporaryDirectory() as folder:

@@ -73,13 +73,13 @@ def tables() -> str:
 
 def _table(title: str, keys, model: str, task: str, source: str = "") -> str:
     from transformer_jax import config as configs
-    from transformer_jax.cli import help
+    from transformer_jax.cli import flags
 
     schema = configs.schema(model, task, source)
     lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         kind, default = schema[key]
-        value = f"`{help.as_flag(default)}`" if default != "" else "empty"
+        value = f"`{flags.as_flag(default)}`" if default != "" else "empty"
         meaning = _escaped(configs.meaning(key, model, task, source))
         cells = (f"`{key}`", _escaped(configs.describe(kind)), value, meaning)
         lines.append(f"| {' | '.join(cells)} |")

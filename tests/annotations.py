@@ -21,13 +21,11 @@ PACKAGE = "transformer_jax"
 MODULES = (
     "layers",
     "losses",
-    "models",
+    "contracts.model",
+    "families",
     "inference.beam_search",
-    "inference.best_continuations",
     "inference.filling",
     "inference.generation",
-    "inference.sampling",
-    "inference.scoring",
     "inference.stream",
 )
 _DECORATOR = ast.parse(f"__import__({__name__!r}, fromlist=['checked']).checked", mode="eval").body

@@ -23,9 +23,9 @@ from tests.training import recurrent
 from tests.training.test_loop import final_state, lines
 from tests.training.test_step import losses
 from transformer_jax import config as configs
-from transformer_jax.runs import begin
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.training.loop import Program, run
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task, resolve
+from transformer_jax.training.trainer import Program, run
 
 STEPS, STOP = 4, 2
 SHORT = dict(
@@ -81,7 +81,7 @@ def test_a_resumed_run_is_bit_equal(family, tmp_path):
 
     def train(workdir):
         program = Program.of(config, task, jax.devices()[:1])
-        run(config, task, workdir, program, origin=begin.origin(config, workdir))
+        run(config, task, workdir, program, origin=spec.origin(config, workdir))
         return program
 
     program = train(tmp_path / "straight")

@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-from transformer_jax.data.sources import parts
+from transformer_jax.data.sources import text_files
 
-parts.PART_BYTES = int(sys.argv.pop(1))
+text_files.PART_BYTES = int(sys.argv.pop(1))
 runpy.run_module("transformer_jax.prepare", run_name="__main__")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
 
-from transformer_jax.layers.norms import LayerNorm
+from transformer_jax.families.gpt import GPT
+from transformer_jax.layers.blocks import LayerNorm
 from transformer_jax.losses import cross_entropy
-from transformer_jax.models.gpt import GPT
 
 
 def test_a_wrong_shape_or_dtype_is_refused():

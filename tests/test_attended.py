@@ -8,8 +8,8 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.finetuning import examples
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.pictures.attended import Side, between
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.pictures.attention_maps import Side, between
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
 
 TEXT = "the cat sat on the mat."

@@ -122,7 +122,7 @@ def test_wide_beams_find_the_outputs_of_brute_force(toy, seed, alpha):
     beams = decode(toy, seed, limits, beam=16, alpha=alpha, n_best=n_best)
     for row, limit in enumerate(limits):
         scores, bodies = zip(*brute_force(seed, 3, row, limit, alpha)[:n_best])
-        assert beams.of_input(row).tokens(EOS) == list(bodies)
+        assert beams.row(row).tokens(EOS) == list(bodies)
         np.testing.assert_allclose(beams.scores[row], scores, atol=1e-4)
 
 
@@ -261,6 +261,6 @@ def test_one_beam_follows_the_likeliest_token(seed):
                 break
             body.append(token)
             code = code * 4 + token
-        assert beams.of_input(row).tokens(EOS) == [body]
+        assert beams.row(row).tokens(EOS) == [body]
         score = log_p / float(length_penalty(len(body) + (token == EOS), 0.6))
         assert float(beams.scores[row, 0]) == pytest.approx(score, abs=1e-4)

@@ -202,11 +202,11 @@ def test_json_round_trip_and_differences():
 
 
 def test_a_new_model_file_needs_no_registry(tmp_path, monkeypatch):
-    import transformer_jax.models as models
+    import transformer_jax.families as families
 
-    source = (pathlib.Path(models.__file__).parent / "encoder_decoder.py").read_text()
+    source = (pathlib.Path(families.__file__).parent / "encoder_decoder.py").read_text()
     variant = source.replace("num_heads: int = 8", "num_heads: int = 4")
     (tmp_path / "variant.py").write_text(variant)
-    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     config = configs.experiment(model={"name": "variant"}, task={"name": "translation"})
     assert configs.build_model(config).num_heads == 4

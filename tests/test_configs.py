@@ -20,12 +20,12 @@ from tests.examples import CONFIGS
 from tests.training import test_guests
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import run_length
-from transformer_jax.runs import begin, record
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.configuration import sections
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import resolve
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 FILES = [str(path.relative_to(CONFIGS)) for path in sorted(CONFIGS.rglob("*.py"))]
 # The arguments to test. The tiny variants of other arguments are the same.
@@ -84,7 +84,7 @@ def pretraining_config(model):
     """Returns the first config that trains the model from scratch."""
     for name in FILES:
         config = configs.tiny(CONFIGS / name)
-        if config.model.name == model and not begin.fine_tunes(config):
+        if config.model.name == model and not spec.fine_tunes(config):
             return config
     raise ValueError(f"no config pre-trains the model {model}")
 
@@ -96,7 +96,7 @@ def pretrained(config, folder, values):
     task = resolve(config).task()
     workdir = folder / "run"
     workdir.mkdir()
-    record.create(workdir, task, values(task))
+    spec.create(workdir, task, values(task))
     return workdir
 
 
@@ -116,7 +116,7 @@ def resolved(case, folder, values):
     config = configs.tiny(CONFIGS / case)
     use_examples(config, folder)
     task = configs.named_class("task", config.task.name)
-    begins = begin.fine_tunes(config) or task.begins_with_run
+    begins = spec.fine_tunes(config) or task.begins_with_run
     if begins or config.lora.rank is not None:
         earlier = pretraining_config(config.model.name) if begins else config
         earlier = earlier.copy_and_resolve_references()
@@ -241,26 +241,26 @@ def test_fractions_give_the_updates_of_the_full_length(case, expected):
     config = configs.load(CONFIGS / case)
     num_steps = config.train.num_steps
     decay_steps = config.optimizer.decay_steps
-    eval_every, save_every = run_length.intervals(config)
+    eval_every, save_every = sections.intervals(config)
     assert expected == {
         "train.num_steps": num_steps,
-        "optimizer.warmup_steps": run_length.span(config.optimizer.warmup_steps, num_steps),
-        "optimizer.decay_steps": decay_steps and run_length.span(decay_steps, num_steps),
+        "optimizer.warmup_steps": sections.span(config.optimizer.warmup_steps, num_steps),
+        "optimizer.decay_steps": decay_steps and sections.span(decay_steps, num_steps),
         "train.eval_every": eval_every,
         "checkpoint.every": save_every,
     }
-    assert not run_length.saves_at_evaluations(config) or eval_every == save_every == num_steps
+    assert not sections.saves_at_evaluations(config) or eval_every == save_every == num_steps
 
 
 def test_a_shortened_run_keeps_its_proportions():
     config = configs.load(CONFIGS / "bert/imdb.py:cpu", {"train.num_steps": 1500})
-    assert run_length.intervals(config) == (750, 750) and not run_length.warnings(config)
-    assert run_length.span(config.optimizer.warmup_steps, 1500) == 94
+    assert sections.intervals(config) == (750, 750) and not sections.warnings(config)
+    assert sections.span(config.optimizer.warmup_steps, 1500) == 94
 
 
 def test_a_shortened_run_with_whole_numbers_of_updates_is_warned_of():
     config = configs.load(CONFIGS / "bert/base.py", {"train.num_steps": 1500})
-    intervals, warmup = run_length.warnings(config)
+    intervals, warmup = sections.warnings(config)
     assert intervals == (
         "warning: the run of 1500 updates is evaluated at its end alone "
         "(config.train.eval_every=10000) and is saved at its end and every 15 minutes "
@@ -269,7 +269,7 @@ def test_a_shortened_run_with_whole_numbers_of_updates_is_warned_of():
     )
     assert "config.optimizer.warmup_steps=10000" in warmup and "warmup_steps=0.1 means" in warmup
     configs.set_key(config, "checkpoint.minutes", "0")
-    assert "saved at its end alone (" in run_length.warnings(config)[0]
+    assert "saved at its end alone (" in sections.warnings(config)[0]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -16,7 +16,6 @@ from tests.finetuning import examples
 from tests.programs import ENV
 from tests.tasks.conftest import trained
 from transformer_jax.runs.train import train
-from transformer_jax.training import digests
 
 SHORT = dict(
     train__num_steps=6,
@@ -242,7 +241,7 @@ def _check_digests(checkpoint):
         name: json.loads((checkpoint / name).read_text())
         for name in ("digests.json", "digests-0.json", "digests-1.json")
     }
-    assert digests.damage(checkpoint) is None
+    assert checkpoint.damage(checkpoint) is None
     for process in 0, 1:
         own = listed[f"digests-{process}.json"]
         assert own and all(f"/ocdbt.process_{process}/" in name for name in own)
@@ -254,9 +253,9 @@ def _check_digests(checkpoint):
         file = checkpoint / name
         content = file.read_bytes()
         file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        assert digests.damage(checkpoint) == f"{name}: checksum mismatch"
+        assert checkpoint.damage(checkpoint) == f"{name}: checksum mismatch"
         file.unlink()
-        assert digests.damage(checkpoint) == f"{name}: missing"
+        assert checkpoint.damage(checkpoint) == f"{name}: missing"
         file.write_bytes(content)
 
 

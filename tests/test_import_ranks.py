@@ -18,9 +18,12 @@ RANKS = [
     {"distributed"},
     {"metrics", "losses", "scores"},
     {"layers"},
-    {"data", "models"},
-    {"inference"},
+    {"data"},
+    {"contracts"},
+    {"records", "inference"},
     {"finetuning", "huggingface"},
+    {"objectives"},
+    {"families"},
     {"tasks"},
     {"training"},
     {"runs"},
@@ -29,8 +32,8 @@ RANKS = [
     {"cli"},
 ]
 RANK = {part: rank for rank, parts in enumerate(RANKS) for part in parts}
-FLAX = {"layers", "models", "training/state.py"}
-ORBAX = {"training/checkpoint.py", "training/orbax_use.py"}
+FLAX = {"layers", "contracts", "families", "training/state.py"}
+ORBAX = {"training/checkpoint.py"}
 
 
 def imports(path):
@@ -50,8 +53,6 @@ def may_import(importer: str, imported: str) -> bool:
     other = imported.partition(".")[0]
     if other == importer or other not in RANK:
         return other == importer
-    if importer in ("finetuning", "training") and other == "tasks":
-        return imported.startswith("tasks.task.")
     return RANK[other] < RANK[importer]
 
 
@@ -83,7 +84,7 @@ def test_few_modules_import_flax_and_orbax():
         assert not libraries & {"tensorflow", "torch", "pickle"}, where
 
 
-# Capabilities are declared: transformer_jax/models/model.py.
+# Capabilities are declared: transformer_jax/contracts/model.py.
 GUESSES = re.compile(
     r"(?:has|get)attr\((?:\w+\.)*model\b|inspect\.signature\([^)]*\b(?:model|hidden)\b"
 )

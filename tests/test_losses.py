@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from transformer_jax import config as configs
 from transformer_jax import losses
 from transformer_jax.distributed import sharding
-from transformer_jax.layers.outputs import Projection, token_log_probs
+from transformer_jax.layers.embeddings import Projection, token_log_probs
 
 B, L, M, V = 3, 8, 6, 11
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))

@@ -17,9 +17,9 @@ from transformer_jax import config as configs
 from transformer_jax.cli import process
 from transformer_jax.config import RunError
 from transformer_jax.distributed import hosts
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
-from transformer_jax.training import footprint, loop, memory, orbax_use
+from transformer_jax.training import checkpoint, memory, trainer
 from transformer_jax.training import state as states
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -114,7 +114,7 @@ def test_sizes_are_readable():
 def parts(tmp_path_factory):
     """Returns a config with one checkpoint and one evaluation, and its program on one device."""
     config = build_config(tmp_path_factory.mktemp("memory"), task__bleu_lines=0)
-    return config, loop.Program.of(config, make_task(config), jax.devices()[:1])
+    return config, trainer.Program.of(config, make_task(config), jax.devices()[:1])
 
 
 def exhausted(*_, **__):
@@ -126,13 +126,13 @@ def exhausted(*_, **__):
     "owner, name, place",
     [
         (states, "init", None),
-        (orbax_use.Manager, "save", "saving a checkpoint"),
-        (orbax_use.Manager, "restore", "restoring a checkpoint"),
+        (checkpoint.Manager, "save", "saving a checkpoint"),
+        (checkpoint.Manager, "restore", "restoring a checkpoint"),
     ],
 )
 def test_a_training_names_the_place_and_the_sizes(parts, tmp_path, monkeypatch, owner, name, place):
     config, program = parts
-    monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
+    monkeypatch.setattr(trainer.Program, "of", lambda config, task: program)
     if name == "restore":
         train(config, tmp_path)
         configs.set_key(config := config.copy_and_resolve_references(), "train.num_steps", 6)
@@ -153,7 +153,7 @@ def test_an_update_names_the_size_of_its_activations(parts, tmp_path, monkeypatc
 
     update.lower = program.train_step.lower
     program = dataclasses.replace(program, train_step=update)
-    monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
+    monkeypatch.setattr(trainer.Program, "of", lambda config, task: program)
     with pytest.raises(RunError) as error:
         train(config, tmp_path)
     assert "out of memory in an update: 1.0 GiB requested" in str(error.value)
@@ -163,7 +163,7 @@ def test_an_update_names_the_size_of_its_activations(parts, tmp_path, monkeypatc
 def test_an_evaluation_is_named(parts, tmp_path, monkeypatch):
     config, program = parts
     program = dataclasses.replace(program, eval_step=exhausted)
-    monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
+    monkeypatch.setattr(trainer.Program, "of", lambda config, task: program)
     with pytest.raises(RunError, match="out of memory in an evaluation: 1.0 GiB requested"):
         train(config, tmp_path)
 
@@ -195,12 +195,12 @@ def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
         {"model.d_model": 600_000, "data.cache": str(tmp_path / "data")},
     )
     task = make_task(config)
-    program = loop.Program.of(config, task, jax.devices()[:1])
-    monkeypatch.setattr(memory, "of_host", lambda: None)
+    program = trainer.Program.of(config, task, jax.devices()[:1])
+    monkeypatch.setattr(memory, "host_memory", lambda: None)
     with pytest.raises(
         RunError, match="initialising parameters and optimizer state: .* TiB requested"
     ):
-        with footprint.explained(config, program):
+        with memory.explained(config, program):
             states.init(task, program.tx, program.state)
 
 

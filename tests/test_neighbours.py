@@ -43,7 +43,7 @@ def test_the_nearest_occurrence_is_that_of_the_same_topic(task):
     table = np.random.default_rng(0).normal(size=(by_topic.tokenizer.vocab_size, 4))
     params = {"embed": {"table": table}}
     labelled = [("river" if "river" in text else "money", text) for text in texts]
-    by_context = neighbours.of_word(by_topic, params, "Bank", labelled)
+    by_context = neighbours.word_neighbours(by_topic, params, "Bank", labelled)
     assert by_context.texts == texts and by_context.cosines.shape == (2, 4, 4)
     assert by_context.nearest[1].tolist() == [3, 2, 1, 0]
     assert by_context.same_sense[1].all() and not by_context.same_sense[0].all()
@@ -76,14 +76,14 @@ def test_two_occurrences_in_one_text_are_no_neighbours(task):
     _, by_topic = task
     params = {"embed": {"table": np.eye(by_topic.tokenizer.vocab_size)}}
     texts = [("", "the bank, the bank of the river"), ("", "a bank lends money"), ("", "")]
-    by_context = neighbours.of_word(by_topic, params, "bank", texts)
+    by_context = neighbours.word_neighbours(by_topic, params, "bank", texts)
     assert (
         by_context.nearest[:, :2].tolist() == [[2, 2], [2, 2]]
         and (by_context.nearest[:, 2] < 2).all()
     )
     assert neighbours.accuracies([by_context]) is None  # the senses are not known
     with pytest.raises(UserError, match="--word=bank: fewer than two of the texts"):
-        neighbours.of_word(by_topic, params, "bank", texts[:1])
+        neighbours.word_neighbours(by_topic, params, "bank", texts[:1])
 
 
 def test_the_list_of_ambiguous_words_is_balanced():

@@ -1,11 +1,15 @@
 """Modules that have moved can still be imported under their old names, with a warning."""
 
 import importlib
+import pathlib
 import sys
 
 import pytest
 
+from transformer_jax import config as configs
 from transformer_jax import old_paths
+
+EARLIER = pathlib.Path(__file__).parent / "fixtures/earlier"
 
 
 @pytest.mark.parametrize("old", old_paths.MOVED)
@@ -18,6 +22,36 @@ def test_an_old_name_has_the_content_of_the_new_one(old, monkeypatch):
     new = importlib.import_module(f"transformer_jax.{old_paths.MOVED[old]}")
     public = [each for each in vars(new) if not each.startswith("_")]
     assert all(getattr(module, each) is getattr(new, each) for each in public)
+
+
+@pytest.mark.parametrize(
+    "model, task, source",
+    [
+        ("decaying_average.py", "causal_lm", ""),
+        ("gpt", "backward_lm.py", ""),
+        ("gpt", "next_residue.py", "fasta.py"),
+    ],
+)
+def test_classes_written_for_earlier_modules_are_used_unmodified(model, task, source, recwarn):
+    """They are the examples of docs/extending.md from before the modules moved."""
+    names = dict(model=model, task=task, source=source)
+    files = {kind: str(EARLIER / name) for kind, name in names.items() if name.endswith(".py")}
+    sections = {kind: dict(name=files.get(kind, name)) for kind, name in names.items() if name}
+    config = configs.experiment(**sections)
+    configs.validate(config)
+    assert configs.build_model(config)
+    for kind in sections:
+        assert configs.named_class(kind, config[kind].name)
+    moved = [str(each.message) for each in recwarn if each.category is DeprecationWarning]
+    assert all(" is now transformer_jax." in line for line in moved)
+
+
+def test_a_module_that_hides_a_function_can_be_called():
+    from transformer_jax import pictures
+
+    module = importlib.import_module("transformer_jax.pictures.bars")
+    assert pictures.bars is module or callable(pictures.bars)
+    assert callable(module) and module([("a", 0.5)], "cosine", "title").axes
 
 
 def test_an_unknown_name_is_not_found():

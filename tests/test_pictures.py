@@ -10,9 +10,9 @@ from tests.finetuning import examples
 from tests.programs import call, refused
 from transformer_jax import pictures
 from transformer_jax.config import UserError
-from transformer_jax.pictures.attended import Attended
-from transformer_jax.runs import record  # create
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.pictures.attention_maps import Attended
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import report
 from transformer_jax.training.state import init_params
 
@@ -168,7 +168,7 @@ def runs(tmp_path_factory):
     workdirs["wmt"] = folder / "wmt"
     workdirs["wmt"].mkdir()
     task = make_task(build_config(folder / "pairs"))
-    record.create(workdirs["wmt"], task, init_params(task))
+    spec.create(workdirs["wmt"], task, init_params(task))
     for number, family in enumerate(("gpt", "bert")):
         (workdirs[family] / "metrics.jsonl").write_text(
             json.dumps({"step": 1, "train/loss": number, "train/tokens_total": 8}) + "\n"

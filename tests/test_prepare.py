@@ -11,9 +11,8 @@ from tests.programs import call, refused
 from tests.test_hosts import config_file, finish, start
 from transformer_jax.config import UserError
 from transformer_jax.data import store
-from transformer_jax.data.sources import parts
-from transformer_jax.data.store import beam, workers
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.data.sources import text_files
+from transformer_jax.runs.spec import make_task
 
 PROGRAM = ["tests.prepare_program", "300"]
 
@@ -28,7 +27,7 @@ def test_two_processes_build_the_store_of_one(tmp_path, monkeypatch):
     config = build_config(tmp_path)
     flags = [f"--config={config_file(config, tmp_path)}", f"--config.data.cache={tmp_path}/both"]
     finish(start(2, PROGRAM, *flags, devices=1))
-    monkeypatch.setattr(parts, "PART_BYTES", 300)
+    monkeypatch.setattr(text_files, "PART_BYTES", 300)
     make_task(config).rows()
     alone, both = stores(tmp_path / "cache"), stores(tmp_path / "both")
     assert alone == both and len(alone) == 3
@@ -60,7 +59,7 @@ def test_wrong_flags_of_beam(tmp_path, monkeypatch):
     refused(call("prepare", f"--config={config}", options), "needs --beam_runner=RUNNER")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--beam_runner=X: .* pip install -e '.\[beam\]'"):
-        beam.Beam("X")
+        store.Beam("X")
 
 
 def failing(writer, part):
@@ -80,7 +79,7 @@ def build(cache, fill):
 
 def test_beam_builds_the_store_of_one_process(tmp_path):
     pytest.importorskip("apache_beam")
-    with workers.using(beam.Beam("DirectRunner")):
+    with store.using(store.Beam("DirectRunner")):
         with pytest.raises(UserError, match="^file.txt:7: not UTF-8$"):
             build(tmp_path / "beam", failing)
         assert not list(tmp_path.glob("beam/*/store.json"))

@@ -12,13 +12,13 @@ import scipy.special
 from tests.jitted import jitted
 from tests.programs import call, refused
 from transformer_jax.config import UserError, experiment
-from transformer_jax.inference import prompt_file, prompting
-from transformer_jax.inference.prompt_file import Item, Prompts
-from transformer_jax.runs import record
+from transformer_jax.inference import prompting
+from transformer_jax.inference.prompting import Item, Prompts
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 FRENCH = {
     "description": "Translate English to French:",
@@ -55,7 +55,7 @@ def gpt_run(folder, num_steps=2):
     task, workdir = make_task(config), folder / "run"
     workdir.mkdir()
     program = Program.of(config, task, jax.devices()[:1])
-    record.begin(config, task, workdir)
+    spec.begin(config, task, workdir)
     run(config, task, workdir, program)
     return workdir
 
@@ -115,7 +115,7 @@ def stub(likelihoods=(), answers=(), max_length=1000):
 
 def test_a_prompt_is_that_of_the_paper(file):
     """Figure 2.1 of Brown et al. 2020."""
-    prompts = prompt_file.read(
+    prompts = prompting.read(
         file(
             examples=[
                 {"input": "sea otter", "output": "loutre de mer"},
@@ -132,7 +132,7 @@ def test_a_prompt_is_that_of_the_paper(file):
 
 
 def test_more_shots_add_examples_to_those_of_an_item(file):
-    prompts = prompt_file.read(file())
+    prompts = prompting.read(file())
     examples = {}
     for shots in (0, 1, 4, 8):
         texts, shortened = prompting._texts(stub(), prompts, shots, 1000)
@@ -141,7 +141,7 @@ def test_more_shots_add_examples_to_those_of_an_item(file):
         assert texts == prompting._texts(stub(), prompts, shots, 1000)[0]
     assert examples[4][0][:1] == examples[1][0] and examples[8][0][:4] == examples[4][0]
     assert examples[8][0] != examples[8][1]
-    with_other_seed, _ = prompting._texts(stub(), prompt_file.read(file(seed=1)), 8, 1000)
+    with_other_seed, _ = prompting._texts(stub(), prompting.read(file(seed=1)), 8, 1000)
     assert with_other_seed != texts
 
 
@@ -181,7 +181,7 @@ def test_the_three_ways_to_compare_choices(normalize, expected):
 
 
 def test_only_whole_answers_are_right(file):
-    prompts = prompt_file.read(file())
+    prompts = prompting.read(file())
     task = stub(answers=[" fromage ", "menthe poivrée"])
     assert prompting.evaluate(task, None, prompts, 1) == {
         "shots": 1,
@@ -194,7 +194,7 @@ def test_only_whole_answers_are_right(file):
 
 
 def test_examples_that_do_not_fit_are_left_out_and_counted(file, capsys):
-    prompts = prompt_file.read(file())
+    prompts = prompting.read(file())
     task = stub(answers=["fromage", "menthe"], max_length=90)
     results = prompting.evaluate(task, None, prompts, 8)
     assert results["shortened"] == 2

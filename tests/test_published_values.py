@@ -7,8 +7,8 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.data.rows import Phase
-from transformer_jax.planning import counts
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.planning import estimate
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -60,7 +60,7 @@ PARAMETERS = {
 
 def parameters(config):
     """Returns the number of parameters of the model that a task trains."""
-    return counts.parameters(make_task(config))["params"]
+    return estimate.parameters(make_task(config))["params"]
 
 
 def assert_values(section, **expected):

@@ -12,7 +12,7 @@ from tests.few_devices import few_devices  # noqa: F401
 from tests.finetuning import examples
 from tests.jitted import jitted
 from transformer_jax import config as configs
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 
 FILE = """
 import pathlib
@@ -80,7 +80,7 @@ def test_every_family_has_the_same_interface(family, tmp_path, caplog):
     file.write_text(FILE.format(family=family, folder=str(tmp_path / "data")))
     overrides = STEPS | ({"model.dropout": 0.1} if family == "fine-tuned" else {})
     scores = transformer_jax.train(file, tmp_path / "run", overrides=overrides)
-    config = record.read(tmp_path / "run").config
+    config = spec.read(tmp_path / "run").config
     assert all(configs.get(config, key) == value for key, value in overrides.items())
     assert scores["valid/loss"] > 0 and all(isinstance(value, float) for value in scores.values())
 

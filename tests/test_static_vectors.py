@@ -7,7 +7,7 @@ from tests.few_devices import few_devices  # noqa: F401
 from tests.programs import call
 from tests.tasks.test_word_vectors import build
 from transformer_jax.config import UserError
-from transformer_jax.data import vector_files
+from transformer_jax.data import array_files
 from transformer_jax.data.tokenizers.words import Words
 from transformer_jax.inference import static_vectors
 from transformer_jax.inference.static_vectors import StaticVectors
@@ -84,7 +84,7 @@ def test_the_commands_show_and_write_the_vectors_of_a_run(run, tmp_path):
     for name in ("a.bin", "a.txt"):
         done = call("convert", f"--workdir={run}", f"--to_vectors={tmp_path}/{name}")
         assert done.returncode == 0, done.stderr
-        written = dict(vector_files.read(tmp_path / name))
+        written = dict(array_files.read(tmp_path / name))
         ids = np.flatnonzero(~task.tokenizer.special).tolist()
         assert list(written) == task.tokenizer.pieces(ids)
         table = np.asarray(params["token_embed"]["embedding"])

@@ -13,18 +13,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # Modules that stay apart, each with the reason.
 APART = {
-    "cli.compilation_cache": "a cache and its limit, which no program's process explains",
-    "models.recurrent": "a family, which configs name",
-    "models.word_vectors": "a family, which configs name",
-    "runs.lock": "a workdir on a disk, beside the lease of one in a bucket",
-    "storage.stream": "reading an object ahead of time, where buckets.py has the paths",
-    "training.growth": "the rules of models, which origin.py applies",
-    "training.intervals": "a part of the loop with a state of its own",
-    "training.log": "a part of the loop with a state of its own",
-    "training.patience": "a part of the loop with a state of its own",
-    "training.resumed": "a warning, which its own test calls",
-    "training.saves": "a part of the loop with a state of its own",
-    "training.trace": "a part of the loop with a state of its own",
+    "families.recurrent": "a family, which configs name",
+    "families.word_vectors": "a family, which configs name",
 }
 
 

@@ -9,8 +9,8 @@ from tests.finetuning import examples
 from tests.training import recurrent
 from transformer_jax.config import UserError
 from transformer_jax.runs import open as opening
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
 
 MESHES = {
@@ -78,7 +78,7 @@ def test_results_on_a_mesh_are_those_of_one_device(mesh, family, tmp_path, monke
     workdir = tmp_path / "run"
     workdir.mkdir()
     task = make_task(build(tmp_path / "data"))
-    record.create(workdir, task, init_params(task))
+    spec.create(workdir, task, init_params(task))
     texts, numbers = flat(list(uses(*opening.open_run(workdir))))
 
     size = 2 ** len(MESHES[mesh])
@@ -97,7 +97,7 @@ def test_a_mesh_that_does_not_fit(tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     workdir.mkdir()
     task = make_task(config)
-    record.create(workdir, task, init_params(task))
+    spec.create(workdir, task, init_params(task))
     monkeypatch.setattr(opening, "local_devices", jax.local_devices)
     _, params = opening.open_run(workdir)
     assert params["token_embed"]["embedding"].sharding.is_fully_replicated

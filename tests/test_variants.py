@@ -13,16 +13,16 @@ from tests.finetuning import examples
 from tests.programs import call, fork
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import variants
-from transformer_jax.data import readers
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import resolve
+from transformer_jax.configuration import classes
+from transformer_jax.data import rows
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import resolve
 from transformer_jax.runs.train import train
 
 MODEL = '''
 import flax.linen as nn
 import pathlib
-from transformer_jax.models.gpt import GPT
+from transformer_jax.families.gpt import GPT
 
 with (pathlib.Path({folder!r}) / "executed").open("a") as file:
     file.write("model ")
@@ -204,11 +204,11 @@ def test_a_run_goes_on_and_begins_another_where_the_config_names_the_file(files,
     shutil.copytree(trained, run)
     overrides = {"train.num_steps": 3, "model.name": str(moved)}
     assert train(files / "config.py", run, overrides=overrides)["valid/loss"] > 0
-    assert record.read(
+    assert spec.read(
         run,
         {
-            "model": variants.named("model", moved),
-            "task": variants.named("task", files / "my_task.py"),
+            "model": classes.named("model", moved),
+            "task": classes.named("task", files / "my_task.py"),
         },
     ).config.model.name == str(moved)
     # The task of the earlier run is not needed, and its path stays unused.
@@ -247,7 +247,7 @@ def test_a_file_given_by_a_flag_decides_which_keys_exist(files, tmp_path):
         transformer_jax.open_run(plain, model_file=files / "my_model.py")
 
 
-KIND = "from transformer_jax.models.model import Causal\n"
+KIND = "from transformer_jax.contracts.model import Causal\n"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ KIND = "from transformer_jax.models.model import Causal\n"
         ),
         (
             "model",
-            "from transformer_jax.models.gpt import GPT\n"
+            "from transformer_jax.families.gpt import GPT\n"
             "class A(GPT):\n    pass\nclass B(GPT):\n    pass\n",
             "exactly one public model class, not .'A', 'B'.",
         ),
@@ -270,13 +270,13 @@ KIND = "from transformer_jax.models.model import Causal\n"
         ("model", None, "mine.py: No such file"),
         (
             "task",
-            "import dataclasses\nfrom transformer_jax.tasks.base import BaseTask\n"
+            "import dataclasses\nfrom transformer_jax.objectives.texts import BaseTask\n"
             "@dataclasses.dataclass\nclass A(BaseTask):\n    pass\n",
             "class A is a task and lacks the method 'batch_spec'",
         ),
         (
             "source",
-            "import dataclasses\nfrom transformer_jax.data.sources.source import Source\n"
+            "import dataclasses\nfrom transformer_jax.contracts.source import Source\n"
             "@dataclasses.dataclass\nclass A(Source):\n    pass\n",
             "class A is a source and lacks the method 'fingerprint'",
         ),
@@ -294,6 +294,6 @@ def test_a_file_that_does_not_satisfy_its_kind_is_refused(tmp_path, section, tex
 @pytest.mark.full
 def test_reader_processes_execute_the_files_of_the_run(tmp_path):
     (tmp_path / "mine.py").write_text("def read(step, places):\n    return {'step': step}\n")
-    module = variants.module("task", variants.named("task", tmp_path / "mine.py"))
-    with readers.started(module.read, 1) as started:
+    module = classes.module("task", classes.named("task", tmp_path / "mine.py"))
+    with rows.started(module.read, 1) as started:
         assert list(started.batches(range(2), [0])) == [{"step": 0}, {"step": 1}]

@@ -11,11 +11,11 @@ import pytest
 from tests.conftest import build_gpt, write_pairs
 from tests.jitted import jitted
 from transformer_jax.config import UserError
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import load
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.trainer import Program, run
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 RELEASED = sorted(FIXTURES.glob("format_*"))
@@ -35,13 +35,13 @@ def test_a_run_of_a_released_format_continues(path, tmp_path, monkeypatch):
     shutil.copytree(path, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     write_pairs(pathlib.Path("text"))
-    config = record.read(tmp_path / "run").config
+    config = spec.read(tmp_path / "run").config
     config.train.num_steps = 6
     task = make_task(config, tmp_path / "run")
     program = Program.of(config, task, jax.devices()[:1])
-    record.begin(config, task, tmp_path / "run")
+    spec.begin(config, task, tmp_path / "run")
     assert run(config, task, tmp_path / "run", program)["valid/loss"] > 0
-    assert record.metrics(tmp_path / "run")[-1]["step"] == 6
+    assert spec.metrics(tmp_path / "run")[-1]["step"] == 6
 
 
 def test_a_newer_format_and_a_broken_record_are_refused(tmp_path):
@@ -65,4 +65,4 @@ def test_a_run_of_another_task_is_named(tmp_path):
 
 def test_damaged_lines_of_metrics_are_ignored(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe\n')
-    assert record.metrics(tmp_path) == [{"step": 1}]
+    assert spec.metrics(tmp_path) == [{"step": 1}]

@@ -84,7 +84,7 @@ def __getattr__(name):
 
         return getattr(opening, name)
     if name == "run":
-        from transformer_jax.training.loop import run
+        from transformer_jax.training.trainer import run
 
         return run
     raise AttributeError(f"module 'transformer_jax' has no attribute {name!r}")

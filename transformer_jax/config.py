@@ -15,24 +15,18 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import (
-    beginnings,
-    classes,
-    meanings,
-    optimizers,
-    suggestions,
-    variants,
-)
+from transformer_jax.configuration import classes, coercion, sections
 from transformer_jax.configuration.classes import (
     build_model,
     build_source,
     class_options,
+    load_module,
     named_class,
     options,
+    read,
 )
-from transformer_jax.configuration.differences import differences, flat
+from transformer_jax.configuration.coercion import choice, coerce, describe
 from transformer_jax.configuration.errors import Interrupted, Preempted, RunError, UserError
-from transformer_jax.configuration.files import load_module, read
 from transformer_jax.configuration.sections import (
     INIT_FROM,
     INIT_FROM_MEANING,
@@ -46,10 +40,11 @@ from transformer_jax.configuration.sections import (
     Mesh,
     Optimizer,
     Train,
+    differences,
+    flat,
+    get,
+    validate,
 )
-from transformer_jax.configuration.suggestions import choice
-from transformer_jax.configuration.validation import get, validate
-from transformer_jax.configuration.values import coerce, describe
 
 __all__ = [
     "INIT_FROM",
@@ -93,7 +88,7 @@ __all__ = [
 
 def chosen(config: ConfigDict) -> tuple[str, str, str]:
     """Returns the names of a config's model, task and source: the arguments of `schema`."""
-    return tuple(config[section].name for section in variants.SECTIONS)
+    return tuple(config[section].name for section in classes.SECTIONS)
 
 
 def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]]:
@@ -103,7 +98,7 @@ def schema(model: str, task: str, source: str = "") -> dict[str, tuple[Any, Any]
     section.
     """
     keys = {INIT_FROM: (str | None, None)}
-    for section, name in zip(variants.SECTIONS, (model, task, source)):
+    for section, name in zip(classes.SECTIONS, (model, task, source)):
         keys[f"{section}.name"] = (str, name)
         keys |= _of_class(section, named_class(section, name)) if name else {}
     for section, cls in SECTIONS.items():
@@ -137,7 +132,7 @@ def experiment(**delta: Any) -> ConfigDict:
     task={"name": "translation"}, train={"batch": 96})`. A name may be the path of a Python file,
     which is executed. Raises UserError for an unknown key or a value of the wrong type.
     """
-    return _experiment(variants.with_files(delta))
+    return _experiment(classes.with_files(delta))
 
 
 def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
@@ -155,8 +150,8 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
     for section, value in delta.items():
         if section == INIT_FROM:
             values[section] = _value(section, value, keys)
-        elif section not in (*SECTIONS, *variants.SECTIONS):
-            near = suggestions.near(section, [*SECTIONS, *variants.SECTIONS])
+        elif section not in (*SECTIONS, *classes.SECTIONS):
+            near = coercion.near(section, [*SECTIONS, *classes.SECTIONS])
             near = near or _suggestion(section, keys)
             raise UserError(f"config has no section {section!r}{near}")
         elif not isinstance(value, dict):
@@ -179,21 +174,21 @@ def meaning(key: str, model: str, task: str, source: str = "") -> str:
     if key == "source.name" and not source:
         return SOURCE_NAME_MEANING
     section, _, name = key.partition(".")
-    names = dict(zip(variants.SECTIONS, (model, task, source)))
+    names = dict(zip(classes.SECTIONS, (model, task, source)))
     cls = named_class(section, names[section]) if section in names else SECTIONS[section]
     if name == "name" and section in names:
         return " ".join(inspect.getdoc(cls).partition("\n\n")[0].split())
-    return meanings.of(cls)[name]
+    return classes.of(cls)[name]
 
 
 def _suggestion(key: str, keys: Mapping[str, tuple[Any, Any]]) -> str:
     """Returns '; did you mean ...?' for a key that is not in a config's schema."""
-    chosen = [keys[f"{section}.name"][1] for section in variants.SECTIONS]
+    chosen = [keys[f"{section}.name"][1] for section in classes.SECTIONS]
 
     def explain(name: str) -> str:
         return "" if name.startswith("--") else meaning(name, *chosen)
 
-    return suggestions.key(key, keys, explain)
+    return coercion.key(key, keys, explain)
 
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
@@ -210,11 +205,11 @@ def _value(key: str, value: Any, keys: Mapping[str, tuple[Any, Any]]) -> Any:
     if key not in keys:
         raise UserError(f"unknown key config.{key}{_suggestion(key, keys)}")
     kind, default = keys[key]
-    if key.removesuffix(".name") in variants.SECTIONS:
+    if key.removesuffix(".name") in classes.SECTIONS:
         if value != default:
             raise UserError(f"config.{key} decides which keys exist: set it in the config file")
         return default
-    return beginnings.canonical(value) if key == INIT_FROM else coerce(key, value, kind)
+    return sections.canonical(value) if key == INIT_FROM else coerce(key, value, kind)
 
 
 def load(
@@ -225,8 +220,8 @@ def load(
     Overrides are {"train.batch": 32}, or pairs with the strings of a command line,
     ("train.batch", "32"). Raises UserError for a fault in the file, a key or a value.
     """
-    files, others = variants.split(dict(overrides).items())
-    with variants.in_place_of_names(files):
+    files, others = classes.split(dict(overrides).items())
+    with classes.in_place_of_names(files):
         config = read(path)
     for key, value in others:
         set_key(config, key, value)
@@ -235,7 +230,7 @@ def load(
 
 def _checked(config: ConfigDict) -> ConfigDict:
     validate(config)
-    optimizers.check_used(config)
+    sections.check_used(config)
     return config
 
 
@@ -262,14 +257,14 @@ def tiny(path: str | os.PathLike) -> ConfigDict:
     return _checked(config)
 
 
-def from_record(values: dict, source: str, files: variants.Recorded | None = None) -> ConfigDict:
+def from_record(values: dict, source: str, files: classes.Recorded | None = None) -> ConfigDict:
     """Returns the config whose `to_dict()` a run has recorded as JSON.
 
     Keys that the schema has gained since then take their defaults. `source` names the record in
     errors. `files` decides about the paths in it.
     """
     try:
-        known, others = (files or variants.Recorded()).resolved(values)
+        known, others = (files or classes.Recorded()).resolved(values)
         config = _experiment(known)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None

@@ -93,14 +93,14 @@ def from_hf(folder, target, overrides=()) -> None:
 
     from transformer_jax.huggingface import family as families
     from transformer_jax.huggingface import tensors
-    from transformer_jax.runs import record
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.runs import spec
+    from transformer_jax.runs.spec import make_task
     from transformer_jax.storage import buckets
     from transformer_jax.training import state
 
     folder = buckets.path(folder)
     hf_config = tensors.read_json(folder / "config.json")
-    family = families.of_checkpoint(folder, hf_config)
+    family = families.checkpoint_family(folder, hf_config)
     with _new_folder(target) as unfinished:
         config = family.read_config(hf_config, folder)
         for key, value in overrides:
@@ -128,7 +128,7 @@ def from_hf(folder, target, overrides=()) -> None:
             family.ignored,
             family.constants(config.model),
         )
-        record.create(unfinished, task, family.ours(params, task))
+        spec.create(unfinished, task, family.ours(params, task))
 
 
 def _check_tokenizer(folder, tokenizer, vocab_size: int) -> None:
@@ -156,7 +156,7 @@ def to_hf(run, target, step="best", overrides=(), architecture=None) -> None:
     # The whole parameters are copied to the host: more devices would hold more copies of them.
     task, params = open_run(run, step, overrides, devices=jax.local_devices()[:1])
     config = task.config
-    family = families.of_run(config, architecture)
+    family = families.run_family(config, architecture)
     config = family.written(config)
     content = family.write_config(config, task.tokenizer)
     params = jax.device_get(params)
@@ -217,13 +217,13 @@ def to_vectors(run, path, step="best", overrides=()) -> None:
 
     The file has the binary format of word2vec where `path` ends in ".bin", else the text format.
     """
-    from transformer_jax.data import vector_files
+    from transformer_jax.data import array_files
     from transformer_jax.inference.static_vectors import StaticVectors
     from transformer_jax.runs.open import open_run
 
     task, params = open_run(run, step, overrides)
-    words, vectors = StaticVectors.of_run(task, params).words()
-    vector_files.write(path, words, vectors)
+    words, vectors = StaticVectors.from_run(task, params).words()
+    array_files.write(path, words, vectors)
     say(f"{path}: {len(words):,} vectors of {vectors.shape[1]} numbers")
 
 
@@ -233,18 +233,18 @@ def _new_folder(target):
 
     Raises UserError if `target` exists and is not an empty folder.
     """
-    from transformer_jax.storage import buckets, errors, whole
+    from transformer_jax.storage import buckets
 
     if "://" in str(target):
         with _new_folder_in_bucket(buckets.folder_of_run(target)) as folder:
             yield folder
         return
     target = buckets.path(target).resolve()
-    with errors.writing(target):
+    with buckets.writing(target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UserError(f"{target}: exists already; name a new folder")
-    with whole.appearing(target) as unfinished:
-        with errors.writing(target):
+    with buckets.appearing(target) as unfinished:
+        with buckets.writing(target):
             unfinished.mkdir(parents=True)
         yield unfinished
 

@@ -95,14 +95,14 @@ def _line(row) -> str:
 
 def _of_config() -> None:
     from transformer_jax.pictures.progress import say
-    from transformer_jax.planning import counts
-    from transformer_jax.runs.resolve import resolve
+    from transformer_jax.planning import estimate
+    from transformer_jax.runs.spec import resolve
 
     chip = _check_flags(cli.FLAGS)
     run = resolve(cli.FLAGS.config, overrides=cli.overrides())
     num_steps, task = run.config.train.num_steps, run.task()
-    flops, positions = counts.training(task)
-    sizes = counts.parameters(task)
+    flops, positions = estimate.training(task)
+    sizes = estimate.parameters(task)
     six_nd = 6 * sizes["params"] * positions
     costs = {
         **sizes,

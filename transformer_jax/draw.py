@@ -27,7 +27,7 @@ attention --workdir=DIR --text="..." --output=FILE.png
 from absl import flags
 
 from transformer_jax.cli import flags as cli
-from transformer_jax.cli import model_pictures, process, word_pictures
+from transformer_jax.cli import model_pictures, process
 from transformer_jax.config import UserError
 
 # The sentences of Uszkoreit 2017.
@@ -148,11 +148,11 @@ def coreference(options):
 
 
 def neighbours(options):
-    return word_pictures.neighbours(options, _folder(options))
+    return model_pictures.neighbours(options, _folder(options))
 
 
 def analogy(options):
-    return word_pictures.analogy(options, _folder(options))
+    return model_pictures.analogy(options, _folder(options))
 
 
 def positions(options):
@@ -202,13 +202,13 @@ def curves(options):
 
 def _metrics(folder: str, options) -> list[dict]:
     """Returns the lines of a run's metrics.jsonl, which must have the metrics asked for."""
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
     from transformer_jax.storage import buckets
 
     path = buckets.folder_of_run(folder) / "metrics.jsonl"
     if not path.is_file():
         raise UserError(f"--workdir={folder}: no metrics.jsonl here")
-    lines = record.metrics(folder)
+    lines = spec.metrics(folder)
     known = sorted({name for line in lines for name in line})
     for flag, name in (
         ("against", options.against),

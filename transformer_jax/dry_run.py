@@ -15,7 +15,7 @@ from absl import flags
 from transformer_jax.cli import flags as cli
 from transformer_jax.cli import process
 from transformer_jax.config import UserError
-from transformer_jax.planning import gpu_target, topology
+from transformer_jax.planning import topology
 
 
 def define_flags() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     if cli.FLAGS.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", cli.FLAGS.devices)
-    from transformer_jax.runs.resolve import resolve
+    from transformer_jax.runs.spec import resolve
 
     run = resolve(cli.FLAGS.config, overrides=cli.overrides())
     devices = topology.devices(cli.FLAGS.topology) if cli.FLAGS.topology else jax.devices()
@@ -64,20 +64,20 @@ def main() -> None:
 def _compile(run, devices) -> dict:
     """Compiles the update and the evaluations of a run, and returns their sizes."""
     from transformer_jax.pictures.progress import say
-    from transformer_jax.planning import counts, estimate, evaluations, shardings, verdict
-    from transformer_jax.training.program import Program
+    from transformer_jax.planning import estimate, verdict
+    from transformer_jax.training.step import Program
 
     config, task = run.config, run.task()
     program = Program.of(config, task, devices)
-    say("\n".join(shardings.table(program)))
+    say("\n".join(estimate.table(program)))
     estimated = estimate.estimate(config, task, program)
     # The answer is known where the update is refused, and its evaluations may take long to compile.
-    evaluated = [] if estimated.refused else evaluations.evaluations(config, task, program)
+    evaluated = [] if estimated.refused else verdict.evaluations(config, task, program)
     say("\n".join(verdict.lines(config, task, program, estimated, evaluated)))
     if cli.FLAGS.topology and topology.is_gpu(cli.FLAGS.topology):
-        say(gpu_target.NOTE)
+        say(topology.NOTE)
     return {
-        **counts.parameters(task),
+        **estimate.parameters(task),
         "tokens_per_step": task.positions(0) * config.train.batch,
         "flops_per_step": estimated.flops,
         **_record(estimated),
@@ -90,7 +90,7 @@ def _compile(run, devices) -> dict:
 def _search(config, devices) -> dict:
     from transformer_jax.pictures.progress import say
     from transformer_jax.planning import search
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.runs.spec import make_task
 
     candidates = search.search(config, make_task, devices)
     say("\n".join(search.table(candidates)))

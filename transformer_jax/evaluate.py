@@ -2,7 +2,7 @@
 [--set=test]
 
 --prompts=FILE.json --shots=0,1,8 evaluates a language model by prompts instead; see
-inference/prompt_file.py for the format of the file. --config.decode.beam=1,
+inference/prompting.py for the format of the file. --config.decode.beam=1,
 --config.data.test_source=FILE and the like hold for this call.
 
 --against=DIR2 compares the run with another one, whose outputs for the same set are scored with the
@@ -71,22 +71,22 @@ def _check_flags(options) -> None:
 
 def _compared(options) -> dict:
     """Returns the comparison of the outputs of --workdir and --against."""
-    from transformer_jax.inference import answering
+    from transformer_jax.inference import translating
 
     answers = []
     for workdir in (options.against, options.workdir):
         task, params = cli.open_run("answers", "has outputs to compare", ALLOWED, workdir)
         answers.append(task.answers(params, options.set))
     others, own = answers
-    compared = answering.comparison(task.measures, own, others)
+    compared = translating.comparison(task.measures, own, others)
     return {"examples": len(own.outputs), "scores": compared}
 
 
 def _by_prompts(options) -> dict:
     """Returns the results of prompts with each number of examples."""
-    from transformer_jax.inference import prompt_file, prompting
+    from transformer_jax.inference import prompting
 
-    prompts = prompt_file.read(options.prompts)
+    prompts = prompting.read(options.prompts)
     shots = _shots(options, len(prompts.examples))
     task, params = cli.open_run("log_likelihoods", "takes prompts", ALLOWED)
     results = [prompting.evaluate(task, params, prompts, count) for count in shots]

@@ -69,9 +69,9 @@ def _write(arrays: dict, path: pathlib.Path) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    from transformer_jax.storage import whole
+    from transformer_jax.storage import buckets
 
-    with whole.appearing(path) as temporary:
+    with buckets.appearing(path) as temporary:
         if path.suffix == ".npz":
             np.savez(temporary, **arrays)
             return

@@ -14,7 +14,7 @@ from transformer_jax.train import main as train
 
 def main() -> None:
     from transformer_jax import config as configs
-    from transformer_jax.runs.begin import takes_model
+    from transformer_jax.runs.spec import takes_model
 
     config = configs.read(cli.FLAGS.config)
     if not takes_model(config):

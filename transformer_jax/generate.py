@@ -20,7 +20,7 @@ from absl import flags
 
 from transformer_jax.cli import conversation, process
 from transformer_jax.cli import flags as cli
-from transformer_jax.cli.streamed import Streamed
+from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
 
 # The flags that answers have no use for, and those that a conversation has no use for either.
@@ -101,7 +101,7 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.inference.sampling import Sampling
+    from transformer_jax.inference.generation import Sampling
 
     options = cli.FLAGS
     if options.prompt is not None and options.prompts:
@@ -164,7 +164,7 @@ def _as_turns(prompts):
     if cli.FLAGS.system is None:
         return prompts
     history = conversation.begun(cli.FLAGS.system)
-    return ([*history, conversation.of_user(prompt)] for prompt in prompts)
+    return ([*history, conversation.user_message(prompt)] for prompt in prompts)
 
 
 def _before(prompt: str) -> str:
@@ -182,7 +182,7 @@ def _refuse(names: tuple[str, ...], flag: str, use: str) -> None:
 
 def _choose(draw, prompts) -> None:
     """Prints the continuation of each prompt that the run of --reward prefers."""
-    from transformer_jax.inference.best_of import best_of
+    from transformer_jax.inference.generation import best_of
 
     options = cli.FLAGS
     reward, params = cli.open_run("score", "scores completions", flag="reward")

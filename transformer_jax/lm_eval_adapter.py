@@ -116,7 +116,7 @@ class WorkdirLM(LM):
 
         A context that leaves no room for the completion loses its beginning.
         """
-        from transformer_jax.inference.sampling import Sampling
+        from transformer_jax.inference.generation import Sampling
 
         if ignored:
             say(f"these generation settings are ignored: {', '.join(ignored)}")

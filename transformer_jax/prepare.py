@@ -13,12 +13,11 @@ from transformer_jax.config import UserError
 
 def main() -> None:
     config = cli.load_config()
-    from transformer_jax.data.sources import file_digests
-    from transformer_jax.data.store import workers
+    from transformer_jax.data import store
+    from transformer_jax.data.sources import text_files
     from transformer_jax.distributed import hosts
     from transformer_jax.pictures.progress import say
-    from transformer_jax.runs.begin import fine_tunes
-    from transformer_jax.runs.resolve import make_task
+    from transformer_jax.runs.spec import fine_tunes, make_task
 
     if fine_tunes(config):
         raise UserError(
@@ -34,27 +33,27 @@ def main() -> None:
             task.fingerprint()  # trains the tokenizer
             if task.reads_source:
                 task.rows()  # records come one after the other
-    file_digests.share()
-    with workers.using(team):
+    text_files.share()
+    with store.using(team):
         task.rows()
     say(f"ready in {config.data.cache}")
 
 
 def _workers():
     """Returns who builds the parts of the stores."""
-    from transformer_jax.data.store import beam, workers
+    from transformer_jax.data import store
     from transformer_jax.distributed import hosts
 
     if not cli.FLAGS.beam_runner:
         if cli.FLAGS.beam_pipeline_options:
             raise UserError("--beam_pipeline_options needs --beam_runner=RUNNER")
-        return workers.Processes() if hosts.count() > 1 else workers.Alone()
+        return store.Processes() if hosts.count() > 1 else store.Alone()
     if hosts.count() > 1:
         raise UserError(
             f"--beam_runner={cli.FLAGS.beam_runner}: starts from one process, not from "
             f"{hosts.count()}; the runner has its own workers"
         )
-    return beam.Beam(cli.FLAGS.beam_runner, cli.FLAGS.beam_pipeline_options)
+    return store.Beam(cli.FLAGS.beam_runner, cli.FLAGS.beam_pipeline_options)
 
 
 if __name__ == "__main__":

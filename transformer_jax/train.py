@@ -53,13 +53,13 @@ def _train_seeds(config) -> None:
 
 def _check_folder() -> None:
     """Raises UserError where --workdir holds one run and --seeds is given, or the reverse."""
-    from transformer_jax.runs import record
+    from transformer_jax.runs import spec
     from transformer_jax.storage import buckets
 
     folder = buckets.folder_of_run(cli.FLAGS.workdir)
-    if cli.FLAGS.seeds and record.exists(folder):
+    if cli.FLAGS.seeds and spec.exists(folder):
         raise UserError(f"--workdir={folder}: holds a single run; --seeds needs another folder")
-    if not cli.FLAGS.seeds and record.exists(folder / "seed-0"):
+    if not cli.FLAGS.seeds and spec.exists(folder / "seed-0"):
         raise UserError(
             f"--workdir={folder}: holds the runs of --seeds; "
             "give --seeds to go on with them, or another folder"

@@ -38,8 +38,8 @@ def define_flags() -> None:
 
 
 def main() -> None:
-    from transformer_jax.data.sound import RATE
     from transformer_jax.data.sources.text_files import text_lines
+    from transformer_jax.data.speech import RATE
 
     options = cli.FLAGS
     task, params = cli.open_run("transcribe", "transcribes sound", ALLOWED)
@@ -58,14 +58,14 @@ def _sounds(names, files: list[tuple[str, int]]):
     """Yields the samples of each file, none of a faulty one that is skipped."""
     import numpy as np
 
-    from transformer_jax.data import audio_files
+    from transformer_jax.data import speech
     from transformer_jax.pictures.progress import say
 
     options = cli.FLAGS
     for name in names:
         try:
-            samples = audio_files.read(name, name, options.most_samples)
-        except audio_files.DamagedSound as error:
+            samples = speech.read(name, name, options.most_samples)
+        except speech.DamagedSound as error:
             if options.faulty == "refuse":
                 raise
             say(f"skipped: {error}")

@@ -46,7 +46,7 @@ PRETRAINING = dict(
     task=dict(
         name="masked_speech",
         seconds=SECONDS,
-        # Digits are random: a longer span would hide a whole word, which nothing tells.
+        # Digit sequences are random, so a longer span would mask a whole, unpredictable word.
         masked=0.5,
         span=6,
         distractors=50,

@@ -15,8 +15,8 @@ from tests.jitted import jitted
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state
 
 GPT1 = "OpenAIGPTLMHeadModel"
@@ -78,5 +78,5 @@ def random_run(config, folder):
     def draw(x):
         return generator.normal(0, 0.5, x.shape).astype(np.float32)
 
-    record.create(folder, task, jax.tree.map(draw, state.abstract_params(task)))
+    spec.create(folder, task, jax.tree.map(draw, state.abstract_params(task)))
     return folder

@@ -6,8 +6,8 @@ from tests.conversion.checkpoints import CLOSE
 from tests.fixtures import make_huggingface_heads as make
 from tests.jitted import jitted
 from transformer_jax import config as configs
+from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
-from transformer_jax.tasks.task import Context
 
 CLASSIFIER = "BertForSequenceClassification"
 TAGGER = "BertForTokenClassification"

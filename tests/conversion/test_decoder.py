@@ -19,7 +19,7 @@ from tests.fixtures.make_huggingface_decoder import LLAMA, QWEN2, TEXTS
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.generation import Sampling
 from transformer_jax.runs.open import open_run
 
 BOTH = pytest.mark.parametrize("architecture", [LLAMA, QWEN2])

@@ -1,4 +1,4 @@
-"""A family is one file in transformer_jax/huggingface/: nothing else names it."""
+"""A family is one file in transformer_jax/families/: nothing else names it."""
 
 import flax.linen as nn
 import jax
@@ -9,14 +9,14 @@ import pytest
 from tests.conversion.checkpoints import read_json, weights
 from tests.fixtures.make_huggingface import HERE
 from transformer_jax import config as configs
-from transformer_jax import convert, huggingface
+from transformer_jax import convert, families
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import family, tensors
 
 # An encoder-decoder: two stacks.
 GUEST = """
 from transformer_jax.huggingface.family import Family
-from transformer_jax.huggingface.keys import Keys
+from transformer_jax.huggingface.tensors import Keys
 from transformer_jax.huggingface.tensors import layers, linear, norm
 
 _ENCODER = linear("fc1", "mlp/wi") | linear("fc2", "mlp/wo") | norm("norm", "mlp_norm")
@@ -51,7 +51,7 @@ _TABLE = {
     **layers("encoder.{}.", "encoder/layers/", _ENCODER),
     **layers("decoder.{}.", "decoder/layers/", _DECODER),
 }
-FAMILIES = [Guest("GuestForTranslation", "guest", _KEYS, _TABLE, "translation")]
+ARCHITECTURES = [Guest("GuestForTranslation", "guest", _KEYS, _TABLE, "translation")]
 """
 
 
@@ -59,8 +59,8 @@ FAMILIES = [Guest("GuestForTranslation", "guest", _KEYS, _TABLE, "translation")]
 def guest(tmp_path, monkeypatch):
     (tmp_path / "families").mkdir()
     (tmp_path / "families" / "guest.py").write_text(GUEST)
-    folders = [*huggingface.__path__, str(tmp_path / "families")]
-    monkeypatch.setattr(huggingface, "__path__", folders)
+    folders = [*families.__path__, str(tmp_path / "families")]
+    monkeypatch.setattr(families, "__path__", folders)
     (guest_family,) = [
         each for each in family.families() if each.architecture == "GuestForTranslation"
     ]
@@ -68,7 +68,7 @@ def guest(tmp_path, monkeypatch):
 
 
 def test_a_family_in_a_new_file_is_found(guest, tmp_path, capsys):
-    convert.to_hf(HERE.parent / "format_1", tmp_path / "hf")
+    convert.to_hf(HERE.parent / "format_1", tmp_path / "hf", architecture=guest.architecture)
     written = weights(tmp_path / "hf")
     assert written["shared.weight"].shape == (96, 16)
     assert written["decoder.1.cross_attn.key.weight"].shape == (16, 16)
@@ -80,9 +80,10 @@ def test_a_family_in_a_new_file_is_found(guest, tmp_path, capsys):
         guest.read_config(content | {"activation": "tanh"}, tmp_path / "hf")
 
 
-def test_a_file_without_families_is_named(guest, tmp_path):
-    (tmp_path / "families" / "empty.py").write_text("")
-    with pytest.raises(UserError, match="empty.py: must define FAMILIES, a list of its"):
+def test_a_file_whose_architectures_are_none_is_named(tmp_path, monkeypatch):
+    (tmp_path / "names.py").write_text('ARCHITECTURES = ["Guest"]')
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    with pytest.raises(UserError, match="names.py: ARCHITECTURES must be a list"):
         family.families()
 
 

@@ -25,11 +25,11 @@ from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs import begin, record
+from transformer_jax.inference.generation import Sampling
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import loop
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import trainer
 
 BOTH = pytest.mark.parametrize("architecture", [GPT2, GPT1])
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
     task, params = open_run(run, overrides=keys.items())
     initial_loss = task.evaluate(params, "valid")["loss"]
 
-    config = record.read(run).config
+    config = spec.read(run).config
     for key, value in {
         **keys,
         "data.train_files": str(text),
@@ -105,9 +105,9 @@ def test_a_checkpoint_is_evaluated_on_given_text_and_trained_further(tmp_path):
         configs.set_key(config, key, value)
     task = make_task(config)
     folder = tmp_path / "further"
-    record.begin(config, task, folder)
-    program = loop.Program.of(config, task, jax.devices()[:1])
-    scores = loop.run(config, task, folder, program, origin=begin.origin(config, folder))
+    spec.begin(config, task, folder)
+    program = trainer.Program.of(config, task, jax.devices()[:1])
+    scores = trainer.run(config, task, folder, program, origin=spec.origin(config, folder))
     assert scores["valid/loss"] < initial_loss - 0.1
 
 

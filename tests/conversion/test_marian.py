@@ -23,10 +23,10 @@ from tests.fixtures.make_huggingface_marian import LINES, MARIAN
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizers import marian
+from transformer_jax.data.tokenizers import unigram
 from transformer_jax.huggingface import family
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
 
 PEGASUS = "PegasusForConditionalGeneration"
@@ -171,7 +171,7 @@ def test_a_run_of_ours_is_written_with_the_start_and_the_ids_of_a_marian(
     convert.from_hf(tmp_path / "hf", tmp_path / "again")
     model, params, pair = transformer_jax.load(run)
     _, params_again, pair_again = transformer_jax.load(tmp_path / "again")
-    _, order = marian.of_sentence_piece(pair.source, 83)
+    _, order = unigram.marian_of_sentence_piece(pair.source, 83)
     for line in LINES:
         ids = pair.source.framed(pair.source.encode(line))
         ids_again = pair_again.source.framed(pair_again.source.encode(line))
@@ -201,7 +201,7 @@ def test_a_run_of_ours_is_written_with_the_start_and_the_ids_of_a_marian(
 def test_runs_without_an_equivalent_are_refused(keys, message, tmp_path):
     config = run_config(tmp_path, "post", **keys)
     with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
-        family.of_run(config).write_config(config, make_task(config).tokenizer)
+        family.run_family(config).write_config(config, make_task(config).tokenizer)
 
 
 @pytest.mark.parametrize("architecture, norm", [(MARIAN, "post"), (PEGASUS, "pre")])

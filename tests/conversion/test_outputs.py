@@ -9,7 +9,7 @@ from tests.conversion.checkpoints import read_json
 from tests.fixtures import make_huggingface_outputs as make
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.huggingface import generation
+from transformer_jax.huggingface import encoder_decoder
 from transformer_jax.runs.open import open_run
 
 
@@ -22,7 +22,7 @@ def name(request):
 def checkpoint(name, tmp_path):
     """A checkpoint whose generation_config.json has the options of the case."""
     folder = make.checkpoint(name, tmp_path / "hf")
-    path = folder / generation.FILE
+    path = folder / encoder_decoder.FILE
     path.write_text(json.dumps(read_json(path) | make.CASES[name]))
     return folder
 
@@ -42,7 +42,7 @@ def test_outputs_and_scores_equal(name, checkpoint, tmp_path):
         ids, lengths, actual = outputs[number]
         assert [each[:length].tolist() for each, length in zip(ids, lengths)] == list(rows)
         np.testing.assert_allclose(actual, scores, atol=1e-4)
-    written = generation.options_of(decode, task.tokenizer.target, task.model.window)
+    written = encoder_decoder.options_of(decode, task.tokenizer.target, task.model.window)
     assert written.items() >= make.CASES[name].items()
 
 
@@ -64,7 +64,7 @@ def test_published_options_become_config_decode():
         early_stopping=True,
         forced_eos_token_id=2,
     )
-    assert generation.decode_keys(cnn) == dict(
+    assert encoder_decoder.decode_keys(cnn) == dict(
         beam=4,
         alpha=2.0,
         penalty="length",
@@ -77,12 +77,12 @@ def test_published_options_become_config_decode():
     )
     # t5-small names options for each of its tasks; `generate` does not use them.
     task = dict(num_beams=4, early_stopping=True, max_length=300, prefix="to German: ")
-    (remark,) = generation.remarks({}, {"task_specific_params": {"translation": task}})
+    (remark,) = encoder_decoder.remarks({}, {"task_specific_params": {"translation": task}})
     assert remark == (
         "task translation: --config.decode.beam=4 --config.decode.max_length=299 "
         "--config.decode.early_stopping=first; its inputs begin with 'to German: '"
     )
-    (remark,) = generation.remarks({"repetition_penalty": 1.2}, {})
+    (remark,) = encoder_decoder.remarks({"repetition_penalty": 1.2}, {})
     assert remark == "repetition_penalty=1.2 of transformers' generate has no equivalent"
 
 
@@ -95,4 +95,4 @@ def test_published_options_become_config_decode():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        generation.decode_keys(options)
+        encoder_decoder.decode_keys(options)

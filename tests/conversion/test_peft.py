@@ -17,9 +17,9 @@ from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.layers import low_rank
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -78,7 +78,7 @@ def test_peft_to_a_run_and_back_changes_no_bit(architecture, read, tmp_path):
 def test_a_run_to_peft_and_back_changes_no_bit(matrices, layers, bases, tmp_path):
     """GPT-2's queries, keys and values have adapters of their own, or none."""
     base = bases[make.GPT2]
-    config = record.read(base).config
+    config = spec.read(base).config
     configs.set_key(config, "init_from", str(base))
     for key, value in dict(rank=2, alpha=3.0, matrices=matrices, layers=layers).items():
         configs.set_key(config, f"lora.{key}", value)
@@ -88,7 +88,7 @@ def test_a_run_to_peft_and_back_changes_no_bit(matrices, layers, bases, tmp_path
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: x if low_rank.is_adapter(path[-1].key) else at(of_base, path), params
     )
-    record.create(tmp_path / "run", task, params)
+    spec.create(tmp_path / "run", task, params)
     convert.to_peft(tmp_path / "run", tmp_path / "peft")
     convert.from_peft(tmp_path / "peft", tmp_path / "read", base)
     jax.tree.map(
@@ -179,7 +179,7 @@ def test_runs_without_peft_adapters_are_refused(bases, tmp_path):
         convert.to_peft(bases[make.GPT2], tmp_path / "peft")
     with pytest.raises(UserError, match="--from_peft needs --config.init_from=RUN"):
         convert.from_peft(make.HERE / make.GPT2, tmp_path / "run", None)
-    config = record.read(bases[make.GPT2]).config
+    config = spec.read(bases[make.GPT2]).config
     for key, value in dict(rank=1, matrices=("token_embed/embedding",)).items():
         configs.set_key(config, f"lora.{key}", value)
     run = random_run(config, tmp_path / "embeddings")

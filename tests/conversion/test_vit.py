@@ -23,7 +23,7 @@ def test_a_checkpoint_gives_the_published_outputs_and_is_written_unchanged(tmp_p
     logits = jitted(task.logits)(params, expected["images"])
     np.testing.assert_allclose(logits, expected["logits"], **CLOSE)
     states = jitted(task.model.apply)(
-        {"params": task.of_model(params)}, expected["images"], method="layers"
+        {"params": task.model_params(params)}, expected["images"], method="layers"
     )
     # The last ones here are normalised.
     np.testing.assert_allclose(states[:-1], expected["hidden"][:-1], **CLOSE)

@@ -8,8 +8,8 @@ from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_wav2vec2 import ARCHITECTURES, VARIANTS, VOCABULARY
 from tests.jitted import jitted
 from transformer_jax import convert
+from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
-from transformer_jax.tasks.task import Context
 
 PRETRAINING, TRANSCRIPTS = ARCHITECTURES
 FOLDERS = [

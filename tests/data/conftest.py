@@ -2,13 +2,13 @@
 
 import pytest
 
-from transformer_jax.data.store import tokens
+from transformer_jax.data import store
 
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(tokens, "_SHARD_BYTES", 128)  # 64 tokens
-    monkeypatch.setattr(tokens, "_CHUNK_BYTES", 32)
+    monkeypatch.setattr(store, "_SHARD_BYTES", 128)  # 64 tokens
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 32)
 
 
 @pytest.fixture(params=["disk", "bucket"])

@@ -59,8 +59,7 @@ def start(cache, code):
         import os, sys, time
         import numpy as np
         from transformer_jax.data import store
-        from transformer_jax.data.store import tokens
-        tokens._SHARD_BYTES, tokens._CHUNK_BYTES = 128, 32
+        store._SHARD_BYTES, store._CHUNK_BYTES = 128, 32
         TOKENS, cache = np.array({TOKENS.tolist()}), {str(cache)!r}
         """
     return subprocess.Popen(

@@ -8,8 +8,8 @@ from PIL import Image
 
 from tests.tasks.images import build, picture, write_images
 from transformer_jax import config as configs
-from transformer_jax.data import augmentation, images
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.data import images
+from transformer_jax.runs.spec import make_task
 
 
 def generator(seed=0):
@@ -18,15 +18,15 @@ def generator(seed=0):
 
 def test_boxes_lie_in_the_image():
     for seed in range(200):
-        left, upper, right, lower = augmentation.random_box((60, 40), (0.1, 0.9), generator(seed))
+        left, upper, right, lower = images.random_box((60, 40), (0.1, 0.9), generator(seed))
         assert 0 <= left < right <= 60 and 0 <= upper < lower <= 40
         share = (right - left) * (lower - upper) / 2400
         ratio = (right - left) / (lower - upper)
         assert 0.1 - 1e-9 <= share <= 0.9 + 1e-9 and 0.74 < ratio < 1.34
-    assert augmentation.centre_box((60, 40)) == (10, 0, 50, 40)
-    assert augmentation.centre_box((60, 40), 0.5) == (20, 10, 40, 30)
+    assert images.centre_box((60, 40)) == (10, 0, 50, 40)
+    assert images.centre_box((60, 40), 0.5) == (20, 10, 40, 30)
     # No box of these fits in a long strip.
-    assert augmentation.random_box((1000, 2), (0.9, 1.0), generator()) == (499, 0, 501, 2)
+    assert images.random_box((1000, 2), (0.9, 1.0), generator()) == (499, 0, 501, 2)
 
 
 def test_a_jpeg_is_decoded_at_the_size_that_is_needed():
@@ -34,7 +34,7 @@ def test_a_jpeg_is_decoded_at_the_size_that_is_needed():
     buffer = io.BytesIO()
     smooth.convert("RGB").save(buffer, "JPEG", quality=95)
     opened = images.opened(buffer.getvalue(), "", 10**6)
-    small = augmentation.resized(opened, (0, 0, 256, 256), 16, "RGB")
+    small = images.resized(opened, (0, 0, 256, 256), 16, "RGB")
     assert opened.size == (32, 32) and small.size == (16, 16)  # a factor of 8
     whole = smooth.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
     np.testing.assert_allclose(np.array(small, int), np.array(whole, int), atol=3)
@@ -44,19 +44,19 @@ def test_shifts_fill_with_zeros():
     pixels = np.arange(1, 17, dtype=np.uint8).reshape(4, 4, 1)
     seen = set()
     for seed in range(60):
-        moved = augmentation.shifted(pixels, 1, generator(seed))
+        moved = images.shifted(pixels, 1, generator(seed))
         places = np.argwhere(moved[..., 0] == 6)
         assert len(places) == 1 and np.abs(places[0] - 1).max() <= 1
         seen.add(tuple(places[0]))
     assert len(seen) == 9
-    np.testing.assert_array_equal(augmentation.shifted(pixels, 0, generator()), pixels)
+    np.testing.assert_array_equal(images.shifted(pixels, 0, generator()), pixels)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_every_operation_of_rand_augment(mode):
     image = picture(3).convert(mode)
     changed = []
-    for number, operation in enumerate(augmentation._OPERATIONS):
+    for number, operation in enumerate(images._OPERATIONS):
         for sign in (1, -1):
             result = operation(image, 0.9, sign)
             assert result.mode == mode and result.size == image.size
@@ -65,17 +65,17 @@ def test_every_operation_of_rand_augment(mode):
     # The colour of a grey image cannot change.
     unchanged = set(range(14)) - set(changed)
     assert unchanged <= ({0} if mode == "RGB" else {0, 1, 6})
-    first = augmentation.rand_augmented(image, 2, 9, generator(1))
-    np.testing.assert_array_equal(first, augmentation.rand_augmented(image, 2, 9, generator(1)))
-    drawn = [augmentation.rand_augmented(image, 2, 9, generator(seed)) for seed in range(5)]
+    first = images.rand_augmented(image, 2, 9, generator(1))
+    np.testing.assert_array_equal(first, images.rand_augmented(image, 2, 9, generator(1)))
+    drawn = [images.rand_augmented(image, 2, 9, generator(seed)) for seed in range(5)]
     assert len({image.tobytes() for image in drawn}) == 5
 
 
 def test_operations_draw_all_kinds_of_magnitude():
     image = picture(2)
-    still = augmentation._OPERATIONS[3](image, 0.0, 1)
+    still = images._OPERATIONS[3](image, 0.0, 1)
     np.testing.assert_array_equal(still, image)
-    turned = augmentation._OPERATIONS[3](image, 1.0, 1)
+    turned = images._OPERATIONS[3](image, 1.0, 1)
     expected = image.rotate(30, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))
     np.testing.assert_array_equal(turned, expected)
 
@@ -115,17 +115,15 @@ def test_rows_are_a_pure_function_of_the_numbers(folder, tmp_path):
 def test_mixup_blends_two_rows(tmp_path):
     """The blend of two digits has the pixels of both, in the shares of their labels."""
     config = build(tmp_path, mixup=1.0)
-    plain = make_task(build(tmp_path)).of_split("train")
-    mixed = make_task(config).of_split("train")
+    plain = make_task(build(tmp_path)).split_rows("train")
+    mixed = make_task(config).split_rows("train")
     [row] = mixed.rows([(7, 2)])
     own = plain.rows([(7, 0)])[0]
     partner = next(
         number
         for number in range(len(plain))
         if np.array_equal(
-            augmentation.mixed(
-                own["images"], plain.rows([(number, 0)])[0]["images"], row["shares"][0]
-            ),
+            images.mixed(own["images"], plain.rows([(number, 0)])[0]["images"], row["shares"][0]),
             row["images"],
         )
     )

@@ -11,8 +11,8 @@ from transformer_jax.config import UserError, experiment
 from transformer_jax.data import tokenizers
 from transformer_jax.data.chat_rows import ChatRows
 from transformer_jax.data.sources import chat
-from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.words import Characters
 
 
 def config(folder, lines, **keys):
@@ -60,7 +60,7 @@ TURN = [message("user", "a"), message("assistant", "b")]
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, line, error):
-    text = chat.of_split(config(tmp_path, [GOOD, "", line]).data, "train")
+    text = chat.open_conversations(config(tmp_path, [GOOD, "", line]).data, "train")
     with pytest.raises(UserError, match=rf"chats.jsonl:3: {error}"):
         list(text)
 
@@ -68,18 +68,22 @@ def test_a_wrong_line_is_named(tmp_path, line, error):
 def test_missing_and_doubled_sources_are_refused(tmp_path):
     good = config(tmp_path, [GOOD])
     with pytest.raises(UserError, match="config.data.train_files is missing"):
-        chat.of_split(experiment(model={"name": "gpt"}, task={"name": "chat"}).data, "train")
-    assert chat.of_split(good.data, "valid") is None
+        chat.open_conversations(
+            experiment(model={"name": "gpt"}, task={"name": "chat"}).data, "train"
+        )
+    assert chat.open_conversations(good.data, "valid") is None
     good.data.corpus = "grammar"
     with pytest.raises(UserError, match="corpus=grammar and config.data.train_files"):
-        chat.of_split(good.data, "train")
+        chat.open_conversations(good.data, "train")
     good.data.train_files, good.data.corpus = None, "python"
     with pytest.raises(UserError, match="corpus=python: holds no conversations; only grammar"):
-        chat.of_split(good.data, "train")
+        chat.open_conversations(good.data, "train")
 
 
 def test_both_forms_of_a_line_are_the_same(tmp_path):
-    text = chat.of_split(config(tmp_path, [GOOD, {"messages": TURN, "id": 7}]).data, "train")
+    text = chat.open_conversations(
+        config(tmp_path, [GOOD, {"messages": TURN, "id": 7}]).data, "train"
+    )
     first, second = text
     assert first == second == TURN
 
@@ -87,7 +91,7 @@ def test_both_forms_of_a_line_are_the_same(tmp_path):
 def test_built_in_conversations(tmp_path):
     data = config(tmp_path, [GOOD]).data
     data.train_files, data.corpus, data.corpus_size = None, "grammar", 60
-    train, valid = (chat.of_split(data, split) for split in ("train", "valid"))
+    train, valid = (chat.open_conversations(data, split) for split in ("train", "valid"))
     conversations = [*train]
     parts = itertools.chain.from_iterable(train.parts())
     assert len(conversations) == 60 and conversations == [*parts]

@@ -10,8 +10,8 @@ import tokenizers as huggingface
 from tests.data.tokenizer_texts import KINDS, TEXTS
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.words import Characters
 
 END, UNKNOWN, A, B, SYSTEM, USER, ASSISTANT, STOP = range(8)
 

@@ -27,7 +27,7 @@ def test_what_ends_a_document(tmp_path, split_on, expected):
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     assert (
         list(
-            documents.of_split(
+            documents.open_documents(
                 data(train_files=str(tmp_path / "a.txt"), split_on=split_on), "train"
             )
         )
@@ -49,14 +49,14 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
     named = data(
         train_files=f"{tmp_path}/b*.txt,{tmp_path}/a.txt, {tmp_path}/c.jsonl", text_field="body"
     )
-    assert list(documents.of_split(named, "train")) == [
+    assert list(documents.open_documents(named, "train")) == [
         "b1.txt",
         "b2.txt",
         "a.txt",
         "six\n\nseven",
         "eight",
     ]
-    assert documents.of_split(named, "valid") is None
+    assert documents.open_documents(named, "valid") is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_paths_and_patterns_and_json_lines(tmp_path):
 def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(UserError, match=rf"c.jsonl:2: .*{message}"):
-        list(documents.of_split(data(train_files=str(tmp_path / "c.jsonl")), "train"))
+        list(documents.open_documents(data(train_files=str(tmp_path / "c.jsonl")), "train"))
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
 )
 def test_bad_sources_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
-        documents.of_split(data(**keys), "train")
+        documents.open_documents(data(**keys), "train")
 
 
 def test_an_empty_file_and_a_broken_encoding_are_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UserError, match="empty.txt: the file is empty"):
-        documents.of_split(data(train_files=str(tmp_path / "empty.txt")), "train")
+        documents.open_documents(data(train_files=str(tmp_path / "empty.txt")), "train")
     (tmp_path / "latin.txt").write_bytes("fine\nd\xe9j\xe0\n".encode("latin-1"))
     with pytest.raises(UserError, match="latin.txt:2: not UTF-8"):
-        list(documents.of_split(data(train_files=str(tmp_path / "latin.txt")), "train"))
+        list(documents.open_documents(data(train_files=str(tmp_path / "latin.txt")), "train"))
 
 
 @pytest.mark.full
@@ -119,7 +119,7 @@ def test_the_standard_library_is_split_by_file():
 @pytest.mark.full
 def test_the_documentation_of_the_standard_library_is_split_by_file():
     splits = {
-        split: documents.of_split(data(corpus="pydoc"), split)
+        split: documents.open_documents(data(corpus="pydoc"), split)
         for split in ("train", "valid", "test")
     }
     texts = {split: list(source) for split, source in splits.items()}

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import build_gpt
-from transformer_jax.data.sources import file_digests
+from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 LARGE = 2**20  # bytes
 OLD = 1_700_000_000 * 10**9  # nanoseconds
@@ -21,8 +21,8 @@ OLD = 1_700_000_000 * 10**9  # nanoseconds
 
 def start(cache, rebuild=False):
     """Begins as a new process does, which has no digest in its memory."""
-    file_digests._memory = file_digests._Memory()
-    file_digests.remember_in(SimpleNamespace(cache=cache, rebuild=rebuild))
+    text_files._memory = text_files._Memory()
+    text_files.remember_in(SimpleNamespace(cache=cache, rebuild=rebuild))
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def reads(monkeypatch):
         names.append(getattr(file, "name", "object"))
         return hashlib.file_digest(file, name)
 
-    monkeypatch.setattr(file_digests, "hashlib", SimpleNamespace(file_digest=file_digest))
+    monkeypatch.setattr(text_files, "hashlib", SimpleNamespace(file_digest=file_digest))
     yield names
-    file_digests._memory = file_digests._Memory()
+    text_files._memory = text_files._Memory()
 
 
 def write(path, content, time_ns=OLD):
@@ -45,7 +45,7 @@ def write(path, content, time_ns=OLD):
 
 
 def sha256(path):
-    [digest] = file_digests.sha256([str(path)])
+    [digest] = text_files.sha256([str(path)])
     return digest
 
 
@@ -141,7 +141,7 @@ def test_processes_write_at_the_same_time(tmp_path, reads):
         list(pool.map(sha256, files))
     start(tmp_path)
     reads.clear()
-    file_digests.sha256(list(map(str, files)))
+    text_files.sha256(list(map(str, files)))
     assert not reads
 
 
@@ -150,16 +150,16 @@ def test_the_other_processes_read_only_copies_of_another_version(tmp_path, reads
     write(same, b"a")
     write(copy, b"b")
     start(tmp_path / "first")
-    file_digests.sha256([str(same), str(copy)])
+    text_files.sha256([str(same), str(copy)])
     shared = []
     monkeypatch.setattr(hosts, "share", lambda rows: shared.append(rows) or rows)
-    file_digests.share()
+    text_files.share()
     start(tmp_path / "second")
     write(copy, b"c", OLD + 1)
     monkeypatch.setattr(hosts, "share", lambda _: json.loads(json.dumps(shared[0])))
     reads.clear()
-    file_digests.share()
-    assert file_digests.sha256([str(same), str(copy)]) == [
+    text_files.share()
+    assert text_files.sha256([str(same), str(copy)]) == [
         hashlib.sha256(content).hexdigest() for content in (b"a", b"c")
     ]
     assert reads == [str(copy)]
@@ -176,8 +176,8 @@ def test_a_start_on_100_gb_of_text_reads_none_of_it(tmp_path, reads, monkeypatch
     digest = sha256(tmp_path / "train.txt")
     os.truncate(tmp_path / "train.txt", 10**11)  # sparse
     os.utime(tmp_path / "train.txt", ns=(OLD, OLD))
-    file_digests._save({file_digests._key(tmp_path / "train.txt"): digest})
-    file_digests._memory = file_digests._Memory()
+    text_files._save({text_files._key(tmp_path / "train.txt"): digest})
+    text_files._memory = text_files._Memory()
     original = pathlib.Path.open
 
     def open_other(path, *arguments, **settings):
@@ -191,12 +191,12 @@ def test_a_start_on_100_gb_of_text_reads_none_of_it(tmp_path, reads, monkeypatch
 
 
 def test_the_oldest_digests_are_forgotten(tmp_path, reads, monkeypatch):
-    monkeypatch.setattr(file_digests, "_MOST", 2)
+    monkeypatch.setattr(text_files, "_MOST", 2)
     files = [str(tmp_path / str(number)) for number in range(3)]
     for file in files:
         write(pathlib.Path(file), b"a" * LARGE)
         start(tmp_path)
-        file_digests.sha256([file])
+        text_files.sha256([file])
     start(tmp_path)
-    file_digests.sha256(files)
+    text_files.sha256(files)
     assert reads == [*files, files[0]]

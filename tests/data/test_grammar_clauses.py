@@ -11,6 +11,7 @@ from transformer_jax.data.grammar.clauses import (
     PAST,
     PERFECT,
     PROGRESSIVE,
+    PRONOUNS,
     SECOND,
     Clause,
     english,
@@ -18,11 +19,9 @@ from transformer_jax.data.grammar.clauses import (
     imperative,
     infinitive,
 )
-from transformer_jax.data.grammar.corpus import finish
-from transformer_jax.data.grammar.dialogue import request
-from transformer_jax.data.grammar.noun_phrases import PRONOUNS
+from transformer_jax.data.grammar.corpus import finish, request
+from transformer_jax.data.grammar.morphology import MODALS
 from transformer_jax.data.grammar.phrases import Draw
-from transformer_jax.data.grammar.vocabulary import MODALS
 
 SHE, HE, YOU, THEY = (PRONOUNS[word] for word in ("she", "he", "you", "they"))
 ME = PRONOUNS["I"]

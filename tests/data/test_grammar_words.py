@@ -2,8 +2,7 @@
 
 import pytest
 
-from transformer_jax.data.grammar.morphology import ACC, DAT, GEN, NOM
-from transformer_jax.data.grammar.noun_phrases import (
+from transformer_jax.data.grammar.clauses import (
     DETERMINERS,
     NAMES,
     SIRS,
@@ -12,8 +11,16 @@ from transformer_jax.data.grammar.noun_phrases import (
     numeral,
     prepositional,
 )
-from transformer_jax.data.grammar.numbers import english_number, german_number
-from transformer_jax.data.grammar.vocabulary import NOUNS, VERBS
+from transformer_jax.data.grammar.morphology import (
+    ACC,
+    DAT,
+    GEN,
+    NOM,
+    NOUNS,
+    VERBS,
+    english_number,
+    german_number,
+)
 
 ADJECTIVES = {
     adjective.english: adjective for noun in NOUNS.values() for adjective in noun.adjectives

@@ -9,8 +9,9 @@ from PIL import Image
 from tests.tasks.images import picture, write_images
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import image_records, images
-from transformer_jax.data.sources.images import Images
+from transformer_jax.contracts.source import ImageSource
+from transformer_jax.data import images
+from transformer_jax.records.images import Images
 
 
 def source(folder, files, **keys):
@@ -36,7 +37,7 @@ def test_a_folder_of_each_class(tmp_path):
     assert made.label_names("train") == ("dark", "light")
     assert records.array("label").tolist() == [0] * 6 + [1] * 6
     assert set(records.array("height")) == {20} and set(records.array("width")) == {24}
-    assert set(records.array("channels")) == {image_records.ENCODED}
+    assert set(records.array("channels")) == {images.ENCODED}
     [content] = records.read([0])
     assert content.tobytes() == (folder / "dark" / "00.png").read_bytes()
     assert made.records("valid") is None
@@ -212,4 +213,4 @@ def test_digits():
         assert len(counts) == 10 and counts.min() >= 0.06 * len(records)
     pixels = np.frombuffer(b"".join(r.content for r in splits["train"]), np.uint8)
     assert pixels.min() == 0 and pixels.max() == 255
-    assert isinstance(made, image_records.ImageSource) and not isinstance(made, Images)
+    assert isinstance(made, ImageSource) and not isinstance(made, Images)

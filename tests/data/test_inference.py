@@ -9,7 +9,7 @@ import pytest
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data.grammar import inference as grammar
 from transformer_jax.data.grammar import split_of
-from transformer_jax.data.sources import documents, inference
+from transformer_jax.data.sources import documents, tables
 
 ABOUT = "This example is about "
 NAMES = {
@@ -105,16 +105,16 @@ def test_the_unseen_labels_are_no_topics_of_the_training():
 
 def test_the_premise_decides_about_the_split():
     for split in ("train", "valid", "test"):
-        pairs = inference.of_split(data(corpus="inference", corpus_size=30), split, ("premise",))
+        pairs = tables.open_inference(data(corpus="inference", corpus_size=30), split, ("premise",))
         premises = [record.values[0] for record in itertools.islice(pairs, 30)]
         assert {split_of(premise) for premise in premises} == {split}
 
 
 def test_columns_and_documents():
     settings = data(corpus="inference", corpus_size=30)
-    records = [*inference.of_split(settings, "train", ("hypothesis", "label"))]
+    records = [*tables.open_inference(settings, "train", ("hypothesis", "label"))]
     assert [record.values for record in records] == [pair[1:] for pair in pairs()[:30]]
-    texts = [*documents.of_split(settings, "valid")]
+    texts = [*documents.open_documents(settings, "valid")]
     assert len(texts) == 334 and all(text.count("\n") == 1 for text in texts)
 
 
@@ -132,4 +132,4 @@ def test_columns_and_documents():
 )
 def test_mistakes_are_refused(keys, columns, message):
     with pytest.raises(UserError, match=message):
-        inference.of_split(data(**keys), "train", columns)
+        tables.open_inference(data(**keys), "train", columns)

@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.data import long_lines
+from transformer_jax.data import arguments
 
 
 def words(texts):
@@ -30,26 +30,26 @@ def characters(texts):
     ],
 )
 def test_parts(line, max_tokens, expected):
-    parts = long_lines.split(line, characters, max_tokens)
+    parts = arguments.split(line, characters, max_tokens)
     assert ["".join(part) for part in parts] == expected
 
 
 def test_no_part_is_too_long_and_nothing_is_lost():
     line = " ".join(f"{'word' * (n % 5)}{n}{'.' * (n % 7 == 0)} Then" for n in range(300))
     for max_tokens in (4, 9, 100):
-        parts = long_lines.split(line, words, max_tokens)
+        parts = arguments.split(line, words, max_tokens)
         assert max(map(len, parts)) <= max_tokens
         assert sum(parts, []) == words([line])[0]
 
 
 def test_the_warning(capsys):
-    with long_lines.LongLines("skip", ("skip", "refuse"), "9 tokens") as lines:
+    with arguments.LongLines("skip", ("skip", "refuse"), "9 tokens") as lines:
         pass
     assert capsys.readouterr().err == ""
     with lines:
         lines.add(3)
     assert capsys.readouterr().err == "warning: line 3 is longer than 9 tokens: left empty\n"
-    with long_lines.LongLines("split", ("split",), "9 tokens", "text") as lines:
+    with arguments.LongLines("split", ("split",), "9 tokens", "text") as lines:
         for number in range(1, 1031):
             lines.add(number)
     numbers = ", ".join(map(str, range(1, 21)))
@@ -58,6 +58,6 @@ def test_the_warning(capsys):
     )
     assert capsys.readouterr().err == expected
     with pytest.raises(UserError, match="line 4: longer than 9 tokens"):
-        long_lines.LongLines("refuse", ("skip", "refuse"), "9 tokens").add(4)
+        arguments.LongLines("refuse", ("skip", "refuse"), "9 tokens").add(4)
     with pytest.raises(UserError, match="long='cut': must be one of skip, refuse"):
-        long_lines.LongLines("cut", ("skip", "refuse"), "9 tokens")
+        arguments.LongLines("cut", ("skip", "refuse"), "9 tokens")

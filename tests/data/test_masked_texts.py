@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 
-from transformer_jax.data import masked_texts, masking
+from transformer_jax.data import masking
 
 CLS, SEP, MASK = 0, 1, 2
 LENGTH = 32
@@ -26,7 +26,7 @@ def texts():
         read=lambda spans: [tokens[a:b] for a, b in spans],
     )
     mask = masking.Masking(MASK, np.arange(3 + len(tokens)) < 3, np.zeros(3 + len(tokens)), 5)
-    component = masked_texts.FullSentences(stored, LENGTH, mask, (0, 0, 0), (CLS, SEP))
+    component = masking.FullSentences(stored, LENGTH, mask, (0, 0, 0), (CLS, SEP))
     sentences = np.cumsum(lengths) - lengths
     documents = sentences[np.cumsum(counts) - counts]
     return tokens, sentences + 3, documents + 3, component

@@ -8,7 +8,7 @@ import pytest
 from transformer_jax import pictures
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.data.noise import Composition, Pieces, Text, noised_pieces
+from transformer_jax.data.noises import Composition, Pieces, Text, noised_pieces
 
 V, MASK = 600, 599
 # Tokens from 500 on continue a word.

@@ -7,8 +7,7 @@ import pytest
 
 from transformer_jax.config import UserError
 from transformer_jax.data import sentences
-from transformer_jax.data.noise import Composition, Pieces
-from transformer_jax.data.noised_texts import Frame, NoisedTexts, Room
+from transformer_jax.data.noises import Composition, Frame, NoisedTexts, Pieces, Room
 
 START, PAD, END, MASK = 0, 1, 2, 3
 PIECES = Pieces(np.ones(30_000, bool), MASK, 100, 30_100)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import packed_pairs
+from transformer_jax.data import packing
 from transformer_jax.data.tokenizers import Tokenizer
 
 
@@ -50,7 +50,7 @@ def packed(folder, pairs, source_length=16, target_length=12, text=Listed, pair=
         task={"name": "translation"},
         data={"cache": str(folder / "cache"), **keys},
     )
-    return packed_pairs.build(
+    return packing.build(
         text(pairs),
         config.data,
         pair or Both(),
@@ -194,7 +194,7 @@ def test_blocks_tokenise_as_one(tmp_path, monkeypatch):
         return packed(folder, pairs).rows([(0, 0), (1, 0), (2, 0)])
 
     whole = read(tmp_path / "a")
-    monkeypatch.setattr(packed_pairs, "_PAIRS_PER_BLOCK", 5)
+    monkeypatch.setattr(packing, "_PAIRS_PER_BLOCK", 5)
     for row, other in zip(whole, read(tmp_path / "b")):
         for name in row:
             np.testing.assert_array_equal(row[name], other[name])

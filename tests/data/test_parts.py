@@ -8,15 +8,15 @@ import random
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import documents, pairs, parts, python_library
+from transformer_jax.data.sources import documents, pairs, python_library, text_files
 
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 100)
-    monkeypatch.setattr(parts, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(parts, "_LOOK_BYTES", 16)
-    parts._aligned.cache_clear()
+    monkeypatch.setattr(text_files, "PART_BYTES", 100)
+    monkeypatch.setattr(text_files, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(text_files, "_LOOK_BYTES", 16)
+    text_files._aligned.cache_clear()
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_files_of_documents(put, small_parts, split_on):
 def test_aligned_files(put, small_parts):
     source = lines(80, 2, ("\n", "\r\n")) + "\n\n"
     for target in ("x\n" * 82, "x\n" * 81 + "x", "\n" * 81 + "x" * 500 + "\n"):
-        parts._aligned.cache_clear()
+        text_files._aligned.cache_clear()
         text = pairs.TextPairs(put("a.en", source), put("a.de", target))
         assert_parts_are(text, 8)
         assert_parts_are(documents.Marked(text, "<to-de>"), 8)
@@ -123,7 +123,7 @@ def test_built_in_corpora(small_parts):
 
 
 def test_the_number_of_parts_is_bounded(monkeypatch):
-    assert parts.part_bytes(10) == parts.PART_BYTES
-    assert len(parts.ranges(10**9, 2**40)) == 1024
-    assert parts.ranges(3, 2**40) == [(0, 1), (1, 2), (2, 3)]
-    assert parts.ranges(7, 100) == [(0, 7)]
+    assert text_files.part_bytes(10) == text_files.PART_BYTES
+    assert len(text_files.ranges(10**9, 2**40)) == 1024
+    assert text_files.ranges(3, 2**40) == [(0, 1), (1, 2), (2, 3)]
+    assert text_files.ranges(7, 100) == [(0, 7)]

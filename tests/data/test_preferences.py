@@ -6,8 +6,8 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.completions import Example, fitted
-from transformer_jax.data.sources import preferences
+from transformer_jax.data.chat_rows import Example, fitted
+from transformer_jax.data.sources import chat
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 ASKED = [{"role": "user", "content": "a"}]
@@ -19,8 +19,8 @@ def read(tmp_path, *lines):
     path.write_text("".join(f"{text}\n" for text in texts))
     config = configs.experiment(model=dict(name="gpt"), task=dict(name="causal_lm"))
     config.data.train_files = str(path)
-    assert preferences.of_split(config.data, "valid") is None
-    return preferences.of_split(config.data, "train")
+    assert chat.open_preferences(config.data, "valid") is None
+    return chat.open_preferences(config.data, "train")
 
 
 def test_pairs_and_rankings_are_read_in_order(tmp_path):

@@ -10,8 +10,7 @@ from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_marian import CODE, MARIAN, sentence_piece
 from transformer_jax.config import UserError
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.marian import Marian, hf_files
-from transformer_jax.data.tokenizers.unigram import ALBERT, T5, XLNet
+from transformer_jax.data.tokenizers.unigram import ALBERT, T5, Marian, XLNet, hf_files
 
 SPECIAL = "</s> <pad> <unk> <s> <extra_id_0>"
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from transformer_jax.data.sources import python_functions, python_library
-from transformer_jax.data.sources.python_functions import PythonFunctions
+from transformer_jax.data.sources import python_library
+from transformer_jax.data.sources.python_library import PythonFunctions
 
 SPLITS = ("train", "valid", "test")
 MODULE = '''
@@ -45,7 +45,7 @@ class Reader:
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """Writes modules of the list, and returns the function that reads their splits."""
-    modules = python_functions._MODULES.split()
+    modules = python_library._MODULES.split()
     by_split = {
         split: [m for m in modules if python_library.split_of(f"{m}.py") == split]
         for split in SPLITS
@@ -58,10 +58,10 @@ def library(tmp_path, monkeypatch):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(content, encoding="utf-8")
         (tmp_path / "antigravity.py").write_text("def f(:")
-        monkeypatch.setattr(python_functions.sysconfig, "get_path", lambda _: str(tmp_path))
-        python_functions._splits.cache_clear()
+        monkeypatch.setattr(python_library.sysconfig, "get_path", lambda _: str(tmp_path))
+        python_library._splits.cache_clear()
         pairs = {split: list(PythonFunctions(split)) for split in SPLITS}
-        python_functions._splits.cache_clear()
+        python_library._splits.cache_clear()
         return pairs
 
     return read

@@ -16,11 +16,11 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.data.rows_to_read import PLACES, read
 from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError, UserError
-from transformer_jax.data import readers
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import loop, state
+from transformer_jax.data import rows
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import state, trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize("build", [build_config, build_gpt, build_bert])
 def test_processes_read_the_rows_of_one_process(build, tmp_path):
     direct = make_task(build(tmp_path)).rows().train.batch
-    with readers.started(direct, 2) as processes:
+    with rows.started(direct, 2) as processes:
         for steps in (range(5), range(31, 34)):  # a BERT's second phase has longer rows
             expected = [direct(step, PLACES) for step in steps]
             batches = list(processes.batches(steps, PLACES))
@@ -37,7 +37,7 @@ def test_processes_read_the_rows_of_one_process(build, tmp_path):
 
 
 def test_signals_and_failures():
-    with readers.started(read, 3) as processes:
+    with rows.started(read, 3) as processes:
         pids = [process.pid for process, _ in processes._processes]
         batches = processes.batches(range(20), PLACES)
         for step in range(6):
@@ -60,7 +60,7 @@ def test_signals_and_failures():
 
 def test_rows_that_no_other_process_can_read_are_refused():
     message = r"config.data.readers=2: other processes can't read .*<lambda>.*; 0 reads them"
-    with pytest.raises(UserError, match=message), readers.started(lambda *_: {}, 2):
+    with pytest.raises(UserError, match=message), rows.started(lambda *_: {}, 2):
         pass
 
 
@@ -68,7 +68,7 @@ def test_processes_end_with_a_killed_run():
     code = """
         import os
         from tests.data import rows_to_read
-        from transformer_jax.data.readers import Readers
+        from transformer_jax.data.rows import Readers
         processes = Readers(rows_to_read.read, 2)
         next(processes.batches(range(4), rows_to_read.PLACES))
         print(*(process.pid for process, _ in processes._processes), flush=True)
@@ -101,11 +101,11 @@ def test_a_run_with_readers_is_bit_equal_and_stops(tmp_path, monkeypatch):
         program = program or Program.of(config, task, jax.devices()[:1])
         workdir = tmp_path / f"run-{count}"
         if count:
-            monkeypatch.setattr(loop, "Stop", stopping_at(9))
+            monkeypatch.setattr(trainer, "Stop", stopping_at(9))
             with pytest.raises(Preempted):
-                loop.run(config, task, workdir, program)
+                trainer.run(config, task, workdir, program)
             monkeypatch.undo()
-        loop.run(config, task, workdir, program)
+        trainer.run(config, task, workdir, program)
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
         shapes = state.abstract_params(task)
         states.append(checkpoints.restore_params(shapes, 6))

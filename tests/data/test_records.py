@@ -8,12 +8,12 @@ import pytest
 
 from tests.data.stores import change, contents, flip, refuse
 from transformer_jax import config as configs
+from transformer_jax import records
 from transformer_jax.config import UserError
 from transformer_jax.configuration import classes
-from transformer_jax.data import sources, store
-from transformer_jax.data.sources.source import Source
-from transformer_jax.data.store import records
-from transformer_jax.data.store.records import Record
+from transformer_jax.contracts.source import Source
+from transformer_jax.data import store
+from transformer_jax.data.store import Record
 
 pytestmark = pytest.mark.usefixtures("small_shards")
 
@@ -62,8 +62,8 @@ def test_damage_is_named_and_mended(tmp_path, damage):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(records, "_BLOCK_RECORDS", 1)
-    monkeypatch.setattr(records, "_PART_BYTES", 100)
+    monkeypatch.setattr(store, "_BLOCK_RECORDS", 1)
+    monkeypatch.setattr(store, "_PART_BYTES", 100)
 
 
 def test_an_interrupted_build_continues(tmp_path, monkeypatch, small_parts):
@@ -83,9 +83,9 @@ def test_an_interrupted_build_continues(tmp_path, monkeypatch, small_parts):
     assert not list(tmp_path.glob("records-*/store.json"))
     written = []
     monkeypatch.setattr(
-        records.Writer,
+        store.Writer,
         "append",
-        lambda self, values, append=records.Writer.append: written.append(append(self, values)),
+        lambda self, values, append=store.Writer.append: written.append(append(self, values)),
     )
     assert_all(build(tmp_path, read=watched))
     # The first process completed the part of the first three records.
@@ -117,7 +117,7 @@ GUEST = '''
 """Numbers."""
 import dataclasses
 import numpy as np
-from transformer_jax.data.sources.source import Source
+from transformer_jax.contracts.source import Source
 from transformer_jax.data.store import Record
 
 
@@ -145,7 +145,7 @@ class Numbers(Source):
 def guest(tmp_path, monkeypatch):
     (tmp_path / "guests").mkdir()
     (tmp_path / "guests" / "numbers_of_test.py").write_text(GUEST)
-    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path / "guests")])
+    monkeypatch.setattr(records, "__path__", [*records.__path__, str(tmp_path / "guests")])
 
 
 def experiment(**source):

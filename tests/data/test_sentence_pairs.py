@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.data import masking, sentence_pairs
+from transformer_jax.data import masking
 
 V, PAD, UNK, CLS, SEP, MASK = 1000, 0, 1, 2, 3, 4
 SPECIAL = np.arange(V) < 5
@@ -40,7 +40,7 @@ def drawn():
 
 def draw(count):
     """Returns `count` rows of 128 tokens, as arrays."""
-    source = sentence_pairs.SentencePairs(fake(), 128, mask(), (0, 0, 0))
+    source = masking.SentencePairs(fake(), 128, mask(), (0, 0, 0))
     epochs = count // len(source) + 1
     numbers = [(number, epoch) for epoch in range(epochs) for number in range(len(source))]
     rows = source.rows(numbers[:count])
@@ -101,18 +101,18 @@ def test_rows_are_full_but_for_one_in_ten():
 
 
 def test_rows_are_a_function_of_number_and_epoch():
-    source = sentence_pairs.SentencePairs(fake(), 64, mask(10), (0, 0, 0))
+    source = masking.SentencePairs(fake(), 64, mask(10), (0, 0, 0))
     (one,), (other,) = source.rows([(3, 1)]), source.rows([(3, 2)])
     for name, values in source.rows([(7, 0), (3, 1)])[1].items():
         np.testing.assert_array_equal(values, one[name])
     assert (one["tokens"] != other["tokens"]).any()
-    (elsewhere,) = sentence_pairs.SentencePairs(fake(), 64, mask(10), (0, 1, 0)).rows([(3, 1)])
+    (elsewhere,) = masking.SentencePairs(fake(), 64, mask(10), (0, 1, 0)).rows([(3, 1)])
     assert (one["tokens"] != elsewhere["tokens"]).any()
 
 
 def test_spans_tile_every_document_of_two_sentences_or_more():
     stored = fake()
-    source = sentence_pairs.SentencePairs(stored, 64, mask(), (0, 0, 0))
+    source = masking.SentencePairs(stored, 64, mask(), (0, 0, 0))
     bounds = np.concatenate([[0], np.cumsum(stored.array("documents"))])
     for document in range(DOCUMENTS):
         spans = [span for span in source._spans.tolist() if span[2] == document]
@@ -196,7 +196,7 @@ def test_swapped_pairs_are_of_one_document():
         array=arrays.get,
         read=lambda spans: [tokens[a:b] for a, b in spans],
     )
-    source = sentence_pairs.SentencePairs(stored, 64, mask(10), (0, 0, 0), swaps=True)
+    source = masking.SentencePairs(stored, 64, mask(10), (0, 0, 0), swaps=True)
     rows = source.rows([(number, epoch) for epoch in range(20) for number in range(len(source))])
     follows = np.array([row["follows"] for row in rows])
     assert follows.mean() == pytest.approx(0.5, abs=0.1)
@@ -212,4 +212,4 @@ def test_too_little_text_is_refused():
         meta={}, array={"sentences": np.array([5, 5]), "documents": np.array([2])}.get
     )
     with pytest.raises(UserError, match="two documents"):
-        sentence_pairs.SentencePairs(stored, 64, mask(), (0, 0, 0))
+        masking.SentencePairs(stored, 64, mask(), (0, 0, 0))

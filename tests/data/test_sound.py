@@ -10,12 +10,19 @@ from scipy import signal
 from tests.examples import masked_speech as tones
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import audio_files
-from transformer_jax.data.sound import RATE, Utterances, normalised
-from transformer_jax.data.sources.sound import Sound
-from transformer_jax.data.sources.spoken_digits import SpokenDigits
-from transformer_jax.data.speech_rows import distractors, most_masked, spans
-from transformer_jax.data.spelling import ENGLISH, Spelling
+from transformer_jax.data import speech
+from transformer_jax.data.speech import (
+    ENGLISH,
+    RATE,
+    Spelling,
+    Utterances,
+    distractors,
+    most_masked,
+    normalised,
+    spans,
+)
+from transformer_jax.records.sound import Sound
+from transformer_jax.records.spoken_digits import SpokenDigits
 
 
 class _Keys(dict):
@@ -34,7 +41,7 @@ def test_files_of_any_rate_are_resampled(tmp_path):
     for rate, channels, name in ((8_000, 1, "a.wav"), (44_100, 2, "b.flac"), (16_000, 1, "c.wav")):
         sound = np.repeat(tones.sound("AAAAA", rate)[:, None], channels, axis=1)
         soundfile.write(tmp_path / name, sound, rate)
-        samples = audio_files.read(str(tmp_path / name), name)
+        samples = speech.read(str(tmp_path / name), name)
         assert samples.dtype == np.int16
         assert len(samples) == pytest.approx(0.4 * RATE, abs=2)
         frequencies, power = signal.periodogram(samples, RATE)
@@ -54,7 +61,7 @@ def test_records_of_a_manifest(tmp_path):
         assert len(utterances) == 2 and utterances.characters.tolist() == [3, 0]
         second, first = utterances.read([1, 0])
         assert (first.text, second.text) == ("A b", "")
-        expected = audio_files.read(str(tmp_path / "below/0.wav"), "")
+        expected = speech.read(str(tmp_path / "below/0.wav"), "")
         np.testing.assert_array_equal(first.samples, expected)
     assert of_files(tmp_path).fingerprint("valid") is None
 

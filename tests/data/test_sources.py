@@ -4,7 +4,7 @@ import pytest
 
 from transformer_jax.config import UserError, experiment
 from transformer_jax.data.sources import pairs as sentence_pairs
-from transformer_jax.data.store.files import Folder
+from transformer_jax.data.store import Folder
 from transformer_jax.storage import buckets
 
 
@@ -22,7 +22,7 @@ def write(path, content):
 @pytest.fixture
 def pairs(tmp_path):
     """pairs(source, target) returns the training pairs of two files with this content."""
-    return lambda source, target: sentence_pairs.of_split(
+    return lambda source, target: sentence_pairs.open_pairs(
         data(
             train_source=write(tmp_path / "a.en", source),
             train_target=write(tmp_path / "a.de", target),
@@ -82,14 +82,14 @@ def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(
         UserError, match=re.escape(f"config.data.train_target={tmp_path}/no.de: no such file")
     ):
-        sentence_pairs.of_split(
+        sentence_pairs.open_pairs(
             data(train_source=existing, train_target=str(tmp_path / "no.de")), "train"
         )
     with pytest.raises(
         UserError, match=f"config.data.train_source={re.escape(str(tmp_path))}: no such file"
     ):
         # A folder is not a file.
-        sentence_pairs.of_split(data(train_source=str(tmp_path), train_target=existing), "train")
+        sentence_pairs.open_pairs(data(train_source=str(tmp_path), train_target=existing), "train")
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -98,7 +98,7 @@ def test_one_file_of_a_pair_is_not_enough(tmp_path, split, side, other):
     file = write(tmp_path / "a", "one\n")
     keys = {"train_source": file, "train_target": file} if split == "valid" else {}
     with pytest.raises(UserError, match=f"config.data.{split}_{other} is missing"):
-        sentence_pairs.of_split(data(**keys, **{f"{split}_{side}": file}), split)
+        sentence_pairs.open_pairs(data(**keys, **{f"{split}_{side}": file}), split)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_file_of_a_pair_is_not_enough(tmp_path, split, side, other):
 )
 def test_exactly_one_source_must_be_named(keys, named):
     with pytest.raises(UserError, match=f"name one source of text.*now: {named}$"):
-        sentence_pairs.of_split(data(**keys), "train")
+        sentence_pairs.open_pairs(data(**keys), "train")
 
 
 @pytest.mark.parametrize("key", ["train_files", "valid_files"])
@@ -123,7 +123,7 @@ def test_running_text_is_not_silently_left_out(key):
         match=f"config.data.{key} names running text; "
         "sentence pairs are named by config.data.valid_source and valid_target",
     ):
-        sentence_pairs.of_split(data(corpus="grammar", **{key: "a"}), "valid")
+        sentence_pairs.open_pairs(data(corpus="grammar", **{key: "a"}), "valid")
 
 
 def test_a_home_that_is_not_there_is_named():
@@ -137,7 +137,7 @@ def test_a_home_that_is_not_there_is_named():
 
 def test_a_split_without_files_is_none(tmp_path):
     file = write(tmp_path / "a", "one\n")
-    assert sentence_pairs.of_split(data(train_source=file, train_target=file), "valid") is None
+    assert sentence_pairs.open_pairs(data(train_source=file, train_target=file), "valid") is None
 
 
 def test_fingerprint_is_of_the_content_and_not_of_the_place(pairs, tmp_path):
@@ -146,13 +146,13 @@ def test_fingerprint_is_of_the_content_and_not_of_the_place(pairs, tmp_path):
         train_source=write(tmp_path / "b.en", "one\n"),
         train_target=write(tmp_path / "b.de", "eins\n"),
     )
-    assert sentence_pairs.of_split(moved, "train").fingerprint() == first
+    assert sentence_pairs.open_pairs(moved, "train").fingerprint() == first
     assert pairs("one\n", "eine\n").fingerprint() != first
 
 
 def test_built_in_grammar_gives_the_asked_number_and_other_sentences_for_validation():
     train, valid = (
-        list(sentence_pairs.of_split(data(corpus="grammar", corpus_size=50), split))
+        list(sentence_pairs.open_pairs(data(corpus="grammar", corpus_size=50), split))
         for split in ("train", "valid")
     )
     assert len(train) == 50 and all(source and target for source, target in train)

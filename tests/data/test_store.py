@@ -9,7 +9,6 @@ import pytest
 from tests.data.stores import OFFSETS, TOKENS, build, contents, fill, refuse, start
 from transformer_jax.config import UserError
 from transformer_jax.data import store
-from transformer_jax.data.store import files
 
 pytestmark = pytest.mark.usefixtures("small_shards")
 
@@ -134,7 +133,7 @@ def test_a_bucket_that_can_not_be_written_is_known_before_the_work(gcs):
 
 
 def test_a_bucket_that_does_not_answer_costs_one_line(monkeypatch):
-    monkeypatch.setattr(files, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(store, "_TIMEOUT", 0.2)
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="^gs://elsewhere/pairs-[0-9a-f]*: no answer within"):
         build("gs://elsewhere", fill=refuse)

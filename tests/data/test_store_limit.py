@@ -8,7 +8,6 @@ import pytest
 from tests.data.stores import TOKENS, build, contents, refuse, start
 from transformer_jax.config import UserError
 from transformer_jax.data import store
-from transformer_jax.data.store import cache
 
 pytestmark = pytest.mark.usefixtures("small_shards")
 VARIABLE = "TRANSFORMER_JAX_STORES_GB"
@@ -64,11 +63,11 @@ def test_no_store_is_removed_that_another_process_has_open_or_builds(tmp_path, m
         process.kill()
         process.communicate()
     # A process that has died holds nothing.
-    cache.keep_small(tmp_path)
+    store.keep_small(tmp_path)
     assert names(tmp_path) == {own.path.name}
     path = own.path
     del own
-    cache.keep_small(tmp_path)
+    store.keep_small(tmp_path)
     assert not path.exists() and not names(tmp_path)
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data.sources import pairs, parts
+from transformer_jax.data.sources import pairs, text_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPLITS = {
@@ -81,14 +81,14 @@ def pairs_of(folder, name, split, **keys):
         task={"name": "translation"},
         data={"tfds_name": name, "tfds_dir": str(folder), **keys},
     )
-    return pairs.of_split(config.data, split)
+    return pairs.open_pairs(config.data, split)
 
 
 @pytest.mark.parametrize(
     "index, name, keys", [(0, "plain", {}), (1, "configured/de-en", {"config": "de-en"})]
 )
 def test_splits_of_a_prepared_set(prepare, tmp_path, monkeypatch, index, name, keys):
-    monkeypatch.setattr(parts, "PART_BYTES", 1)
+    monkeypatch.setattr(text_files, "PART_BYTES", 1)
     prepare(index, **keys)
     for split, prepared in (("train", "train"), ("valid", "validation")):
         read = pairs_of(tmp_path, name, split)
@@ -165,7 +165,7 @@ config = experiment(
     task={{"name": "translation"}},
     data={{"tfds_name": "plain", "tfds_dir": {str(tmp_path)!r}}},
 )
-assert len(list(pairs.of_split(config.data, "train"))) == {len(READ["train"])}
+assert len(list(pairs.open_pairs(config.data, "train"))) == {len(READ["train"])}
 assert "tensorflow_datasets" in sys.modules and "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -191,10 +191,10 @@ def test_running_text_of_a_prepared_set(prepare, tmp_path):
         task={"name": "causal_lm"},
         data={"tfds_name": "plain", "tfds_dir": str(tmp_path), "text_field": "de"},
     )
-    assert sorted(documents.of_split(config.data, "train")) == sorted(
+    assert sorted(documents.open_documents(config.data, "train")) == sorted(
         german for _, german in SPLITS["train"]
     )
-    assert documents.of_split(config.data, "test") is None
+    assert documents.open_documents(config.data, "test") is None
     config.data.text_field = "text"
     with pytest.raises(UserError, match="no feature 'text', only .*config.data.text_field"):
-        list(documents.of_split(config.data, "valid"))
+        list(documents.open_documents(config.data, "valid"))

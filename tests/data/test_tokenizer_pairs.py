@@ -33,7 +33,9 @@ def data(tmp_path):
 
 
 def train(data, source_vocab_size=None, vocab_size=80):
-    return tokenizers.train_pair(pairs.of_split(data, "train"), data, source_vocab_size, vocab_size)
+    return tokenizers.train_pair(
+        pairs.open_pairs(data, "train"), data, source_vocab_size, vocab_size
+    )
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

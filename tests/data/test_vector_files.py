@@ -5,20 +5,20 @@ import pytest
 
 from tests.fixtures.make_word_vectors import HERE, WORDS, vectors
 from transformer_jax.config import UserError
-from transformer_jax.data import vector_files
+from transformer_jax.data import array_files
 
 
 @pytest.mark.parametrize("name", ["word_vectors.txt", "word_vectors.bin"])
 def test_files_of_gensim_are_read(name):
-    words, read = zip(*vector_files.read(HERE / name))
-    assert list(words) == WORDS and vector_files.width(HERE / name) == 3
+    words, read = zip(*array_files.read(HERE / name))
+    assert list(words) == WORDS and array_files.width(HERE / name) == 3
     np.testing.assert_array_equal(np.stack(read), vectors())
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.bin"])
 def test_written_files_are_read_by_both(name, tmp_path):
-    vector_files.write(tmp_path / name, WORDS, vectors())
-    words, read = zip(*vector_files.read(tmp_path / name))
+    array_files.write(tmp_path / name, WORDS, vectors())
+    words, read = zip(*array_files.read(tmp_path / name))
     assert list(words) == WORDS
     np.testing.assert_array_equal(np.stack(read), vectors())
     gensim = pytest.importorskip("gensim.models")
@@ -30,7 +30,7 @@ def test_written_files_are_read_by_both(name, tmp_path):
 def test_the_format_of_glove_has_no_first_line(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("the 1 -2.5 3e-1\n. . . 4 5 6\n")
-    words, read = zip(*vector_files.read(path))
+    words, read = zip(*array_files.read(path))
     assert words == ("the", ". . .")
     np.testing.assert_array_equal(np.stack(read), np.float32([[1, -2.5, 0.3], [4, 5, 6]]))
 
@@ -57,9 +57,9 @@ def test_the_format_of_glove_has_no_first_line(tmp_path):
 def test_other_files_are_refused(name, content, error, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=error):
-        list(vector_files.read(tmp_path / name))
+        list(array_files.read(tmp_path / name))
 
 
 def test_a_word_with_a_space_is_refused(tmp_path):
     with pytest.raises(UserError, match="the token 'a b' has white space"):
-        vector_files.write(tmp_path / "a.txt", ["a b"], np.zeros((1, 2)))
+        array_files.write(tmp_path / "a.txt", ["a b"], np.zeros((1, 2)))

@@ -7,9 +7,9 @@ import pytest
 
 from tests.conftest import build_gpt
 from transformer_jax.config import UserError, experiment
-from transformer_jax.data import tokenizers, windows
+from transformer_jax.data import texts, tokenizers
 from transformer_jax.data.tokenizers import training
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 
 def fake(size, eos_every=7):
@@ -26,7 +26,7 @@ def fake(size, eos_every=7):
 @pytest.mark.parametrize("size, length", [(103, 10), (40, 10), (20, 10), (19, 10), (11, 10)])
 def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
     stored = fake(size)
-    source, starts = windows.Windows(stored, length, False, (0, 0, 0)), set()
+    source, starts = texts.Windows(stored, length, False, (0, 0, 0)), set()
     for epoch in range(30):
         rows = source.rows([(number, epoch) for number in range(len(source))])
         tokens = np.concatenate([row["tokens"] for row in rows])
@@ -49,7 +49,7 @@ def test_an_epoch_tiles_the_text_from_an_offset_of_its_own(size, length):
     assert starts == set(range(min(length, size - length))) or (
         len(starts) > 5 and max(starts) < length
     )
-    again = windows.Windows(stored, length, False, (0, 0, 1))
+    again = texts.Windows(stored, length, False, (0, 0, 1))
     assert (
         any(
             again.rows([(0, e)])[0]["tokens"][0] != source.rows([(0, e)])[0]["tokens"][0]
@@ -63,14 +63,14 @@ def test_a_text_shorter_than_a_row_is_refused():
     with pytest.raises(
         UserError, match="the text has 10 tokens: a row of 10 tokens needs one more"
     ):
-        windows.Windows(fake(10), 10, False, (0, 0, 0))
+        texts.Windows(fake(10), 10, False, (0, 0, 0))
 
 
 @pytest.mark.parametrize("size", [3, 9, 10, 11, 24, 100])
 @pytest.mark.parametrize("stride", [1, 4, 10])
 def test_sliding_windows_predict_every_token_once_with_context(size, stride):
     stored = fake(size)
-    source = windows.SlidingWindows(stored, 10, stride, False)
+    source = texts.SlidingWindows(stored, 10, stride, False)
     predicted = []
     for number, row in enumerate(source.rows([(n, 0) for n in range(len(source))])):
         counted = row["weights"] == 1
@@ -83,7 +83,7 @@ def test_sliding_windows_predict_every_token_once_with_context(size, stride):
 
 
 def test_masked_documents_begin_at_the_end_of_the_one_before():
-    source = windows.Windows(fake(60), 20, True, (0, 0, 0))
+    source = texts.Windows(fake(60), 20, True, (0, 0, 0))
     (row,) = source.rows([(0, 0)])
     begins = (row["tokens"] == 0) | (np.arange(20) == 0)
     np.testing.assert_array_equal(row["segment_ids"], np.cumsum(begins))
@@ -118,7 +118,7 @@ def data(tmp_path):
 def test_a_text_is_its_documents_each_ended_and_counted(tmp_path):
     text = Text(["déjà", "vu", "x"])
     tokenizer = tokenizers.train(text, "characters", 20)
-    stored = windows.tokenised(text, data(tmp_path), tokenizer, "train")
+    stored = texts.tokenised(text, data(tmp_path), tokenizer, "train")
     (tokens,) = stored.read([(0, stored.meta["tokens"])])
     ended = [[*ids, 0] for ids in tokenizer.encode(text.texts)]
     assert tokens.tolist() == sum(ended, [])
@@ -126,7 +126,7 @@ def test_a_text_is_its_documents_each_ended_and_counted(tmp_path):
 
 
 def test_tokenising_goes_on_with_the_part_where_it_was_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "_CHARACTERS_PER_BLOCK", 5)
+    monkeypatch.setattr(texts, "_CHARACTERS_PER_BLOCK", 5)
     text = Text([f"text {n}" for n in range(40)])
     tokenizer = tokenizers.train(text, "characters", 40)
     encoded, encode = [], type(tokenizer).encode
@@ -143,10 +143,10 @@ def test_tokenising_goes_on_with_the_part_where_it_was_killed(tmp_path, monkeypa
 
     monkeypatch.setattr(type(tokenizer), "encode", failing)
     with pytest.raises(Killed):
-        windows.tokenised(text, data(tmp_path), tokenizer, "train")
-    stored = windows.tokenised(text, data(tmp_path), tokenizer, "train")
+        texts.tokenised(text, data(tmp_path), tokenizer, "train")
+    stored = texts.tokenised(text, data(tmp_path), tokenizer, "train")
     assert encoded == [*text.texts[:25], "killed", *text.texts[24:]]  # the fourth part twice
-    straight = windows.tokenised(text, data(tmp_path / "other"), tokenizer, "train")
+    straight = texts.tokenised(text, data(tmp_path / "other"), tokenizer, "train")
     assert stored.meta == straight.meta
     np.testing.assert_array_equal(*(s.read([(0, s.meta["tokens"])])[0] for s in (stored, straight)))
 
@@ -154,7 +154,7 @@ def test_tokenising_goes_on_with_the_part_where_it_was_killed(tmp_path, monkeypa
 def test_an_empty_text_is_refused(tmp_path):
     tokenizer = tokenizers.train(Text(["a"]), "characters", 20)
     with pytest.raises(UserError, match="no document"):
-        windows.tokenised(Text([]), data(tmp_path), tokenizer, "valid")
+        texts.tokenised(Text([]), data(tmp_path), tokenizer, "valid")
 
 
 def test_prepared_in_a_bucket_it_is_found_there_again(gcs, tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_prepared_in_a_bucket_it_is_found_there_again(gcs, tmp_path, monkeypatch
         "text-train-" in name for name in gcs.objects
     )
     monkeypatch.setattr(training, "train", None)
-    monkeypatch.setattr(windows, "blocks", None)  # neither is done again
+    monkeypatch.setattr(texts, "blocks", None)  # neither is done again
     again = make_task(config).rows()
     np.testing.assert_array_equal(
         rows.train.batch(3, [0, 5])["tokens"], again.train.batch(3, [0, 5])["tokens"]

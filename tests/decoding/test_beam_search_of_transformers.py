@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures import make_beam_search as make
 from transformer_jax.configuration.sections import Decode
-from transformer_jax.huggingface import generation
+from transformer_jax.huggingface import encoder_decoder
 from transformer_jax.inference.beam_search import BeamSearch
 from transformer_jax.layers.decoding import Rows
 
@@ -26,7 +26,7 @@ def step(state, tokens):
 
 def outputs(options):
     """Returns the outputs of all starts."""
-    decode = Decode(**generation.decode_keys(options))
+    decode = Decode(**encoder_decoder.decode_keys(options))
     marks = dict(
         never=tuple(i for (i,) in options.get("bad_words_ids", ())),
         first=tuple(options[key] for key in ("forced_bos_token_id",) if key in options),

@@ -15,13 +15,12 @@ from tests.fixtures.make_huggingface_decoder import QWEN2
 from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.configuration.sections import Decode
-from transformer_jax.distributed.placement import Placement
-from transformer_jax.huggingface import generation
-from transformer_jax.inference.beam_search import BeamSearch, length_penalty
-from transformer_jax.inference.best_continuations import BestContinuations
-from transformer_jax.models.decoder import Decoder
-from transformer_jax.models.gpt import GPT
-from transformer_jax.models.lstm import LSTM
+from transformer_jax.distributed.sharding import Placement
+from transformer_jax.families.decoder import Decoder
+from transformer_jax.families.gpt import GPT
+from transformer_jax.families.lstm import LSTM
+from transformer_jax.huggingface import encoder_decoder
+from transformer_jax.inference.beam_search import BeamSearch, BestContinuations, length_penalty
 from transformer_jax.runs import open as opening
 
 SIZES = dict(vocab_size=5, d_model=8, num_layers=1)
@@ -111,7 +110,9 @@ def opened(converted):
 def test_they_equal_those_of_transformers(opened, case, early_stopping, equal):
     task, params = opened
     options = make.CASES[case]
-    keys = generation.decode_keys(options) | dict(beam=make.BEAM, early_stopping=early_stopping)
+    keys = encoder_decoder.decode_keys(options) | dict(
+        beam=make.BEAM, early_stopping=early_stopping
+    )
     end = options["eos_token_id"]
     search = BeamSearch.of(Decode(**keys), end, make.N_BEST, continues=True)
     tokenizer = task.tokenizer

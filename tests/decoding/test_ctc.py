@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from transformer_jax.inference import ctc
-from transformer_jax.inference.spelling_model import SpellingModel
+from transformer_jax.inference.ctc import SpellingModel
 from transformer_jax.scores.ngrams import NGrams
 
 BLANK = 0
@@ -101,7 +101,7 @@ def test_a_narrow_beam_may_end_elsewhere_than_the_greedy_path():
 def test_the_spelling_model_has_the_probabilities_of_its_counts():
     rng = np.random.default_rng(0)
     texts = [rng.integers(1, 4, 5).tolist() for _ in range(40)]
-    model = SpellingModel.of_texts(texts, 3, 5, boundary=4)
+    model = SpellingModel.count_texts(texts, 3, 5, boundary=4)
     tokens = (4, 1, 2, 3, 4, 2)
     stream = np.array(tokens)
     expected = model.ngrams.occurrences(stream).interpolated(model.weights)

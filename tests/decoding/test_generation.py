@@ -7,9 +7,8 @@ import pytest
 
 from tests.conftest import build_gpt
 from transformer_jax.config import UserError
-from transformer_jax.inference.generation import Continuation
-from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.inference.generation import Continuation, Sampling
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training.state import init_params
 
 WINDOW, COUNT = 64, 100  # tokens

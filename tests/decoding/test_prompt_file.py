@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.inference import prompt_file
+from transformer_jax.inference import prompting
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_a_wrong_file_is_refused(content, words, tmp_path):
     path = tmp_path / "task.json"
     path.write_text(content)
     with pytest.raises(UserError) as error:
-        prompt_file.read(str(path))
+        prompting.read(str(path))
     assert str(error.value).startswith(str(path)) and words in str(error.value)

@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from tests.jitted import jitted
 from transformer_jax.configuration.sections import Decode
+from transformer_jax.contracts.model import SequenceToSequence
 from transformer_jax.data import tokenizers
 from transformer_jax.distributed.sharding import AXES
-from transformer_jax.inference.sequence_to_sequence import SequenceToSequenceUse
+from transformer_jax.families.recurrent_seq2seq import RecurrentSeq2Seq
+from transformer_jax.inference.translating import SequenceToSequenceUse
 from transformer_jax.layers.decoding import Rows
-from transformer_jax.layers.outputs import Projection
-from transformer_jax.models.model import SequenceToSequence
-from transformer_jax.models.recurrent_seq2seq import RecurrentSeq2Seq
+from transformer_jax.layers.embeddings import Projection
 
 LINES = ["a dog runs", "the cat sleeps and a dog runs", "", "a cat", "the dog sleeps"] * 2
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.inference import sampling
-from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference import generation
+from transformer_jax.inference.generation import Sampling
 
 LOGITS = jnp.array(np.log([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]))
 
@@ -60,7 +60,7 @@ def test_every_token_has_its_share_of_the_random_numbers():
     draw = np.random.default_rng(0)
     weights = np.where(draw.random(1000) < 0.5, 0, draw.random(1000) ** 8).astype(np.float32)
     uniform = jnp.array((np.arange(4000) + 0.5) / 4000, jnp.float32)
-    drawn = jax.jit(sampling.drawn)
+    drawn = jax.jit(generation.drawn)
     tokens = drawn(np.tile(weights, (4000, 1)), uniform)
     counts = np.bincount(tokens, minlength=1000)
     np.testing.assert_allclose(counts, 4000 * weights / weights.sum(), atol=1.01)
@@ -74,5 +74,5 @@ def test_the_nucleus_is_that_of_the_sorted_vocabulary(top_p):
     probabilities = np.asarray(jax.jit(jax.nn.softmax)(logits))
     is_likelier = probabilities[:, None] > probabilities[..., None]
     of_likelier = (probabilities[:, None] * is_likelier).sum(-1)
-    nucleus = jax.jit(lambda x: sampling._nucleus(x, top_p))(probabilities)
+    nucleus = jax.jit(lambda x: generation._nucleus(x, top_p))(probabilities)
     np.testing.assert_array_equal(nucleus, of_likelier < top_p)

@@ -18,7 +18,7 @@ from tests.faults.runs import Process, Run, assert_refused, lines
 from transformer_jax import config as configs
 from transformer_jax.config import RunError
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.training import loop
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.stop import CODES
 
@@ -234,15 +234,15 @@ def not_a_number(run: Run, workdir) -> None:
     config = run.config.copy_and_resolve_references()
     straight = workdir / "skipping"
     task = Poisoned(config, run.reference / "tokenizer", **configs.options(config.task))
-    program = loop.Program.of(config, task, jax.devices()[:1])
+    program = trainer.Program.of(config, task, jax.devices()[:1])
     message = f"not finite at update {Poisoned.at}; nothing was saved after it"
     for _ in range(2):
         with pytest.raises(RunError, match=message):
-            loop.run(config, task, workdir / "run", program)
+            trainer.run(config, task, workdir / "run", program)
         assert run.steps(workdir / "run") == [2, 4]
     config.train.nonfinite = "skip"
     for folder in (workdir / "run", straight):
-        loop.run(config, task, folder, program)
+        trainer.run(config, task, folder, program)
     assert lines(workdir / "run") == lines(straight)
     assert lines(straight)[-2]["train/skipped"] == 1
     state, _ = run.state(straight, run.num_steps)

@@ -14,9 +14,9 @@ import numpy as np
 
 from tests.conftest import build_bert, build_config, build_gpt
 from tests.programs import ENV, command
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 FAMILIES = {
     "gpt": ("train_gpt", build_gpt),

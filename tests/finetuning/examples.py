@@ -6,8 +6,8 @@ from tests.conftest import build_bert, build_config, build_gpt
 from tests.tasks.test_bidirectional_lm import build as build_elmo
 from tests.training import recurrent
 from transformer_jax import config as configs
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
 
 ANIMALS, VERBS = ("cat", "dog"), ("sat", "ran")
@@ -41,7 +41,7 @@ def pretrained(folder, family, **overrides):
     task = make_task(config)
     workdir = folder / f"{family}_run"
     workdir.mkdir(parents=True)
-    record.create(workdir, task, init_params(task))
+    spec.create(workdir, task, init_params(task))
     return workdir
 
 

@@ -9,12 +9,12 @@ import pytest
 from tests.conftest import build_gpt
 from tests.finetuning.examples import build, pretrained
 from transformer_jax.config import UserError
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
-from transformer_jax.training.loop import run
 from transformer_jax.training.state import init_params
+from transformer_jax.training.trainer import run
 
 ONE_UPDATE = dict(train__num_steps=1)
 NO_CHANGE = dict(train__num_steps=1, optimizer__learning_rate=0.0)
@@ -43,7 +43,7 @@ def test_train_does_not_change_its_config(runs, tmp_path):
 
     config.init_from = str(wide)
     train(config, tmp_path / "second")
-    first, second = (record.read(tmp_path / name).config for name in ("first", "second"))
+    first, second = (spec.read(tmp_path / name).config for name in ("first", "second"))
     assert (first.model.d_model, first.model.dropout) == (32, 0.2)
     assert (second.model.d_model, second.model.dropout) == (48, 0.0)
     assert (first.init_from, second.init_from) == (str(runs["bert"]), str(wide))
@@ -130,7 +130,7 @@ def test_a_head_is_used_for_the_same_task_and_labels_only(runs, tmp_path):
 def test_new_tokens_are_initialised_in_a_padded_vocabulary(runs, tmp_path):
     task = make_task(build_gpt(tmp_path / "gpt", model__vocab_multiple=64))
     (tmp_path / "padded").mkdir()
-    record.create(tmp_path / "padded", task, init_params(task))
+    spec.create(tmp_path / "padded", task, init_params(task))
     train(build(tmp_path, "classification", tmp_path / "padded", **NO_CHANGE), tmp_path / "run")
     table = open_run(tmp_path / "run")[1]["token_embed"]["embedding"]
     assert table.shape[0] == 320

@@ -8,11 +8,11 @@ import pytest
 from tests.finetuning.examples import build, pretrained, task_of
 from tests.jitted import jitted
 from transformer_jax.config import UserError
+from transformer_jax.families.bart import BART
+from transformer_jax.families.encoder_decoder import EncoderDecoder
+from transformer_jax.families.t5 import T5
 from transformer_jax.finetuning.encoder import Encoder
-from transformer_jax.layers.heads import RecurrentHead
-from transformer_jax.models.bart import BART
-from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.t5 import T5
+from transformer_jax.layers.embeddings import RecurrentHead
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.train import train
 

@@ -8,12 +8,13 @@ import pytest
 
 from tests.finetuning.examples import build
 from transformer_jax.config import RunError
+from transformer_jax.layers import parameters
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
+from transformer_jax.runs.spec import resolve
 from transformer_jax.runs.train import train
-from transformer_jax.training import frozen
+from transformer_jax.training import checkpoint
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 STEPS = 4
 
@@ -95,7 +96,7 @@ def test_a_run_with_frozen_parameters_in_its_checkpoints_continues(
 ):
     """So did runs before there was a folder for them."""
     with monkeypatch.context() as patch:
-        patch.setattr(frozen, "split", lambda params, _: (params, {}))
+        patch.setattr(parameters, "split", lambda params, _: (params, {}))
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "frozen").exists()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
@@ -137,9 +138,10 @@ def test_the_digest_is_that_of_the_bits_on_every_mesh():
         return {"x": {"kernel": jax.device_put(values, jax.sharding.NamedSharding(mesh, spec))}}
 
     values = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
-    digest = frozen.digest(placed(values))
-    assert frozen.digest(placed(values, "a", "b")) == digest
+    digest = checkpoint.digest_of_params(placed(values))
+    assert checkpoint.digest_of_params(placed(values, "a", "b")) == digest
     exchanged = values[::-1].copy()
     changed = values.copy()
     changed[3, 3] = -changed[3, 3]
-    assert len({digest, *(frozen.digest(placed(x)) for x in (exchanged, changed, values.T))}) == 4
+    others = [checkpoint.digest_of_params(placed(x)) for x in (exchanged, changed, values.T)]
+    assert len({digest, *others}) == 4

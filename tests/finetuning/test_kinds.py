@@ -13,15 +13,15 @@ from tests.finetuning.examples import build, pretrained, task_of
 from tests.finetuning.test_tasks import train
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts import model as kinds
+from transformer_jax.contracts.task import Context
 from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.families.encoder_decoder import EncoderDecoder
 from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.inference.filling import Reader
 from transformer_jax.layers.embeddings import Embed
-from transformer_jax.models import model as kinds
-from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.tasks.task import Context
+from transformer_jax.runs.spec import resolve
 from transformer_jax.training.state import init_params
 
 

@@ -9,10 +9,10 @@ import pytest
 from tests.finetuning.examples import FILES, build
 from tests.jitted import jitted
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.finetuning import base
-from transformer_jax.finetuning.lengths import buckets
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.tasks.task import Context
+from transformer_jax.finetuning.predictions import buckets
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
 
 WORDS = "the cat sat on the mat and the dog ran to the man".split()

@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 from tests.finetuning.examples import build
 from transformer_jax.config import UserError
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
 
 

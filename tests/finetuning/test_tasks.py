@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.finetuning.examples import FILES, LINES, build, pretrained, task_of
-from transformer_jax.runs import begin
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 SCORES = {
     "classification": "accuracy",
@@ -137,7 +137,7 @@ def test_equal_losses_on_a_mesh(kind, family, runs, tmp_path):
         config = resolve(config, tmp_path / "none").config
         task, folder = make_task(config), tmp_path / f"run{len(mesh)}"
         program = Program.of(config, task, jax.devices()[: math.prod(mesh.values())])
-        run(config, task, folder, program, origin=begin.origin(config, folder))
+        run(config, task, folder, program, origin=spec.origin(config, folder))
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         return [line["train/loss"] for line in lines if "train/loss" in line]
 

@@ -5,7 +5,7 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import squad, tables
+from transformer_jax.data.sources import tables
 
 CONTEXT = "the cat sat on the mat"
 QUESTIONS = {
@@ -99,7 +99,7 @@ def test_mnli_and_its_two_held_out_sets(prepared):
     columns = (config.task.text, config.task.pair, config.task.label)
 
     def read(config, split):
-        return [record.values for record in tables.of_split(config.data, split, columns)]
+        return [record.values for record in tables.open_table(config.data, split, columns)]
 
     assert sorted(read(config, "train")) == [
         ("a cat sat", "a cat ran", "neutral"),
@@ -109,27 +109,27 @@ def test_mnli_and_its_two_held_out_sets(prepared):
     assert read(
         loaded("glue.py:mnli,tfds", prepared, valid_split="validation_mismatched"), "valid"
     ) == [("c", "d", "entailment")]
-    assert tables.of_split(config.data, "test", columns) is None
+    assert tables.open_table(config.data, "test", columns) is None
     assert set(config.task.labels) == {"entailment", "neutral", "contradiction"}
     with pytest.raises(
         UserError,
         match="no split 'other'; config.data.valid_split may be one of train, validation_matched",
     ):
-        tables.of_split(
+        tables.open_table(
             loaded("glue.py:mnli,tfds", prepared, valid_split="other").data, "valid", columns
         )
 
 
 def test_squad(prepared):
     config = loaded("squad.py:2.0,tfds", prepared)
-    assert sorted(record.values for record in squad.of_split(config.data, "train")) == [
+    assert sorted(record.values for record in tables.open_squad(config.data, "train")) == [
         ("1", "who sat?", CONTEXT, (("cat", 4),)),
         ("2", "who ran?", CONTEXT, ()),
     ]
-    assert [record.values for record in squad.of_split(config.data, "valid")] == [
+    assert [record.values for record in tables.open_squad(config.data, "valid")] == [
         ("3", "where?", CONTEXT, (("mat", 19), ("the mat", 15)))
     ]
-    assert squad.of_split(config.data, "test") is None and config.task.unanswerable
+    assert tables.open_squad(config.data, "test") is None and config.task.unanswerable
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_every_config_that_reads_such_a_set_loads(case, tmp_path):
     assert config.data.tfds_name and config.task.get("text", "") != "4"
     with pytest.raises(UserError, match="no prepared TFDS set here"):
         if config.task.name == "span":
-            squad.of_split(config.data, "train")
+            tables.open_squad(config.data, "train")
         else:
-            tables.of_split(config.data, "train", (config.task.text,))
+            tables.open_table(config.data, "train", (config.task.text,))

@@ -8,13 +8,13 @@ from tests.finetuning.examples import build, pretrained, task_of
 from tests.finetuning.test_tasks import train
 from tests.jitted import jitted
 from transformer_jax.config import UserError
+from transformer_jax.families.awd_lstm import AwdLSTM
 from transformer_jax.finetuning.encoder import Encoder
-from transformer_jax.models.awd_lstm import AwdLSTM
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.training import batches
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 HEAD = dict(task__head_kind="concatenation")
 LAYERS = ("layer_2", "layer_1", "layer_0", "token_embed")  # in the order in which they begin
@@ -34,7 +34,7 @@ def updates(config, folder, steps):
     state = states.init(task, program.tx, program.state)
     yield jax.device_get(state.params)
     train_rows = task.rows().train
-    for batch in batches.stream(
+    for batch in trainer.stream(
         train_rows.batch, config.train.batch, 1, program.batch_sharding, range(steps)
     ):
         state = program.train_step(state, batch)

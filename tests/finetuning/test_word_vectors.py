@@ -7,11 +7,11 @@ from tests.finetuning.examples import build
 from tests.jitted import jitted
 from tests.tasks import test_word_vectors
 from tests.training.test_step import losses
-from transformer_jax.data import vector_files
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import vectors
+from transformer_jax.contracts.task import Context
+from transformer_jax.data import array_files
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import warm_start
 from transformer_jax.training.state import init_params
 
 
@@ -19,10 +19,10 @@ def test_a_classification_is_linear_in_the_mean_of_the_vectors(tmp_path):
     pretrained = make_task(test_word_vectors.build(tmp_path / "texts"))
     workdir = tmp_path / "run"
     workdir.mkdir()
-    record.create(workdir, pretrained, init_params(pretrained))
+    spec.create(workdir, pretrained, init_params(pretrained))
     values = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     words = pretrained.tokenizer.pieces([*range(6, 12)])
-    vector_files.write(tmp_path / "a.txt", words, values)
+    array_files.write(tmp_path / "a.txt", words, values)
     config = build(
         tmp_path / "examples",
         "classification",
@@ -33,7 +33,7 @@ def test_a_classification_is_linear_in_the_mean_of_the_vectors(tmp_path):
     )
     config.model = pretrained.config.model
     task = make_task(config)
-    params = vectors.put(task, init_params(task))
+    params = warm_start.put_vectors(task, init_params(task))
     table = np.asarray(params["token_embed"]["embedding"])
     np.testing.assert_array_equal(table[6:12], values)
     assert params.keys() == {"token_embed", "head"}

@@ -12,12 +12,12 @@ import pytest
 
 from tests.jitted import jit_apply, jitted
 from transformer_jax.config import UserError
+from transformer_jax.families.bert import BERT
+from transformer_jax.families.decoder import Decoder
+from transformer_jax.families.encoder_decoder import EncoderDecoder
+from transformer_jax.families.gpt import GPT
 from transformer_jax.layers import activations
 from transformer_jax.layers.activations import capture, intervene
-from transformer_jax.models.bert import BERT
-from transformer_jax.models.decoder import Decoder
-from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.gpt import GPT
 
 TINY = dict(vocab_size=37, d_model=16, num_heads=2, dtype="float32", dropout=0.0)
 TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, 37)

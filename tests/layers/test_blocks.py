@@ -10,10 +10,8 @@ import pytest
 
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.blocks import Block, Stack, for_decoding
+from transformer_jax.layers.blocks import MLP, Block, LayerNorm, Stack, for_decoding
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.mlp import MLP
-from transformer_jax.layers.norms import LayerNorm
 
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (2, 5, 8))

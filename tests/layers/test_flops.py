@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from transformer_jax.layers import flops
-from transformer_jax.models.albert import ALBERT
-from transformer_jax.models.bert import BERT
-from transformer_jax.models.decoder import Decoder
-from transformer_jax.models.distilbert import DistilBERT
-from transformer_jax.models.electra import ELECTRA
-from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.longformer import Longformer
-from transformer_jax.models.roberta import RoBERTa
-from transformer_jax.planning import traced
+from transformer_jax.families.albert import ALBERT
+from transformer_jax.families.bert import BERT
+from transformer_jax.families.decoder import Decoder
+from transformer_jax.families.distilbert import DistilBERT
+from transformer_jax.families.electra import ELECTRA
+from transformer_jax.families.encoder_decoder import EncoderDecoder
+from transformer_jax.families.longformer import Longformer
+from transformer_jax.families.roberta import RoBERTa
+from transformer_jax.layers import parameters
+from transformer_jax.planning import estimate
 
 SIZES = dict(d_model=32, num_heads=4, d_ff=48, vocab_size=128)
 LENGTH = 8
@@ -24,7 +24,7 @@ ZEROS = jnp.zeros((1, LENGTH), jnp.int32)
 
 def traced_flops(model, *inputs):
     params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-    return traced.flops(model.apply, params, *inputs)
+    return estimate.flops(model.apply, params, *inputs)
 
 
 def tokens(length):
@@ -72,7 +72,7 @@ def test_electra():
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), ZEROS, method=both))
     forward = partial(model.apply, method=both)
     expected = model.detection_flops(LENGTH, LENGTH)
-    assert traced.flops(forward, params, tokens(LENGTH)) == expected
+    assert estimate.flops(forward, params, tokens(LENGTH)) == expected
 
 
 def test_decoder():
@@ -83,4 +83,4 @@ def test_decoder():
 
 @pytest.mark.parametrize("window, pairs", [(None, 32), (8, 32), (100, 32), (2, 14)])
 def test_causal_pairs(window, pairs):
-    assert flops.causal_pairs(LENGTH, window) == pairs
+    assert parameters.causal_pairs(LENGTH, window) == pairs

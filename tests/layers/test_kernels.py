@@ -11,8 +11,8 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import Mesh
 
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import dot_product as plain_attention
-from transformer_jax.layers import kernels, weight_dropout
+from transformer_jax.layers import attention, recurrent
+from transformer_jax.layers import masks as plain_attention
 from transformer_jax.layers.masks import Mask
 
 
@@ -33,7 +33,7 @@ def segments(length, count=3):
     return jnp.asarray(ids, jnp.int32)
 
 
-def assert_equals_plain(kernel, arrays, mask, tolerance, plain=kernels.dot_product, **options):
+def assert_equals_plain(kernel, arrays, mask, tolerance, plain=attention.dot_product, **options):
     """Asserts equal outputs and gradients, except for queries that are padding."""
     q, _, _ = arrays
     ids = mask.query_segments
@@ -96,19 +96,19 @@ MASKS = tuple(
 
 def taken_by(kernel):
     """Returns the masks whose conditions the kernel takes."""
-    return [name for name in MASKS if make_mask(name).conditions() <= kernels.TAKES[kernel]]
+    return [name for name in MASKS if make_mask(name).conditions() <= attention.TAKES[kernel]]
 
 
 @pytest.mark.sample("two_sided")
-@pytest.mark.parametrize("name", taken_by(kernels.splash))
+@pytest.mark.parametrize("name", taken_by(attention.splash))
 def test_splash_equals_the_plain_kernel(name):
     """The kernel of TPUs, interpreted."""
-    kernel = functools.partial(kernels.splash, interpret=True)
+    kernel = functools.partial(attention.splash, interpret=True)
     assert_equals_plain(kernel, arrays(256, 256), make_mask(name), 2e-3)
 
 
 def test_splash_takes_grouped_heads_and_a_scale():
-    kernel = functools.partial(kernels.splash, interpret=True)
+    kernel = functools.partial(attention.splash, interpret=True)
     grouped = arrays(128, 128, kv_heads=1)
     assert_equals_plain(kernel, grouped, make_mask("packed", 128), 2e-3, scale=0.5)
 
@@ -125,10 +125,10 @@ def test_windowed_equals_the_plain_kernel(name):
         mask = make_mask(name, 301)
         masks = [mask, mask.replace(window=jnp.int32(2**30))]
     for mask in masks:
-        dropout = weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2)
+        dropout = recurrent.drawn(jax.random.key(5), 0.2, 2, 2)
         for options in (dict(), dict(scale=0.5, dropout=dropout)):
-            kernel = functools.partial(kernels.windowed, **options)
-            plain = functools.partial(kernels.dot_product, **options)
+            kernel = functools.partial(attention.windowed, **options)
+            plain = functools.partial(attention.dot_product, **options)
             assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
 
 
@@ -143,9 +143,9 @@ def test_a_dilated_window_equals_the_plain_kernel(causal, window, dilation):
     cases = sorted([(reach, dilation), (9, 2)])
     windows, dilations = zip(*cases)
     mask = mask.replace(windows=windows, dilation=jnp.int32(dilation), dilations=dilations)
-    options = dict(dropout=weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2), scale=0.5)
-    kernel = functools.partial(kernels.windowed, **options)
-    plain = functools.partial(kernels.dot_product, **options)
+    options = dict(dropout=recurrent.drawn(jax.random.key(5), 0.2, 2, 2), scale=0.5)
+    kernel = functools.partial(attention.windowed, **options)
+    plain = functools.partial(attention.dot_product, **options)
     assert_equals_plain(kernel, arrays(301, 301, kv_heads=1), mask, 1e-5, plain=plain)
 
 
@@ -159,13 +159,13 @@ def test_windowed_shows_global_positions_to_all_queries(dilation):
     if dilation is not None:
         window |= dict(dilation=jnp.int32(dilation), dilations=(dilation,))
     mask = Mask(query_segments=ids, key_segments=ids, **window)
-    options = dict(dropout=weight_dropout.drawn(jax.random.key(5), 0.2, 2, 2))
+    options = dict(dropout=recurrent.drawn(jax.random.key(5), 0.2, 2, 2))
 
     def plain(*arrays, **options):
         q, k, v, mask = arrays
-        return kernels.dot_product(q, k, v, mask.replace(global_keys=is_global), **options)
+        return attention.dot_product(q, k, v, mask.replace(global_keys=is_global), **options)
 
-    kernel = functools.partial(kernels.windowed, global_positions=positions, **options)
+    kernel = functools.partial(attention.windowed, global_positions=positions, **options)
     plain = functools.partial(plain, **options)
     assert_equals_plain(kernel, arrays(301, 301), mask, 1e-5, plain=plain)
 
@@ -178,10 +178,10 @@ def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads, longest_save
     """So do those of long rows, which are computed by parts."""
     monkeypatch.setattr(plain_attention, "_LONGEST_SAVED", longest_saved)
     monkeypatch.setattr(plain_attention, "_QUERIES_OF_PART", 24)
-    assert make_mask(name).conditions() <= kernels.TAKES[kernels.causal_blocks]
+    assert make_mask(name).conditions() <= attention.TAKES[attention.causal_blocks]
     bias = jax.random.normal(jax.random.key(9), (1, 2, 150, 150))
     assert_equals_plain(
-        kernels.causal_blocks,
+        attention.causal_blocks,
         arrays(150, 150, kv_heads=kv_heads),
         make_mask(name, 150),
         1e-5,
@@ -194,7 +194,7 @@ def test_causal_blocks_take_groups_biases_and_masks(name, kv_heads, longest_save
 def test_causal_blocks_of_a_long_row_take_memory_in_proportion_to_its_length():
     def temporaries(length):
         def layer(x, _):
-            return kernels.causal_blocks(x, x, x, Mask(causal=True)), None
+            return attention.causal_blocks(x, x, x, Mask(causal=True)), None
 
         x = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.float32)
         gradient = jax.grad(lambda x: jax.lax.scan(layer, x, length=2)[0].sum())
@@ -207,7 +207,7 @@ def test_grouped_heads_equal_repeated_ones():
     q, k, v = arrays(6, 6)
     bias = jax.random.normal(jax.random.key(9), (1, 4, 6, 6))
     q = np.concatenate([q, np.asarray(q)[..., ::-1]], axis=2)  # four heads
-    product = jax.jit(kernels.dot_product)
+    product = jax.jit(attention.dot_product)
     repeated = product(q, *(np.repeat(x, 2, axis=2) for x in (k, v)), Mask(), bias=bias)
     grouped = product(q, k, v, Mask(), bias=bias)
     np.testing.assert_allclose(grouped, repeated, rtol=1e-5, atol=1e-5)
@@ -216,7 +216,7 @@ def test_grouped_heads_equal_repeated_ones():
 @pytest.mark.full
 def test_splash_from_one_length_to_another():
     mask = Mask(query_segments=segments(128, 2), key_segments=segments(256, 2))
-    kernel = functools.partial(kernels.splash, interpret=True)
+    kernel = functools.partial(attention.splash, interpret=True)
     assert_equals_plain(kernel, arrays(128, 256), mask, 2e-3)
 
 
@@ -229,16 +229,16 @@ def test_splash_on_a_mesh():
     @jax.jit
     def split(q, k, v, mask):
         with sharding.use(mesh, sharding.RULES):
-            return kernels.splash(q, k, v, mask, interpret=True)
+            return attention.splash(q, k, v, mask, interpret=True)
 
     filled = np.asarray(mask.query_segments > 0)
-    expected = np.asarray(jax.jit(kernels.dot_product)(q, k, v, mask))
+    expected = np.asarray(jax.jit(attention.dot_product)(q, k, v, mask))
     np.testing.assert_allclose(
         np.asarray(split(q, k, v, mask))[filled], expected[filled], rtol=2e-3, atol=2e-3
     )
 
 
-@pytest.mark.parametrize("name", taken_by(kernels.cudnn))
+@pytest.mark.parametrize("name", taken_by(attention.cudnn))
 def test_cudnn_takes_every_mask(name, monkeypatch):
     """The program for a GPU, lowered without one, for a batch and for a batch in groups."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
@@ -247,7 +247,7 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
 
     def gradients(q, k, v, mask):
         def total(q, k, v):
-            return (kernels.cudnn(q, k, v, mask).astype(jnp.float32) ** 2).sum()
+            return (attention.cudnn(q, k, v, mask).astype(jnp.float32) ** 2).sum()
 
         return jax.grad(total, argnums=(0, 1, 2))(q, k, v)
 
@@ -271,22 +271,22 @@ def test_cudnn_takes_every_mask(name, monkeypatch):
         assert ("\\22mask_type\\22: \\22CAUSAL\\22" in lowered) == skips
 
 
-@pytest.mark.parametrize("name", taken_by(kernels.cudnn))
+@pytest.mark.parametrize("name", taken_by(attention.cudnn))
 def test_cudnn_is_asked_for_the_mask(name, monkeypatch):
     """The arguments of `jax.nn.dot_product_attention`, computed without cuDNN."""
-    attention = jax.nn.dot_product_attention
+    computed = jax.nn.dot_product_attention
 
     def without_cudnn(*arrays, implementation, **options):
-        return attention(*arrays, **options)
+        return computed(*arrays, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
-    assert_equals_plain(kernels.cudnn, arrays(256, 256), make_mask(name), 1e-4)
+    assert_equals_plain(attention.cudnn, arrays(256, 256), make_mask(name), 1e-4)
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and TEST_PLATFORM=cuda")
-@pytest.mark.parametrize("name", taken_by(kernels.cudnn))
+@pytest.mark.parametrize("name", taken_by(attention.cudnn))
 def test_cudnn_equals_the_plain_kernel(name):
-    assert_equals_plain(kernels.cudnn, arrays(256, 256, jnp.bfloat16), make_mask(name), 3e-2)
+    assert_equals_plain(attention.cudnn, arrays(256, 256, jnp.bfloat16), make_mask(name), 3e-2)
 
 
 @pytest.fixture
@@ -310,39 +310,39 @@ def pick(monkeypatch):
         shapes = [(2, length, heads, head_dim) for heads in (2, kv_heads)]
         q, k = (jnp.asarray(np.zeros(shape, dtype)) for shape in shapes)
         mask = Mask(causal=True) if mask is None else mask
-        return kernels.pick(q, k, mask, dropout, bias=bias)
+        return attention.pick(q, k, mask, dropout, bias=bias)
 
     return pick
 
 
 def test_each_platform_has_a_kernel(pick):
-    assert pick("tpu") is kernels.splash
-    assert pick("gpu") is kernels.cudnn
-    assert pick("cpu") is kernels.causal_blocks
-    assert pick("cpu", Mask()) is kernels.dot_product
+    assert pick("tpu") is attention.splash
+    assert pick("gpu") is attention.cudnn
+    assert pick("cpu") is attention.causal_blocks
+    assert pick("cpu", Mask()) is attention.dot_product
 
 
 def test_fused_kernels_have_requirements(pick):
     # cuDNN takes bfloat16 on an NVIDIA GPU from Ampere on.
-    assert pick("gpu", dtype=jnp.float32) is kernels.causal_blocks
-    assert pick("gpu", capability="7.5") is kernels.causal_blocks
-    assert pick("gpu", capability="gfx942") is kernels.causal_blocks
+    assert pick("gpu", dtype=jnp.float32) is attention.causal_blocks
+    assert pick("gpu", capability="7.5") is attention.causal_blocks
+    assert pick("gpu", capability="gfx942") is attention.causal_blocks
     # No tile of splash divides 200.
-    assert pick("tpu", length=200) is kernels.causal_blocks
+    assert pick("tpu", length=200) is attention.causal_blocks
 
 
 def test_dropout_takes_a_kernel_that_applies_it(pick):
-    assert pick("tpu", dropout=True) is kernels.blockwise
-    assert pick("cpu", dropout=True) is kernels.causal_blocks
+    assert pick("tpu", dropout=True) is attention.blockwise
+    assert pick("cpu", dropout=True) is attention.causal_blocks
     # Triton's products take heads of at least 16.
-    assert pick("gpu", dropout=True) is kernels.causal_blocks
-    assert pick("gpu", dropout=True, head_dim=64) is kernels.blockwise
-    assert pick("gpu", dropout=True, head_dim=64, capability="7.5") is kernels.causal_blocks
-    assert pick("tpu", dropout=True, length=200) is kernels.causal_blocks
+    assert pick("gpu", dropout=True) is attention.causal_blocks
+    assert pick("gpu", dropout=True, head_dim=64) is attention.blockwise
+    assert pick("gpu", dropout=True, head_dim=64, capability="7.5") is attention.causal_blocks
+    assert pick("tpu", dropout=True, length=200) is attention.causal_blocks
     # A chip's memory holds a vector of 64 as one of 128.
-    assert pick("tpu", dropout=True, length=8192, head_dim=64) is kernels.blockwise
-    assert pick("tpu", dropout=True, length=16_384, head_dim=64) is kernels.causal_blocks
-    assert pick("tpu", make_mask("local"), dropout=True) is kernels.windowed
+    assert pick("tpu", dropout=True, length=8192, head_dim=64) is attention.blockwise
+    assert pick("tpu", dropout=True, length=16_384, head_dim=64) is attention.causal_blocks
+    assert pick("tpu", make_mask("local"), dropout=True) is attention.windowed
 
 
 def test_a_split_length_takes_ring_attention(pick, monkeypatch):
@@ -350,23 +350,23 @@ def test_a_split_length_takes_ring_attention(pick, monkeypatch):
     monkeypatch.setattr(sharding, "parts", parts.get)
     for platform in ("tpu", "gpu", "cpu"):
         for name in ("all", "causal", "padded", "packed", "local", "two_sided"):
-            assert pick(platform, make_mask(name)) is kernels.ring
-        assert pick(platform, make_mask("prefix")) is kernels.dot_product
-        assert pick(platform, bias=jnp.zeros((1, 2, 256, 256))) is kernels.dot_product
-        assert pick(platform, Mask(), dropout=True) is kernels.dot_product
-        assert pick(platform, dropout=True) is kernels.causal_blocks
+            assert pick(platform, make_mask(name)) is attention.ring
+        assert pick(platform, make_mask("prefix")) is attention.dot_product
+        assert pick(platform, bias=jnp.zeros((1, 2, 256, 256))) is attention.dot_product
+        assert pick(platform, Mask(), dropout=True) is attention.dot_product
+        assert pick(platform, dropout=True) is attention.causal_blocks
     # The mesh does not divide the length, the heads of the keys or the rows.
-    assert pick("tpu", length=258) is kernels.dot_product
-    assert pick("tpu", kv_heads=1) is kernels.dot_product
+    assert pick("tpu", length=258) is attention.dot_product
+    assert pick("tpu", kv_heads=1) is attention.dot_product
     parts["batch"] = 4
-    assert pick("tpu") is kernels.dot_product
+    assert pick("tpu") is attention.dot_product
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
 def test_short_rows_and_decoding_take_the_plain_kernel(platform, pick):
-    assert pick(platform, length=64) is kernels.dot_product
+    assert pick(platform, length=64) is attention.dot_product
     decoding = Mask(causal=True, query_slots=jnp.zeros((2, 256), jnp.int32))
-    assert pick(platform, decoding) is kernels.dot_product
+    assert pick(platform, decoding) is attention.dot_product
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
@@ -374,13 +374,13 @@ def test_short_rows_and_decoding_take_the_plain_kernel(platform, pick):
 def test_a_kernel_is_picked_only_for_what_it_takes(platform, name, pick):
     mask = make_mask(name)
     kernel = pick(platform, mask)
-    takes = kernels.TAKES.get(kernel)
-    assert kernel is kernels.dot_product or mask.conditions() <= takes
+    takes = attention.TAKES.get(kernel)
+    assert kernel is attention.dot_product or mask.conditions() <= takes
     bias = jnp.zeros((1, 2, 256, 256))
-    assert pick(platform, mask, bias=bias) in (kernels.dot_product, kernels.causal_blocks)
+    assert pick(platform, mask, bias=bias) in (attention.dot_product, attention.causal_blocks)
 
 
 def test_grouped_heads_take_the_fused_kernels(pick):
-    assert pick("tpu", kv_heads=1) is kernels.splash
-    assert pick("gpu", kv_heads=1) is kernels.cudnn
-    assert pick("cpu", kv_heads=1) is kernels.causal_blocks
+    assert pick("tpu", kv_heads=1) is attention.splash
+    assert pick("gpu", kv_heads=1) is attention.cudnn
+    assert pick("cpu", kv_heads=1) is attention.causal_blocks

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers import kernels
+from transformer_jax.layers import attention
 from transformer_jax.layers.masks import Mask
 
 LENGTH = 12
@@ -94,7 +94,7 @@ def test_a_hidden_key_changes_nothing(name, expected):
     @jax.jit
     @jax.vmap
     def output(key):
-        return kernels.dot_product(q, k.at[:, key].add(1.0), v.at[:, key].add(1.0), mask)
+        return attention.dot_product(q, k.at[:, key].add(1.0), v.at[:, key].add(1.0), mask)
 
     # No key has the number LENGTH: the last output is that of unchanged keys.
     outputs = np.asarray(output(np.arange(LENGTH + 1)))

@@ -14,7 +14,7 @@ from tests.jitted import jitted
 from transformer_jax import losses
 from transformer_jax.config import UserError
 from transformer_jax.layers.adaptive import AdaptiveEmbed, AdaptiveOutput, Clusters
-from transformer_jax.layers.outputs import AdaptiveSoftmax, Cluster, Projection, token_log_probs
+from transformer_jax.layers.embeddings import AdaptiveSoftmax, Cluster, Projection, token_log_probs
 
 B, L, M = 3, 8, 12
 HIDDEN = jax.random.normal(jax.random.key(0), (B, L, M))

@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.families.bert import BERT
 from transformer_jax.layers import parameters
-from transformer_jax.layers.heads import RecurrentHead
+from transformer_jax.layers.embeddings import RecurrentHead
 from transformer_jax.layers.parameters import Traits
-from transformer_jax.models.bert import BERT
 
 KEY = jax.random.key(0)
 TOKENS = jnp.ones((1, 4), jnp.int32)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.jitted import jitted
 from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.blocks import RMSNorm
+from transformer_jax.layers.embeddings import RelativeBias, Rotary, alibi, alibi_slopes
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.norms import RMSNorm
-from transformer_jax.layers.positions import RelativeBias, Rotary, alibi, alibi_slopes
 
 KEY = jax.random.key(0)
 

@@ -10,10 +10,9 @@ import pytest
 
 from tests.fixtures import make_torch_recurrent as fixture
 from tests.jitted import jitted
-from transformer_jax.layers import flops
-from transformer_jax.layers.cells import GRU, LSTM, Vanilla, make
-from transformer_jax.layers.recurrent import Stack, Unidirectional
-from transformer_jax.planning import traced
+from transformer_jax.layers import parameters
+from transformer_jax.layers.recurrent import GRU, LSTM, Stack, Unidirectional, Vanilla, make
+from transformer_jax.planning import estimate
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-5, atol=1e-5)
@@ -211,4 +210,4 @@ def test_flops(cell):
     x = jax.ShapeDtypeStruct((1, 7, 3), jnp.float32)
     filled = jax.ShapeDtypeStruct((1, 7), bool)
     params = jax.eval_shape(layer.init, KEY, x, filled)
-    assert traced.flops(layer.apply, params, x, filled) == flops.recurrent(7, 3, cell)
+    assert estimate.flops(layer.apply, params, x, filled) == parameters.recurrent(7, 3, cell)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.layers.test_kernels import arrays, assert_equals_plain, make_mask, segments, taken_by
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import kernels, ring_attention
+from transformer_jax.layers import attention, ring_attention
 from transformer_jax.layers.masks import Mask
 from transformer_jax.planning import hlo
 
@@ -122,7 +122,7 @@ def test_memory_grows_with_the_positions_of_a_device():
         return compiled(*arguments).memory_analysis().temp_size_in_bytes
 
     split = temporaries(ring_attention.ring, 4, 1024)
-    assert split < temporaries(kernels.dot_product, 4, 1024) / 3
+    assert split < temporaries(attention.dot_product, 4, 1024) / 3
     assert temporaries(ring_attention.ring, 8, 2048) == pytest.approx(split, rel=0.1)
     assert temporaries(ring_attention.ring, 4, 2048) < 2.2 * split
 

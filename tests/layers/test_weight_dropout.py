@@ -10,15 +10,15 @@ from jax.sharding import Mesh
 
 from tests.layers.test_kernels import arrays, assert_equals_plain, make_mask
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import dot_product, kernels, weight_dropout
+from transformer_jax.layers import attention, masks, recurrent
 from transformer_jax.layers.masks import Mask
 
 RATE = 0.1
-blockwise = functools.partial(kernels.blockwise, interpret=True)
+blockwise = functools.partial(attention.blockwise, interpret=True)
 
 
 def drawn(batch=2, heads=2, seed=0):
-    return weight_dropout.drawn(jax.random.key(seed), RATE, batch, heads)
+    return recurrent.drawn(jax.random.key(seed), RATE, batch, heads)
 
 
 def kept(dropout, queries, keys):
@@ -48,7 +48,7 @@ def test_it_keeps_the_expectation():
     def compute():
         weights = jax.nn.softmax(jax.random.normal(jax.random.key(1), (2, 2, 4, 64)))
         seeds = jax.random.bits(jax.random.key(2), (2000, 2, 2, 2))
-        dropped = jax.vmap(lambda s: weight_dropout.WeightDropout(s, RATE)(weights))(seeds)
+        dropped = jax.vmap(lambda s: recurrent.WeightDropout(s, RATE)(weights))(seeds)
         return weights, dropped.mean(axis=0)
 
     weights, mean = jax.device_get(compute())
@@ -56,7 +56,7 @@ def test_it_keeps_the_expectation():
 
 
 def test_a_rate_of_zero_keeps_all():
-    assert kept(weight_dropout.drawn(jax.random.key(0), 0.0, 2, 2), 64, 64).all()
+    assert kept(recurrent.drawn(jax.random.key(0), 0.0, 2, 2), 64, 64).all()
 
 
 def test_it_depends_on_the_key_and_not_on_the_block():
@@ -90,10 +90,10 @@ def test_heads_of_keys_may_be_shared():
 @pytest.mark.sample("2048")
 @pytest.mark.parametrize("longest_saved", [2048, 100])
 def test_causal_blocks_equal_the_plain_kernel(longest_saved, monkeypatch):
-    monkeypatch.setattr(dot_product, "_LONGEST_SAVED", longest_saved)
-    monkeypatch.setattr(dot_product, "_QUERIES_OF_PART", 24)
+    monkeypatch.setattr(masks, "_LONGEST_SAVED", longest_saved)
+    monkeypatch.setattr(masks, "_QUERIES_OF_PART", 24)
     mask = make_mask("packed")
-    assert_equals_plain(kernels.causal_blocks, arrays(256, 256), mask, 1e-5, dropout=drawn())
+    assert_equals_plain(attention.causal_blocks, arrays(256, 256), mask, 1e-5, dropout=drawn())
 
 
 def test_devices_compute_their_own_rows_and_heads():
@@ -105,7 +105,7 @@ def test_devices_compute_their_own_rows_and_heads():
     def attended(kernel):
         return kernel(q, k, v, mask, drawn())
 
-    expected = jax.device_get(jax.jit(functools.partial(attended, kernels.dot_product))())
+    expected = jax.device_get(jax.jit(functools.partial(attended, attention.dot_product))())
     with sharding.use(mesh, axes):
         y = jax.device_get(jax.jit(functools.partial(attended, blockwise))())
     filled = np.asarray(mask.query_segments) > 0

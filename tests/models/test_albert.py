@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.jitted import Jitted, jit_apply, jitted
+from transformer_jax.families.albert import ALBERT
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.masks import Mask
-from transformer_jax.models.albert import ALBERT
 
 TINY = dict(
     vocab_size=37,

@@ -11,12 +11,11 @@ import pytest
 
 from tests.fixtures import make_torch_awd_lstm as fixture
 from tests.jitted import Jitted, jitted
-from transformer_jax.layers import flops
-from transformer_jax.layers.cells import LSTM, Vanilla
-from transformer_jax.layers.linear import Dropout
-from transformer_jax.layers.recurrent import Unidirectional
+from transformer_jax.families.awd_lstm import AwdLSTM
+from transformer_jax.layers import parameters
+from transformer_jax.layers.parameters import Dropout
+from transformer_jax.layers.recurrent import LSTM, Unidirectional, Vanilla
 from transformer_jax.losses import label_nll
-from transformer_jax.models.awd_lstm import AwdLSTM
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-5, atol=1e-5)
@@ -163,5 +162,5 @@ def test_documents_of_a_row_and_padding_do_not_change_each_other(params):
 def test_flops_count_the_products_of_each_width():
     model = AwdLSTM(vocab_size=100, d_model=8, d_hidden=12)
     layers = zip((8, 12, 12), (12, 12, 8))
-    expected = sum(flops.recurrent(7, inputs, LSTM(width)) for inputs, width in layers)
-    assert model.flops(7) == expected + flops.dense(7, 8, 100)
+    expected = sum(parameters.recurrent(7, inputs, LSTM(width)) for inputs, width in layers)
+    assert model.flops(7) == expected + parameters.dense(7, 8, 100)

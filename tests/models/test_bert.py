@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.jitted import Jitted
-from transformer_jax.models.bert import BERT
-from transformer_jax.models.distilbert import DistilBERT
+from transformer_jax.families.bert import BERT
+from transformer_jax.families.distilbert import DistilBERT
 
 TINY = dict(
     vocab_size=37,

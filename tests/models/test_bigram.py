@@ -8,10 +8,10 @@ import scipy.special
 from tests.conftest import build_gpt
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import batches
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 SIZE = 24
 
@@ -43,7 +43,7 @@ def test_training_converges_to_the_counts(tmp_path):
     apply = jax.jit(task.model.apply)
     before = apply({"params": state.params}, batch["tokens"])
     np.testing.assert_array_equal(before, 0)
-    same = batches.stream(
+    same = trainer.stream(
         lambda step, places: task.rows().train.batch(0, places),
         config.train.batch,
         config.train.accumulation,

@@ -10,9 +10,9 @@ from tests.conftest import build_bert
 from tests.jitted import jitted
 from tests.tasks.conftest import trained
 from transformer_jax import config as configs
-from transformer_jax.models.context2vec import Context2Vec
-from transformer_jax.tasks.negative_sampling import negative_sampling
-from transformer_jax.tasks.task import Context
+from transformer_jax.contracts.task import Context
+from transformer_jax.families.context2vec import Context2Vec
+from transformer_jax.objectives.words import negative_sampling
 
 MODEL = Context2Vec(vocab_size=20, d_model=6, d_embed=4)
 # Two sentences and padding.

@@ -13,7 +13,7 @@ from tests.jitted import Jitted
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration.classes import build_model
-from transformer_jax.models.decoder import Decoder
+from transformer_jax.families.decoder import Decoder
 
 TINY = dict(
     vocab_size=37,

@@ -12,9 +12,9 @@ import pytest
 from tests.jitted import jitted
 from tests.layers.test_recurrent import from_torch
 from transformer_jax.config import UserError
-from transformer_jax.layers.characters import CharacterWords
-from transformer_jax.models.elmo import ELMo
-from transformer_jax.planning import traced
+from transformer_jax.families.elmo import ELMo
+from transformer_jax.layers.convolutions import CharacterWords
+from transformer_jax.planning import estimate
 
 SIZES = dict(
     vocab_size=20,
@@ -112,8 +112,7 @@ def test_all_layers_equal_those_of_numpy(params, layers):
 def test_a_direction_is_torchs_lstm_with_a_projection(params):
     import torch
 
-    from transformer_jax.layers.cells import LSTM
-    from transformer_jax.layers.recurrent import Unidirectional
+    from transformer_jax.layers.recurrent import LSTM, Unidirectional
 
     torch.manual_seed(0)
     module = torch.nn.LSTM(4, 6, proj_size=4, batch_first=True)
@@ -188,7 +187,7 @@ def test_the_flops_are_those_of_the_products():
         halves = hidden.reshape(1, 6, 2, 4)
         return model.apply(variables, halves, method="logits")
 
-    work = traced.flops(predict, variables, jnp.zeros((1, 6, 10), jnp.int32))
+    work = estimate.flops(predict, variables, jnp.zeros((1, 6, 10), jnp.int32))
     assert model.flops(6, 6) == pytest.approx(work, rel=0.02)
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.jitted import Jitted, jitted
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.families.bart import BART
+from transformer_jax.families.encoder_decoder import EncoderDecoder
+from transformer_jax.families.t5 import T5
 from transformer_jax.layers.embeddings import position_codes
-from transformer_jax.models.bart import BART
-from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.t5 import T5
 
 FAMILIES = [EncoderDecoder, BART, T5]
 SIZE = dict(

@@ -11,7 +11,7 @@ import pytest
 from tests.examples import CONFIGS
 from tests.jitted import Jitted
 from transformer_jax import config as configs
-from transformer_jax.models.esm import ESM
+from transformer_jax.families.esm import ESM
 
 TINY = dict(d_model=16, num_layers=2, num_heads=2, max_length=24)
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 12), 4, 24))

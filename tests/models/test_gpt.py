@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.jitted import Jitted, jitted
+from transformer_jax.families.gpt import GPT
 from transformer_jax.layers.activations import capture
-from transformer_jax.models.gpt import GPT
 
 TINY = dict(
     vocab_size=37,

@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_jax.config import UserError, named_class
-from transformer_jax.models.model import KINDS, Encoder, check_class
+from transformer_jax.contracts.model import KINDS, Encoder, check_class
 
 
 @pytest.mark.parametrize("name", ["bart", "bert", "distilbert", "encoder_decoder", "gpt", "t5"])

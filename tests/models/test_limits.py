@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.models.attending import Attending
-from transformer_jax.models.bart import BART
-from transformer_jax.models.bert import BERT
-from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.gpt import GPT
+from transformer_jax.contracts.model import Attending
+from transformer_jax.families.bart import BART
+from transformer_jax.families.bert import BERT
+from transformer_jax.families.encoder_decoder import EncoderDecoder
+from transformer_jax.families.gpt import GPT
 
 SIZE = dict(vocab_size=20, d_model=8, d_ff=8, num_heads=2, max_length=6)
 LAYERS = dict(num_encoder_layers=1, num_decoder_layers=1)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.jitted import jitted
 from transformer_jax.config import UserError, build_model, experiment
-from transformer_jax.models.linformer import Linformer
-from transformer_jax.models.roberta import RoBERTa
+from transformer_jax.families.linformer import Linformer
+from transformer_jax.families.roberta import RoBERTa
 
 LENGTH = 24
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, LENGTH), 0, 37))

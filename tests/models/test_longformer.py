@@ -15,13 +15,13 @@ from tests.jitted import jitted
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError, build_model
+from transformer_jax.families.longformer import Longformer
+from transformer_jax.families.roberta import RoBERTa
 from transformer_jax.layers.longformer_attention import LongformerAttention
 from transformer_jax.layers.masks import Mask
-from transformer_jax.models.longformer import Longformer
-from transformer_jax.models.roberta import RoBERTa
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import resolve
+from transformer_jax.training.step import Program
 
 LENGTH = 300
 SIZES = dict(

@@ -14,9 +14,9 @@ import scipy.special
 
 from tests.jitted import Jitted
 from tests.training import recurrent
-from transformer_jax.inference.sampling import Sampling
-from transformer_jax.models.lstm import LSTM
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.families.lstm import LSTM
+from transformer_jax.inference.generation import Sampling
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training.state import init_params
 
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 12), 0, 37))

@@ -10,9 +10,9 @@ import pytest
 import scipy.special
 
 from tests.jitted import jitted
+from transformer_jax.families.bert import BERT
+from transformer_jax.families.realformer import RealFormer
 from transformer_jax.layers.masks import Mask
-from transformer_jax.models.bert import BERT
-from transformer_jax.models.realformer import RealFormer
 
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 12), 0, 37))
 SEGMENTS = np.array([[1] * 7 + [2] * 5, [1] * 9 + [0] * 3])

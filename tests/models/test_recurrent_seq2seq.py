@@ -11,10 +11,10 @@ import pytest
 
 from tests.jitted import Jitted, jit_apply, jitted
 from transformer_jax.config import UserError
+from transformer_jax.families.recurrent_seq2seq import RecurrentSeq2Seq
 from transformer_jax.layers.attention import weights_in
-from transformer_jax.layers.recurrent_attention import Attend, RecurrentAttention
-from transformer_jax.models.recurrent_seq2seq import RecurrentSeq2Seq
-from transformer_jax.planning import traced
+from transformer_jax.layers.recurrent_decoder import Attend, RecurrentAttention
+from transformer_jax.planning import estimate
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-4, atol=1e-5)
@@ -276,7 +276,7 @@ def test_flops_count_the_matrix_products(name):
     model, _ = build(name)
     inputs = [jax.ShapeDtypeStruct((1, length), jnp.int32) for length in (7, 6)]
     params = jax.eval_shape(model.init, KEY, *inputs)
-    assert traced.flops(model.apply, params, *inputs) == model.flops(7, 6)
+    assert estimate.flops(model.apply, params, *inputs) == model.flops(7, 6)
 
 
 @pytest.mark.parametrize(

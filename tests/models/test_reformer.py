@@ -13,10 +13,10 @@ from tests.jitted import Jitted, jitted
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
+from transformer_jax.families.reformer import Reformer
 from transformer_jax.layers import reversible
 from transformer_jax.layers.lsh_attention import LSHAttention
 from transformer_jax.layers.masks import Mask
-from transformer_jax.models.reformer import Reformer
 from transformer_jax.runs.open import open_run
 
 LENGTH = 64

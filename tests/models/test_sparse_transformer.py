@@ -11,12 +11,11 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError, build_model
-from transformer_jax.layers import sparse_attention, weight_dropout
+from transformer_jax.families.sparse_transformer import SparseTransformer
+from transformer_jax.layers import recurrent, sparse_attention
 from transformer_jax.layers.activations import capture
-from transformer_jax.layers.dot_product import dot_product
-from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.sparse_patterns import Pattern
-from transformer_jax.models.sparse_transformer import SparseTransformer
+from transformer_jax.layers.masks import Mask, dot_product
+from transformer_jax.layers.sparse_attention import Pattern
 
 PUBLISHED = pathlib.Path(__file__).parents[2] / "configs/sparse_transformer/enwik8.py"
 STRIDE, SUMMARIES = 8, 3
@@ -125,7 +124,7 @@ def test_dropout_takes_its_share_of_the_weights(name, attends):
     """Queries and keys of zero have equal weights, so that outputs count the keys that remain."""
 
     def drawn(rows, heads):
-        return weight_dropout.drawn(jax.random.key(rows), 0.25, rows, heads)
+        return recurrent.drawn(jax.random.key(rows), 0.25, rows, heads)
 
     q = jnp.zeros((2, LENGTH, 4, 1))
     attend = attention(Pattern(name, STRIDE, SUMMARIES), attends, drawn=drawn)

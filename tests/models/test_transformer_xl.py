@@ -8,7 +8,7 @@ import pytest
 
 from tests.jitted import Jitted, jitted
 from transformer_jax.config import UserError, build_model, experiment
-from transformer_jax.models.transformer_xl import TransformerXL
+from transformer_jax.families.transformer_xl import TransformerXL
 
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 24), 0, 37))
 CLOSE = dict(rtol=0, atol=1e-5)

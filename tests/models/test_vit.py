@@ -11,10 +11,10 @@ from tests.jitted import Jitted
 from tests.tasks.images import MODEL
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.families.vit import ViT
 from transformer_jax.layers import patches
-from transformer_jax.models.vit import ViT
-from transformer_jax.planning import counts
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.planning import estimate
+from transformer_jax.runs.spec import make_task
 
 KEYS = {key: value for key, value in MODEL.items() if key != "name"}
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1)).astype(np.uint8)
@@ -106,7 +106,7 @@ def test_published_numbers_of_parameters(shape):
     labels = tuple(map(str, range(1000)))
     overrides = {"task.labels": labels, "task.hidden_head": False}
     config = configs.load(CONFIGS / f"vit/vit.py:{shape}", overrides)
-    assert counts.parameters(make_task(config))["params"] == PUBLISHED[shape]
+    assert estimate.parameters(make_task(config))["params"] == PUBLISHED[shape]
 
 
 @pytest.mark.parametrize(

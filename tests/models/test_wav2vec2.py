@@ -11,7 +11,7 @@ import pytest
 
 from tests.jitted import Jitted
 from transformer_jax.config import UserError
-from transformer_jax.models.wav2vec2 import Wav2Vec2
+from transformer_jax.families.wav2vec2 import Wav2Vec2
 
 TINY = dict(
     d_model=16,

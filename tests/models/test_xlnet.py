@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.jitted import jit_apply, jitted
+from transformer_jax.families.xlnet import XLNet
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.relative_attention import shifted
-from transformer_jax.models.xlnet import XLNet
-from transformer_jax.planning import traced
+from transformer_jax.planning import estimate
 
 LENGTH = 10
 TINY = dict(vocab_size=37, d_model=16, d_ff=24, num_layers=2, num_heads=2, dtype="float32")
@@ -173,4 +173,4 @@ def test_flops():
         return model.apply(params, states, method="logits")
 
     distances = model.num_layers * 2 * (8 + 12 - 1) * 16**2  # of all rows together
-    assert traced.flops(logits, params, row, targets) == model.flops(8, 3) + distances
+    assert estimate.flops(logits, params, row, targets) == model.flops(8, 3) + distances

@@ -13,10 +13,10 @@ from ml_collections import FrozenConfigDict
 from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import hardware
-from transformer_jax.planning import estimate, roofline, shardings, topology, verdict
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.planning import estimate, topology, verdict
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 TINY = {
     "encoder_decoder": (
@@ -90,7 +90,7 @@ def test_an_unknown_chip_has_no_roofline(gpt):
 
 def on_chip(measured, chip):
     """Returns the estimate with `chip` and a roofline."""
-    return dataclasses.replace(measured, chip=chip, roofline=roofline.Roofline(0.25, 0.5, 0.125))
+    return dataclasses.replace(measured, chip=chip, roofline=estimate.Roofline(0.25, 0.5, 0.125))
 
 
 @pytest.mark.full
@@ -122,7 +122,7 @@ def test_the_roofline_of_a_program_that_fits(gpt):
 def test_full_rematerialisation_costs_the_layers_forward_pass_again():
     for name in TINY:
         seconds = {
-            remat: roofline.compute_seconds(config, task, SMALL, 8)
+            remat: estimate.compute_seconds(config, task, SMALL, 8)
             for remat in ("none", "full")
             for config, task, _ in [program_of(name, model__remat=remat)]
         }
@@ -162,7 +162,7 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
         for leaf in jax.tree.leaves(program.state.params)
     )
     assert memory.output_size_in_bytes == pytest.approx(
-        shardings.bytes_per_device(program.state), rel=0.01
+        estimate.bytes_per_device(program.state), rel=0.01
     )
     # parameters and two moments
     assert memory.output_size_in_bytes == pytest.approx(3 * num_bytes / 8, rel=0.05)
@@ -170,7 +170,7 @@ def test_no_device_holds_the_whole_model_at_initialisation(name):
 
 
 def test_tiles_of_a_tpu():
-    tiled = shardings._tiled
+    tiled = estimate._tiled
     # the long axis innermost
     assert tiled((768, 3072)) == 768 * 3072 and tiled((3072, 192)) == 3072 * 192
     assert (

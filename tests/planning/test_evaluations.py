@@ -6,9 +6,9 @@ import pytest
 
 from tests.finetuning.examples import build
 from tests.planning.test_estimate import SMALL, on_chip, program_of
-from transformer_jax.planning import estimate, evaluations, shardings, verdict
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.program import Program
+from transformer_jax.planning import estimate, verdict
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.step import Program
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,10 @@ def translation():
 
 def test_a_beam_search_is_counted_beside_the_training_state(translation):
     *_, program = translation
-    evaluated = evaluations.evaluations(*translation)
+    evaluated = verdict.evaluations(*translation)
     names = [each.name for each in evaluated]
     assert names == ["mean loss", "beam search, reading", "beam search, searching"]
-    state = shardings.bytes_per_device(program.state)
+    state = estimate.bytes_per_device(program.state)
     mean_loss, reading, searching = evaluated
     assert state < mean_loss.arguments < reading.arguments < searching.arguments
     assert all(each.temporaries > 0 and each.fits is None for each in evaluated)
@@ -34,13 +34,13 @@ def test_the_arrays_of_a_beam_search_are_those_that_it_reads(translation):
     searching = task.evaluation_programs(program.state.params)["beam search, searching"]
     prepared, running, _ = searching.held
     read = searching.lowered.compile().memory_analysis().argument_size_in_bytes
-    assert shardings.bytes_per_device((prepared, running)) == pytest.approx(read, rel=0.01)
+    assert estimate.bytes_per_device((prepared, running)) == pytest.approx(read, rel=0.01)
 
 
 def test_each_task_names_the_programs_of_its_evaluations(tmp_path):
     _, task, program = program_of("gpt", task__sample_tokens=20, mesh__fsdp=4)
     sample = task.evaluation_programs(program.state.params)["a sample"]
-    assert shardings.bytes_per_device(sample.held) > 0
+    assert estimate.bytes_per_device(sample.held) > 0
     config = build(tmp_path, "classification", "", task__labels=("cat", "dog"))
     config.init_from = ""
     tuned = make_task(config)
@@ -56,7 +56,7 @@ def test_the_verdict_includes_the_evaluations():
 
     def verdict_on(gigabytes):
         chip = dataclasses.replace(SMALL, memory=gigabytes * 1e9)
-        larger = evaluations.Evaluated("a", chip, 10**8, 7 * 10**8, 0.0, "--config.decode.batch=8")
+        larger = verdict.Evaluated("a", chip, 10**8, 7 * 10**8, 0.0, "--config.decode.batch=8")
         smaller = dataclasses.replace(larger, name="b", temporaries=1)
         each = [smaller, larger]
         lines = verdict.lines(config, task, program, on_chip(update, chip), each)

@@ -9,9 +9,9 @@ from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.config import UserError
-from transformer_jax.planning import estimate, gpu_target, topology
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.program import Program
+from transformer_jax.planning import estimate, topology
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.step import Program
 
 GPT = [
     "--config=configs/gpt/gpt2.py:124m",
@@ -22,7 +22,7 @@ GPT = [
     "--config.train.batch=32",
 ]
 hardware_test = pytest.mark.skipif(
-    gpu_target.installed_plugin() is None, reason="the GPU compiler is not installed"
+    topology.installed_plugin() is None, reason="the GPU compiler is not installed"
 )
 
 
@@ -50,12 +50,12 @@ def test_without_the_compiler_one_line_says_so(monkeypatch):
 
 @pytest.mark.parametrize("cuda", ["cuda12", "cuda13"])
 def test_the_compiler_of_either_cuda_is_found(monkeypatch, tmp_path, cuda):
-    monkeypatch.setattr(gpu_target.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: spec)
     spec = importlib.machinery.ModuleSpec("jax_plugins", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
-    assert gpu_target.installed_plugin() is None
+    assert topology.installed_plugin() is None
     (tmp_path / f"xla_{cuda}").mkdir()
-    assert gpu_target.installed_plugin() == f"xla_{cuda}"
+    assert topology.installed_plugin() == f"xla_{cuda}"
 
 
 def test_a_compiler_of_another_release_is_one_line(monkeypatch):
@@ -65,7 +65,7 @@ def test_a_compiler_of_another_release_is_one_line(monkeypatch):
     def ignored(*_, **__):
         raise NotImplementedError("topology not implemented for cuda")
 
-    monkeypatch.setattr(gpu_target, "installed_plugin", lambda: "xla_cuda13")
+    monkeypatch.setattr(topology, "installed_plugin", lambda: "xla_cuda13")
     monkeypatch.setattr(topologies, "get_topology_desc", ignored)
     other = r"--topology=h100:8: jax ignores .*: pip install 'jax\[cuda13\]=="
     with pytest.raises(UserError, match=other):
@@ -83,7 +83,7 @@ def test_the_clock_gives_the_peak_rate():
 
 
 def test_a_description_is_text_of_a_protocol_buffer():
-    text = gpu_target.target(hardware.L4, "xla_cuda13")
+    text = topology.target(hardware.L4, "xla_cuda13")
     assert 'name: "NVIDIA L4"' in text and "core_count: 58" in text
     assert "cuda_compute_capability { major: 8\nminor: 9 }" in text
     assert text.count("{") == text.count("}") == 3

@@ -14,14 +14,14 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.distributed import sharding
-from transformer_jax.planning import estimate, gpu_target, hlo, shardings, topology
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.program import Program
+from transformer_jax.planning import estimate, hlo, topology
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.step import Program
 
 pytestmark = pytest.mark.hardware
 GPU, TPU = "h100:8", "v5e:2x4"
 IS_INSTALLED = {
-    GPU: gpu_target.installed_plugin() is not None,
+    GPU: topology.installed_plugin() is not None,
     TPU: importlib.util.find_spec("libtpu") is not None,
 }
 # By topology: the calls of fused attention, forward and backward.
@@ -151,7 +151,7 @@ def test_gradients_cross_the_network_once_an_update(name):
 def test_the_state_is_updated_in_place(name):
     _, _, made = program(name, *GPT)
     memory = compiled(name, *GPT).memory_analysis()
-    state = shardings.bytes_per_device((made.state.params, made.state.opt_state))
+    state = estimate.bytes_per_device((made.state.params, made.state.opt_state))
     assert memory.alias_size_in_bytes >= 0.99 * state
 
 

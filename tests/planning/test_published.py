@@ -15,9 +15,9 @@ from tests.finetuning.examples import pretrained
 from tests.programs import call
 from transformer_jax import config as configs
 from transformer_jax import hardware
-from transformer_jax.planning import counts, traced
+from transformer_jax.planning import estimate
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state
 
 published = configs.load_module(CONFIGS.parent / "benchmarks" / "published.py")
@@ -69,11 +69,11 @@ def test_the_notes_are_true():
 
     def count(file, vocab):
         config = configs.load(str(CONFIGS / file), [("model.vocab_size", str(vocab))])
-        return counts.parameters(make_task(config))["params"]
+        return estimate.parameters(make_task(config))["params"]
 
     assert published.rounded(count("wmt/base.py", 40_700), "65M") == "65M"
     assert published.rounded(count("wmt/big.py", 36_000), "213M") == "213M"
-    large = counts.parameters(make_task(configs.load(str(CONFIGS / "bert/large.py"))))
+    large = estimate.parameters(make_task(configs.load(str(CONFIGS / "bert/large.py"))))
     assert (
         published.rounded(large["params_encoder"], "335.1M"),
         published.rounded(large["params"], "336.2M"),
@@ -99,18 +99,19 @@ def test_counts_are_those_of_the_arrays_and_the_loop(tiny, tmp_path):
         tmp_path, train__num_steps=20, train__batch=8, train__first_batch=2, train__ramp_steps=10
     )
     task = make_task(config)
-    assert counts.parameters(task)["params"] == sum(
+    assert estimate.parameters(task)["params"] == sum(
         leaf.size for leaf in jax.tree.leaves(state.init_params(task))
     )
     rows = sum(task.rows().train.size(step) for step in range(20))
     assert (
-        counts.training(task) == (task.flops(0) * rows, task.positions(0) * rows) and rows < 8 * 20
+        estimate.training(task) == (task.flops(0) * rows, task.positions(0) * rows)
+        and rows < 8 * 20
     )
 
 
 def test_phases_are_counted_apart():
     task = make_task(configs.load(str(CONFIGS / "bert/base.py")))
-    assert counts.training(task) == (
+    assert estimate.training(task) == (
         256 * (900_000 * task.flops(0) + 100_000 * task.flops(1)),
         256 * (900_000 * 128 + 100_000 * 512),
     )
@@ -121,7 +122,7 @@ def test_the_formula_of_a_model_agrees_with_its_trace(tmp_path):
     task = make_task(build_gpt(tmp_path))
     model, length = task.model, 16
     params = state.abstract_params(task)
-    traced_flops = traced.flops(
+    traced_flops = estimate.flops(
         lambda params, tokens: model.apply({"params": params}, tokens),
         params,
         jax.ShapeDtypeStruct((1, length), jnp.int32),

@@ -10,9 +10,8 @@ from tests.planning.test_estimate import SMALL, TINY
 from transformer_jax import config as configs
 from transformer_jax import hardware
 from transformer_jax.planning import search
-from transformer_jax.planning.estimate import Estimate
-from transformer_jax.planning.roofline import Roofline, compute_seconds
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.planning.estimate import Estimate, Roofline, compute_seconds
+from transformer_jax.runs.spec import make_task
 
 
 @pytest.fixture

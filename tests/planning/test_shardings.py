@@ -12,11 +12,10 @@ import jax
 import pytest
 
 from transformer_jax import config as configs
-from transformer_jax.planning import shardings
-from transformer_jax.runs.begin import takes_model
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import optimizer
-from transformer_jax.training.program import Program
+from transformer_jax.layers import parameters
+from transformer_jax.planning import estimate
+from transformer_jax.runs.spec import make_task, takes_model
+from transformer_jax.training.step import Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SNAPSHOT = ROOT / "tests" / "snapshots" / "shardings.txt"
@@ -56,7 +55,7 @@ def layout(case):
         _check_optimizer(program.state, task)
     return [
         line
-        for line in shardings.table(program)
+        for line in estimate.table(program)
         if not line.startswith(("  mu/", "  nu/", "  count", "optimizer"))
     ]
 
@@ -65,7 +64,7 @@ def _check_optimizer(state, task):
     """Moments have the layout of their parameters. The snapshot does not repeat them."""
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
-    is_trained = [task.group(optimizer.names(path)) is not None for path, _ in leaves]
+    is_trained = [task.group(parameters.names(path)) is not None for path, _ in leaves]
     params = [leaf for (_, leaf), trained in zip(leaves, is_trained) if trained]
     num_moments = len(moments) // len(params)  # 0: SGD without momentum, 1: RMSprop
     assert num_moments in (0, 1, 2)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.scaling import approaches, laws
-from transformer_jax.scaling.parametric import bootstrap, parametric
+from transformer_jax.scaling import laws
+from transformer_jax.scaling.laws import bootstrap, parametric
 
 # Hoffmann et al. 2022, appendix D.3
 TRUE = laws.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28, r2=1.0)
@@ -47,7 +47,7 @@ def isoflop_runs(request):
 def test_training_curves():
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        allocation = approaches.envelope(
+        allocation = laws.envelope(
             [run(rng, n, 1e24, first=3e17, points=200) for n in np.geomspace(1e7, 1e11, 16)]
         )
         assert allocation.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
@@ -55,7 +55,7 @@ def test_training_curves():
 
 
 def test_isoflop_parabolas(isoflop_runs):
-    allocation = approaches.isoflop(isoflop_runs)
+    allocation = laws.isoflop(isoflop_runs)
     assert len(allocation.points) == 9
     assert allocation.params.exponent == pytest.approx(TRUE.params_exponent, rel=0.02)
     assert allocation.tokens.exponent == pytest.approx(TRUE.tokens_exponent, rel=0.02)
@@ -100,7 +100,7 @@ def test_intervals_contain_the_truth(isoflop_runs):
     assert (
         bootstrap(
             isoflop_runs,
-            lambda runs: {"a": approaches.isoflop(runs[:3]).params.exponent},
+            lambda runs: {"a": laws.isoflop(runs[:3]).params.exponent},
             samples=4,
         )
         == {}
@@ -124,8 +124,8 @@ def test_power_laws_take_the_frontier():
     "fit, words",
     [
         (parametric, "five runs"),
-        (approaches.isoflop, "two are needed"),
-        (approaches.envelope, "two are needed"),
+        (laws.isoflop, "two are needed"),
+        (laws.envelope, "two are needed"),
     ],
 )
 def test_too_few_runs_are_refused(fit, words):
@@ -137,7 +137,7 @@ def test_too_few_runs_are_refused(fit, words):
 def test_a_budget_has_no_best_size_outside_its_sizes():
     rng = np.random.default_rng(0)
     best = TRUE.optimum(1e20)[0]
-    larger = approaches.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(4, 40, 5)])
+    larger = laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(4, 40, 5)])
     assert larger[0].best is None
-    around = approaches.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(0.2, 5, 5)])
+    around = laws.parabolas([run(rng, n, 1e20) for n in best * np.geomspace(0.2, 5, 5)])
     assert around[0].best == pytest.approx(best, rel=0.1)

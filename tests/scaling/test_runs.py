@@ -10,9 +10,9 @@ from tests.programs import call, here
 from tests.scaling.test_laws import TRUE
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import variants
-from transformer_jax.planning import counts
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.configuration import classes
+from transformer_jax.planning import estimate
+from transformer_jax.runs.spec import make_task
 from transformer_jax.scaling import fits, runs
 from transformer_jax.scaling.family import HELD_OUT, Family
 from transformer_jax.training.checkpoint import FORMAT
@@ -60,8 +60,8 @@ def measured_by_law(file, folder, names):
     for name in names:
         config = configs.load(f"{file}:{name}")
         task = make_task(config)
-        flops, tokens = counts.training(task)
-        params = counts.parameters(task)["params"]
+        flops, tokens = estimate.training(task)
+        params = estimate.parameters(task)["params"]
         steps = config.train.num_steps
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(
@@ -99,7 +99,9 @@ def test_a_family_is_ordinary_configs(file):
     ]
     config = configs.load(f"{file}:d16-1.28e5")
     task = make_task(config)
-    assert config.model.d_model == 16 and counts.training(task)[1] == pytest.approx(128e3, rel=0.01)
+    assert config.model.d_model == 16 and estimate.training(task)[1] == pytest.approx(
+        128e3, rel=0.01
+    )
     steps = config.train.num_steps
     assert (
         config.train.eval_every,
@@ -120,7 +122,7 @@ def test_budgets_with_equal_names_are_refused():
 def test_equal_compute_is_equal_by_the_formula(file):
     family = configs.load_module(file).FAMILY
     equal = Family(family.base, family.sizes, flops=(5e9,))
-    spent = [counts.training(make_task(equal.config(name)))[0] for name in equal.names]
+    spent = [estimate.training(make_task(equal.config(name)))[0] for name in equal.names]
     assert (
         spent == pytest.approx([5e9] * 3, rel=0.02)
         and len({equal.config(name).train.num_steps for name in equal.names}) == 3
@@ -142,7 +144,9 @@ def test_runs_that_may_end_early_are_refused(file, tmp_path):
 def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     """The model is a file of the user's, which a measurement opens only where it is named."""
     model = tmp_path / "mine.py"
-    model.write_text("from transformer_jax.models import gpt\n\n\nclass Mine(gpt.GPT):\n    pass\n")
+    model.write_text(
+        "from transformer_jax.families import gpt\n\n\nclass Mine(gpt.GPT):\n    pass\n"
+    )
     short = {
         "train.num_steps": "6",
         "train.log_every": "2",
@@ -152,7 +156,7 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
     }
     short["model.name"] = str(model)
     config = configs.load(f"{file}:d8-6.4e4", short.items())
-    files = variants.in_config(config)
+    files = classes.in_config(config)
     assert runs.measured(tmp_path / "runs" / "one", files) is None
     runs.train({"one": config}, tmp_path / "runs")
     (run,) = runs.collect(tmp_path / "runs", files)
@@ -160,8 +164,8 @@ def test_runs_are_trained_once_and_measured(file, tmp_path, capsys):
         runs.collect(tmp_path / "runs")
     task = make_task(config)
     assert (
-        (run.flops, run.tokens) == counts.training(task)
-        and run.params == counts.parameters(task)["params"]
+        (run.flops, run.tokens) == estimate.training(task)
+        and run.params == estimate.parameters(task)["params"]
         and 0 < run.loss < 10
     )
     assert run.curve[:, 0] == pytest.approx(run.flops * np.array([1, 3, 5]) / 6)

@@ -6,13 +6,13 @@ import pytest
 from rouge_score import rouge_scorer
 
 from transformer_jax.config import UserError
-from transformer_jax.scores import bootstrap
-from transformer_jax.scores.rouge import NAMES, Rouge
+from transformer_jax.scores import predictions
+from transformer_jax.scores.texts import NAMES, Rouge
 
 
 def of(output, reference):
     measure = Rouge(str.splitlines)
-    return bootstrap.scores(measure, measure.statistics([output], [reference]))
+    return predictions.scores(measure, measure.statistics([output], [reference]))
 
 
 def test_rouge_by_hand():
@@ -33,7 +33,7 @@ def test_means_over_examples_are_those_of_the_library():
     scorer = rouge_scorer.RougeScorer(NAMES, use_stemmer=True)
     expected = [scorer.score(*pair) for pair in zip(references, outputs)]
     measure = Rouge(str.splitlines)
-    scores = bootstrap.scores(measure, measure.statistics(outputs, references))
+    scores = predictions.scores(measure, measure.statistics(outputs, references))
     for name in NAMES:
         mean = sum(example[name].fmeasure for example in expected) / 3
         assert scores[name] == pytest.approx(100 * mean)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from transformer_jax.scores import bootstrap
-from transformer_jax.scores.word_errors import WordErrors
+from transformer_jax.scores import predictions
+from transformer_jax.scores.texts import WordErrors
 
 
 def scores(outputs, references):
     measure = WordErrors()
-    return bootstrap.scores(measure, measure.statistics(outputs, references))
+    return predictions.scores(measure, measure.statistics(outputs, references))
 
 
 def test_the_rates_are_those_of_the_whole_set():

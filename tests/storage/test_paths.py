@@ -3,9 +3,9 @@
 import pytest
 
 from transformer_jax.config import RunError, UserError
-from transformer_jax.data.sources import documents, file_digests, text_files
-from transformer_jax.storage import buckets, stream
-from transformer_jax.storage.mirror import Mirror
+from transformer_jax.data.sources import documents, text_files
+from transformer_jax.storage import buckets, key_values
+from transformer_jax.storage.buckets import Mirror
 
 
 def test_a_path_in_a_bucket_behaves_as_one_of_pathlib(gcs):
@@ -76,7 +76,7 @@ TEXTS = {
 @pytest.fixture
 def texts(gcs, tmp_path, monkeypatch):
     """The texts in a bucket, and in a folder on a disk, which it returns."""
-    monkeypatch.setattr(stream, "READ_SIZE", 16)
+    monkeypatch.setattr(key_values, "READ_SIZE", 16)
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text, newline="")
         gcs.put(f"text/{name}", text.encode())
@@ -88,7 +88,7 @@ def test_text_in_a_bucket_reads_as_text_on_a_disk(texts):
         local = str(texts / name)
         remote = f"gs://bucket/text/{name}"
         assert list(text_files.text_lines(remote)) == list(text_files.text_lines(local))
-        assert file_digests.sha256([remote]) == file_digests.sha256([local])
+        assert text_files.sha256([remote]) == text_files.sha256([local])
     names = "gs://bucket/text/t*.txt, gs://bucket/text/more.jsonl"
     paths = text_files.matching_files("config.data.train_files", names)
     files = documents.TextFiles(tuple(paths), "blank_line", "text")
@@ -98,9 +98,9 @@ def test_text_in_a_bucket_reads_as_text_on_a_disk(texts):
 
 
 def test_a_change_of_text_in_a_bucket_is_noticed(gcs, texts):
-    digest = file_digests.sha256(["gs://bucket/text/two.txt"])
+    digest = text_files.sha256(["gs://bucket/text/two.txt"])
     gcs.put("text/two.txt", b"y" * 16)
-    assert file_digests.sha256(["gs://bucket/text/two.txt"]) != digest
+    assert text_files.sha256(["gs://bucket/text/two.txt"]) != digest
     reading = text_files.text_lines("gs://bucket/text/three.txt")
     next(reading)
     gcs.put("text/three.txt", TEXTS["three.txt"].encode())

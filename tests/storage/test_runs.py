@@ -17,10 +17,10 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax import convert
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
 from transformer_jax.storage import buckets, key_values
-from transformer_jax.training import loop
+from transformer_jax.training import trainer
 
 SHORT = dict(
     train__num_steps=8,
@@ -35,7 +35,7 @@ FILES = {"config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboar
 def reporter_with_sigterm(updates):
     """A Reporter that sends SIGTERM after so many updates."""
 
-    class Signalling(loop.Reporter):
+    class Signalling(trainer.Reporter):
         left = updates
 
         def step(self):
@@ -68,7 +68,7 @@ def committed_steps(bucket):
 
 def assert_equal_runs(config, bucket_run, disk_run):
     """Asserts that two runs have the same state, metrics and parameters."""
-    program = loop.Program.of(config, make_task(config))
+    program = trainer.Program.of(config, make_task(config))
     actual = final_state(bucket_run, config, program, 8)
     jax.tree.map(np.testing.assert_array_equal, actual, final_state(disk_run, config, program, 8))
     assert lines(bucket_run) == lines(disk_run)
@@ -98,7 +98,7 @@ def test_a_run_in_a_bucket_equals_one_on_a_disk(fast, server, tmp_path, monkeypa
 
     fast.busy = lambda number: number % 150 == 0
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "Reporter", reporter_with_sigterm(2))
+        patch.setattr(trainer, "Reporter", reporter_with_sigterm(2))
         train(remote, "gs://bucket/run")
     assert train(remote, "gs://bucket/run") == scores
     fast.busy = lambda number: False

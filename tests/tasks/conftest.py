@@ -7,11 +7,11 @@ import pytest
 
 from tests.conftest import build_config, build_gpt
 from tests.few_devices import few_devices  # noqa: F401
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import resolve
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 
 class Trained(NamedTuple):
@@ -31,7 +31,7 @@ def trained(config, folder, num_devices=1) -> Trained:
     config, task = resolved.config, resolved.task()
     workdir.mkdir(parents=True)
     program = Program.of(config, task, jax.devices()[:num_devices])
-    record.begin(config, task, workdir)
+    spec.begin(config, task, workdir)
     scores = run(config, task, workdir, program, origin=resolved.origin)
     return Trained(workdir, scores, *open_run(workdir))
 

@@ -6,10 +6,10 @@ import jax
 
 from tests.conftest import build_gpt
 from transformer_jax import config as configs
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task, resolve
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 ANIMALS = ("cat", "dog")
 ENDS = (" sat.", " ran to the mat.", " sat on the dog.", " ran.")  # the best first
@@ -75,6 +75,6 @@ def train(config, workdir, num_devices=1, program=None, overrides=()):
     program = program or Program.of(resolved.config, task, jax.devices()[:num_devices])
     if resolved.origin:
         resolved.origin.match(resolved.config, program)
-    record.begin(resolved.config, task, workdir)
+    spec.begin(resolved.config, task, workdir)
     scores = run(resolved.config, task, workdir, program, origin=resolved.origin)
     return scores, program

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.fixtures.make_trl import HERE
-from transformer_jax.tasks import advantages, grpo
+from transformer_jax.objectives import rollouts
+from transformer_jax.tasks import grpo
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = (5, 1, 3, 0)  # of tokens; a row that fills up a batch has none
@@ -31,7 +32,7 @@ def test_generalized_advantages_are_sums_of_residuals(discount, decay):
             expected[row, t] = sum(
                 (discount * decay) ** (later - t) * residuals[later] for later in range(t, count)
             )
-    actual = advantages.generalized_advantages(
+    actual = rollouts.generalized_advantages(
         *single(REWARDS, VALUES), FILLED, discount=discount, decay=decay
     )
     np.testing.assert_allclose(actual, expected, atol=1e-5)
@@ -41,14 +42,14 @@ def test_whitened_numbers_have_variance_1_over_the_tokens():
     chosen = REWARDS[FILLED]
     for shifts_mean in (True, False):
         actual = np.float64(
-            advantages.whitened(*single(REWARDS * 3 + 1), FILLED, shifts_mean=shifts_mean)
+            rollouts.whitened(*single(REWARDS * 3 + 1), FILLED, shifts_mean=shifts_mean)
         )
         chosen = (REWARDS * 3 + 1)[FILLED]
         mean = 0.0 if shifts_mean else chosen.mean()
         expected = (chosen - chosen.mean()) / chosen.std() + mean
         np.testing.assert_allclose(actual[FILLED], expected, atol=1e-5)
         assert not actual[~FILLED].any()
-    same = advantages.whitened(np.ones((4, 5), np.float32), FILLED)
+    same = rollouts.whitened(np.ones((4, 5), np.float32), FILLED)
     assert np.isfinite(same).all()
 
 
@@ -57,9 +58,9 @@ def test_group_advantages_compare_the_answers_to_a_prompt():
         expected = REWARDS - REWARDS.mean(axis=1, keepdims=True)
         if divides:
             expected /= REWARDS.std(axis=1, keepdims=True) + 1e-4
-        actual = advantages.group_advantages(*single(REWARDS), divides_by_deviation=divides)
+        actual = rollouts.group_advantages(*single(REWARDS), divides_by_deviation=divides)
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
-    assert not advantages.group_advantages(np.full((2, 3), 0.7, np.float32)).any()
+    assert not rollouts.group_advantages(np.full((2, 3), 0.7, np.float32)).any()
 
 
 def test_the_clipped_losses_are_those_of_the_papers():
@@ -72,26 +73,24 @@ def test_the_clipped_losses_are_those_of_the_papers():
         near = min(max(value, old - CLIP), old + CLIP)
         errors = (value - RETURNS[place]) ** 2, (near - RETURNS[place]) ** 2
         for_value[place] = max(errors) / 2
-    actual = advantages.clipped_policy_loss(*single(np.log(RATIOS), REWARDS), CLIP)
+    actual = rollouts.clipped_policy_loss(*single(np.log(RATIOS), REWARDS), CLIP)
     np.testing.assert_allclose(actual, for_policy, rtol=1e-5)
-    actual = advantages.clipped_value_loss(*single(VALUES, OLD, RETURNS), CLIP)
+    actual = rollouts.clipped_value_loss(*single(VALUES, OLD, RETURNS), CLIP)
     np.testing.assert_allclose(actual, for_value, rtol=1e-5)
 
 
 def test_the_estimate_of_the_divergence_has_its_mean():
-    policy, reference = np.random.default_rng(1).dirichlet(np.ones(7), size=2)
-    estimates = np.float64(
-        advantages.divergence_estimates(*single(np.log(reference / policy)[None]))
-    )
+    p, reference = np.random.default_rng(1).dirichlet(np.ones(7), size=2)
+    estimates = np.float64(rollouts.divergence_estimates(*single(np.log(reference / p)[None])))
     assert (estimates >= 0).all()
-    divergence = (policy * np.log(policy / reference)).sum()
-    np.testing.assert_allclose((policy * estimates[0]).sum(), divergence, rtol=1e-5)
+    divergence = (p * np.log(p / reference)).sum()
+    np.testing.assert_allclose((p * estimates[0]).sum(), divergence, rtol=1e-5)
 
 
 @pytest.mark.parametrize("divergence, error", [(12.0, 0.2), (6.6, 0.1), (6.0, 0.0), (0.0, -0.2)])
 def test_the_coefficient_follows_the_divergence(divergence, error):
     """beta (1 + K clip(KL / target - 1, -0.2, 0.2)) (Ziegler et al. 2019, section 2.2)."""
-    actual = advantages.adapted_coefficient(
+    actual = rollouts.adapted_coefficient(
         *single(0.15, divergence), target=6.0, horizon=10_000 / 512
     )
     np.testing.assert_allclose(actual, 0.15 * (1 + error * 512 / 10_000), rtol=1e-6)
@@ -108,5 +107,5 @@ def test_the_loss_of_grpo_is_that_of_trl():
         arrays["advantages"],
         values["clip"],
     )
-    losses = grpo.of_answers(policy + values["beta"] * divergence, filled)
+    losses = grpo.token_mean(policy + values["beta"] * divergence, filled)
     np.testing.assert_allclose(losses.mean(), values["loss"], rtol=1e-5)

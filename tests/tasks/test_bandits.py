@@ -12,7 +12,7 @@ import pytest
 import scipy.special
 
 from transformer_jax import config as configs
-from transformer_jax.tasks.task import Context
+from transformer_jax.contracts.task import Context
 
 ACTIONS = 6
 REWARDS = np.array([1.0, -0.5, 0.3, 0.0, 1.5, -1.0])

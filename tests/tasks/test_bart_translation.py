@@ -10,14 +10,14 @@ from tests.conftest import build_config
 from tests.training.test_loop import lines
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.models.bart_translation import BARTTranslation
-from transformer_jax.runs import record
+from transformer_jax.families.bart_translation import BARTTranslation
+from transformer_jax.layers.parameters import names
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.training.loop import run
-from transformer_jax.training.optimizer import names
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 SIZES = dict(
     vocab_size=300,
@@ -44,7 +44,7 @@ def build(tmp_path):
         configs.experiment(model=dict(name="bart", **SIZES), task=task, data=data)
     )
     (tmp_path / "bart").mkdir()
-    record.create(tmp_path / "bart", pretrained, init_params(pretrained))
+    spec.create(tmp_path / "bart", pretrained, init_params(pretrained))
 
     def config_of(model="bart_translation", **own):
         config = configs.experiment(
@@ -70,7 +70,7 @@ def test_it_learns_in_two_stages_on_a_mesh_and_resumes(build, tmp_path, capsys):
         config, task = described.config, described.task()
         program = program or Program.of(config, task, jax.devices()[:devices])
         if described.origin:
-            record.begin(config, task, tmp_path / folder)
+            spec.begin(config, task, tmp_path / folder)
         run(config, task, tmp_path / folder, program, origin=described.origin)
         losses = [line["train/loss"] for line in lines(tmp_path / folder) if "train/loss" in line]
         return losses, program

@@ -7,8 +7,7 @@ import pytest
 from tests.programs import call, refused
 from tests.tasks.preferences import reward, train
 from transformer_jax.config import UserError
-from transformer_jax.inference.best_of import best_of
-from transformer_jax.inference.generation import Continuation
+from transformer_jax.inference.generation import Continuation, best_of
 from transformer_jax.runs.open import open_run
 
 

@@ -11,10 +11,10 @@ from tests.training.test_carry import updated
 from tests.training.test_loop import resumed_bit_equal
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.data.tokenizers.words import Words
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.step import Program
 
 MODEL = dict(
     name="elmo",

@@ -7,22 +7,22 @@ import sacrebleu
 
 from transformer_jax.data.sources.pairs import GrammarPairs, TextPairs, TfdsPairs
 from transformer_jax.runs.open import open_run
-from transformer_jax.scores import bleu
+from transformer_jax.scores import texts
 
 
 def test_bleu_as_the_paper_counted_it():
     """Moses tokenisation, compounds split at hyphens, BLEU of the tokens."""
     outputs = ["das ist ein Test-Satz .", "ganz gleich und auch lang genug ."]
     references = ["das ist ein Probe-Satz .", "ganz gleich und auch lang genug ."]
-    score = bleu.signatures(outputs, references, "de")["bleu_tokenized_compound_split"]
+    score = texts.signatures(outputs, references, "de")["bleu_tokenized_compound_split"]
     sides = [
         [re.sub("-", " ##AT##-##AT## ", line) for line in side] for side in (outputs, references)
     ]
     expected = sacrebleu.corpus_bleu(sides[0], [sides[1]], tokenize="none", force=True).score
     assert score == pytest.approx(expected) and 50 < score < 100
-    split = bleu._compound_split(["Ein Test-Satz, ja!"], "de")
+    split = texts._compound_split(["Ein Test-Satz, ja!"], "de")
     assert split == ["Ein Test ##AT##-##AT## Satz , ja !"]
-    assert bleu.scores(references, references)["bleu"] == pytest.approx(100)
+    assert texts.scores(references, references)["bleu"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_bleu_as_the_paper_counted_it():
 )
 def test_the_names_of_files_hold_their_languages(name, label):
     language = TextPairs("test.en", f"/data.de/{name}").target_language
-    signatures = bleu.signatures(["ein Satz"], ["ein Satz"], language)
+    signatures = texts.signatures(["ein Satz"], ["ein Satz"], language)
     assert f"|moses tokenizer {label}|" in signatures["bleu_tokenized_compound_split_signature"]
 
 

@@ -13,15 +13,15 @@ from tests.conftest import build_gpt as build
 from tests.jitted import jitted
 from tests.training.test_step import losses as first_losses
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.tasks import causal_lm
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches
 from transformer_jax.training import state as states
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 GOLDEN = [5.731131, 5.611036, 5.427125]
 SHARDED = dict(model__vocab_multiple=8, model__local_window=8, data__mask_documents=True)
@@ -192,7 +192,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     for _ in range(150):
         state = state.replace(metrics=states.zeros(program.state.metrics))
         state = program.train_step(state, batch)

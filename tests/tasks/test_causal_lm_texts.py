@@ -11,9 +11,9 @@ import scipy.special
 from tests.conftest import build_gpt as build
 from tests.jitted import jitted
 from transformer_jax.config import UserError
-from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.generation import Sampling
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ["the ", "a dog", "", "the dog sat. a cat ran to the"]

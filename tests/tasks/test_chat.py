@@ -17,18 +17,18 @@ from tests.tasks.conftest import trained
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.cli import conversation as terminal
-from transformer_jax.cli.streamed import Streamed
+from transformer_jax.cli.conversation import Streamed
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.data import tokenizers
-from transformer_jax.data.tokenizers.characters import Characters
 from transformer_jax.data.tokenizers.chat import MARKS
+from transformer_jax.data.tokenizers.words import Characters
 from transformer_jax.inference import causal
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.tasks.task import Context
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
 
 PLACE = [message("user", "Where is the cat?")]
 
@@ -139,7 +139,7 @@ def test_a_run_begins_with_a_language_model_whose_vocabulary_grows(tmp_path):
     task = make_task(pretraining)
     earlier = init_params(task)
     gpt.mkdir()
-    record.create(gpt, task, earlier)
+    spec.create(gpt, task, earlier)
 
     def resolved(folder, init_from, **overrides):
         config = build(tmp_path / "chat", init_from=str(init_from), **overrides)
@@ -158,7 +158,7 @@ def test_a_run_begins_with_a_language_model_whose_vocabulary_grows(tmp_path):
     np.testing.assert_array_equal(table, np.concatenate([old, new[size:]]))
     # A run that begins with this one, or continues it, adds no further tokens.
     run.mkdir()
-    record.create(run, task, params)
+    spec.create(run, task, params)
     assert resolved("next", run).config.model.vocab_size == size + 4
     assert resolved("run", gpt).config.model.vocab_size == size + 4
     with pytest.raises(UserError, match="config.task.marks=.*config.init_from has the marks"):

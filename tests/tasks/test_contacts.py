@@ -15,13 +15,13 @@ from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
 from transformer_jax.inference import contacts
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.tasks.contacts import precision
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 SOURCE = dict(name="protein_families", families=2, members=8, held_out=4, strands=3, rungs=4)
 
@@ -34,7 +34,7 @@ def esm(tmp_path_factory):
         model=MODEL, task=dict(name="masked_residues", length=32), source=SOURCE
     )
     task = make_task(config)
-    record.create(folder / "run", task, init_params(task))
+    spec.create(folder / "run", task, init_params(task))
     return folder / "run"
 
 
@@ -86,7 +86,7 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(esm, tmp_path):
     resolved = resolve(build(esm), workdir)
     config, task = resolved.config, resolved.task()
     program = Program.of(config, task, jax.devices()[:1])
-    record.begin(config, task, workdir)
+    spec.begin(config, task, workdir)
     run(config, task, workdir, program, origin=resolved.origin)
     shutil.copytree(workdir, tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "3")
@@ -114,7 +114,7 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(esm, tmp_path):
 def test_the_uses_of_a_run(esm, tmp_path):
     workdir = tmp_path / "run"
     resolved = resolve(build(esm, train__num_steps=1), workdir)
-    record.begin(resolved.config, resolved.task(), workdir)
+    spec.begin(resolved.config, resolved.task(), workdir)
     run(resolved.config, resolved.task(), workdir, origin=resolved.origin)
     task, params = open_run(workdir)
     scores = task.evaluate(params, "valid")

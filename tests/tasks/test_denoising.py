@@ -8,11 +8,11 @@ from tests.conftest import build_bert
 from tests.tasks.conftest import trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.noise import NUM_SENTINELS
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import batches
+from transformer_jax.data.noises import NUM_SENTINELS
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 LAYERS = dict(
     d_model=32, d_ff=48, num_heads=2, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0
@@ -90,7 +90,7 @@ def test_one_batch_of_t5_can_be_overfitted(tmp_path):
     assert tokenizer.vocab_size <= 80
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     assert batch["source"].max() == tokenizer.vocab_size + NUM_SENTINELS - 1
     for _ in range(120):
         state = state.replace(metrics=states.zeros(program.state.metrics))

@@ -16,14 +16,14 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.runs import record
+from transformer_jax.contracts.task import Context
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.tasks.distillation import Output, divergence
-from transformer_jax.tasks.task import Context
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 SIZES = dict(vocab_size=80, d_model=32, num_heads=2, max_length=64)
 STUDENT = dict(name="distilbert", num_layers=1, dropout=0.0, attention_dropout=0.0, **SIZES)
@@ -42,7 +42,7 @@ def teacher(tmp_path_factory):
         return jax.tree.map(lambda x, change: x + 0.2 * change, params, noise)
 
     # The teacher has opinions, so that the student differs from it.
-    record.create(workdir, task, changed(init_params(task)))
+    spec.create(workdir, task, changed(init_params(task)))
     return config, workdir
 
 
@@ -124,7 +124,7 @@ def test_a_student_begins_with_layers_of_its_teacher_and_goes_on_without_it(teac
         resolved = resolve(frozen, workdir)
         config, task = resolved.config, resolved.task()
         program = program or Program.of(config, task, jax.devices()[:1])
-        record.begin(config, task, workdir)
+        spec.begin(config, task, workdir)
         run(config, task, workdir, program, origin=resolved.origin)
         if name == "straight":
             shutil.copytree(workdir, tmp_path / "resumed")
@@ -194,7 +194,7 @@ def test_a_teacher_whose_head_is_untrained_is_refused(teacher, tmp_path):
     """Such as a run of ELECTRA's replaced tokens, or a fine-tuned one."""
     task, params = open_run(teacher[1])
     headless = {name: tree for name, tree in params.items() if not name.startswith("mlm")}
-    record.create(tmp_path / "teacher", task, headless)
+    spec.create(tmp_path / "teacher", task, headless)
     resolved = resolve(config_of((teacher[0], tmp_path / "teacher")), tmp_path / "run")
     program = Program.of(resolved.config, resolved.task(), jax.devices()[:1])
     with pytest.raises(UserError, match="config.task.teacher=.*: its checkpoint lacks mlm_bias/b"):

@@ -11,9 +11,9 @@ from tests.jitted import jitted
 from tests.tasks.preferences import dpo, train
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.tasks.task import Context
+from transformer_jax.runs.spec import resolve
 from transformer_jax.training.state import init_params
 
 BETA = 0.3

@@ -12,9 +12,9 @@ from tests.jitted import jitted
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import cooccurrences
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
+from transformer_jax.contracts.task import Context
+from transformer_jax.data import word_contexts
+from transformer_jax.runs.spec import make_task
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def config(tmp_path):
 
 def test_counts_and_loss_are_those_of_the_definition(config, monkeypatch):
     # Pairs cross the blocks of tokens that are counted at once.
-    monkeypatch.setattr(cooccurrences, "_TOGETHER", 7)
+    monkeypatch.setattr(word_contexts, "_TOGETHER", 7)
     task = make_task(config)
     component = task.rows().train.phases[0].components[0]
     expected = collections.Counter()

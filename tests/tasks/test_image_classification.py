@@ -13,10 +13,10 @@ from tests.tasks.images import build, picture, write_images
 from transformer_jax import config as configs
 from transformer_jax import pictures
 from transformer_jax.config import UserError
-from transformer_jax.inference import rollout
+from transformer_jax.contracts.task import Context
+from transformer_jax.objectives import rollouts
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
+from transformer_jax.runs.spec import make_task
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,13 @@ def test_the_picture_of_the_attention(run):
 
 def test_attention_rollout_is_a_product_of_the_layers():
     weights = np.random.default_rng(0).dirichlet(np.ones(5), (3, 2, 5))
-    shares = rollout.rollout(weights)
+    shares = rollouts.rollout(weights)
     layers = [0.5 * weights[layer].mean(axis=0) + 0.5 * np.eye(5) for layer in range(3)]
     np.testing.assert_allclose(shares, layers[2] @ layers[1] @ layers[0], rtol=1e-5)
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
-    by_class = rollout.of_patches(weights, pools_class=True)
+    by_class = rollouts.patch_shares(weights, pools_class=True)
     np.testing.assert_allclose(by_class.ravel(), shares[0, 1:] / shares[0, 1:].sum(), rtol=1e-5)
-    assert rollout.of_patches(weights, pools_class=False).shape == (2, 2)
+    assert rollouts.patch_shares(weights, pools_class=False).shape == (2, 2)
     assert callable(pictures.shares)
 
 

@@ -14,13 +14,13 @@ from tests.training.test_loop import final_state, lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.layers.grid_convolution import neighbourhoods
-from transformer_jax.models.vq_autoencoder import VQAutoencoder
-from transformer_jax.runs import record
+from transformer_jax.families.vq_autoencoder import VQAutoencoder
+from transformer_jax.layers.convolutions import neighbourhoods
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task, resolve
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 pytest.importorskip("sklearn")
 SIZES = dict(image_size=8, patch_size=2, channels=1, d_model=16, num_layers=1)
@@ -69,7 +69,7 @@ def codes(tmp_path_factory):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     (folder / "straight").mkdir()
-    record.begin(config, task, folder / "straight")
+    spec.begin(config, task, folder / "straight")
     resumed_bit_equal(config, task, program, folder, [2])
     one = [line["train/loss"] for line in lines(folder / "straight") if "train/loss" in line]
     mesh = dict(train__accumulation=2, mesh__fsdp=2)
@@ -147,7 +147,7 @@ def test_a_gpt_learns_the_codes_resumes_and_has_equal_losses_on_a_mesh(codes, tm
     config, task = resolved.config, resolved.task()
     program = Program.of(config, task, jax.devices()[:1])
     workdir.mkdir()
-    record.begin(config, task, workdir)
+    spec.begin(config, task, workdir)
     run(config, task, workdir, program, origin=resolved.origin)
     shutil.copytree(workdir, resumed)
     shutil.rmtree(resumed / "checkpoints" / "3")

@@ -9,15 +9,15 @@ import pytest
 
 from tests.conftest import build_gpt as build
 from transformer_jax.config import UserError
-from transformer_jax.runs import begin, record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
 from transformer_jax.tasks.causal_lm import CausalLM
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
 from transformer_jax.training.state import abstract_params
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 
 def test_a_run_takes_the_parameters_and_the_tokenizer_of_another(gpt, tmp_path, capsys):
@@ -26,8 +26,8 @@ def test_a_run_takes_the_parameters_and_the_tokenizer_of_another(gpt, tmp_path, 
     task, workdir = make_task(config), tmp_path / "run"
     assert task.tokenizer.fingerprint() == gpt.task.tokenizer.fingerprint()
     workdir.mkdir()
-    record.begin(config, task, workdir)
-    run(config, task, workdir, origin=begin.origin(config, workdir))
+    spec.begin(config, task, workdir)
+    run(config, task, workdir, origin=spec.origin(config, workdir))
     assert "tensors restored" in capsys.readouterr().err
     _, params = open_run(workdir)
     jax.tree.map(np.testing.assert_array_equal, params, gpt.params)
@@ -107,9 +107,9 @@ def two_models(tmp_path):
     def make(init_from):
         config = build(tmp_path, model__num_layers=1, train__num_steps=1, init_from=init_from)
         config.optimizer.learning_rate = 0.0
-        source = begin.source(config)
+        source = spec.source(config)
         task = TwoModels(config, source.workdir / "tokenizer", length=32)
-        return config, task, begin.origin(config, tmp_path / "new")
+        return config, task, spec.origin(config, tmp_path / "new")
 
     return make
 
@@ -121,10 +121,10 @@ def test_each_of_several_models_begins_from_a_run(gpt, two_models, tmp_path):
     config, task, origin = two_models(
         {"teacher": workdir, "student": {"run": workdir, "layers": "1::2"}}
     )
-    assert begin.names_same_run(config.init_from, config.init_from)
-    record.begin(config, task, tmp_path / "new")
+    assert spec.names_same_run(config.init_from, config.init_from)
+    spec.begin(config, task, tmp_path / "new")
     run(config, task, tmp_path / "new", Program.of(config, task, jax.devices()[:2]), origin=origin)
-    assert record.read(tmp_path / "new").config.init_from == config.init_from
+    assert spec.read(tmp_path / "new").config.init_from == config.init_from
     checkpoints = Checkpoints(tmp_path / "new/checkpoints", config.checkpoint, read_only=True)
     params = checkpoints.restore_params(abstract_params(task), 1)
     jax.tree.map(np.testing.assert_array_equal, params["teacher"], gpt.params)
@@ -133,7 +133,7 @@ def test_each_of_several_models_begins_from_a_run(gpt, two_models, tmp_path):
     np.testing.assert_array_equal(of_student, kernel[1:])
     part = {"": {"run": str(tmp_path / "new"), "part": "teacher"}}
     config = build(tmp_path, init_from=part, train__num_steps=1)
-    begun = begin.origin(config, tmp_path / "third")
+    begun = spec.origin(config, tmp_path / "third")
     program = Program.of(config, make_task(config), jax.devices()[:1])
     [match] = begun.match(config, program)
     restored = match.restore(program.state.params)
@@ -150,7 +150,7 @@ def test_each_of_several_models_begins_from_a_run(gpt, two_models, tmp_path):
         ({"student": {"layer": "::2"}}, "'student' has no key 'layer'; did you mean layers"),
         ({"student": {"layers": "odd"}}, "layers='odd', no numbers such as"),
         ({"student": {"run": "nothing"}}, "config.init_from=nothing: no run here"),
-        ("{'student': 3}", "is no workdir, and no mapping"),
+        ("{'student': 3}", "must be a workdir, or a mapping"),
     ],
 )
 def test_a_mapping_that_does_not_fit_is_refused_before_compiling(gpt, two_models, changes, message):

@@ -14,17 +14,17 @@ from tests.jitted import jitted
 from tests.training.test_step import losses as first_losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import token_counts
-from transformer_jax.data.sources import parts
-from transformer_jax.runs import record
+from transformer_jax.contracts.task import Context
+from transformer_jax.data import texts
+from transformer_jax.data.sources import text_files
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
     config = build(folder)
     task, workdir = make_task(config), folder / "run"
     workdir.mkdir()
-    record.begin(config, task, workdir)
+    spec.begin(config, task, workdir)
     scores = run(config, task, workdir, Program.of(config, task, jax.devices()[:1]))
     return workdir, scores, *open_run(workdir, "60")
 
@@ -172,8 +172,8 @@ def test_whole_rows_without_pairs(tmp_path):
 
 def test_rare_tokens_are_preferred_in_training_alone(tmp_path, monkeypatch):
     """A later run reads the counts from the cache."""
-    monkeypatch.setattr(parts, "PART_BYTES", 1000)
-    monkeypatch.setattr(token_counts, "_TOGETHER", 100)
+    monkeypatch.setattr(text_files, "PART_BYTES", 1000)
+    monkeypatch.setattr(texts, "_TOGETHER", 100)
     config = build(tmp_path, task__rare_words=0.5, task__next_sentence=0.0)
     rows = [make_task(config).rows() for _ in range(2)]
     masks = [phase.components[0].mask for each in rows for phase in each.train.phases]
@@ -256,7 +256,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     for _ in range(120):
         state = state.replace(metrics=states.zeros(program.state.metrics))
         state = program.train_step(state, batch)

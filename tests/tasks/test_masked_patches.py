@@ -10,9 +10,9 @@ from tests.tasks.conftest import trained
 from tests.tasks.images import build
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
+from transformer_jax.contracts.task import Context
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_batch_can_be_overfitted(tmp_path):
     config.train.log_every = 20
     config.optimizer.learning_rate = 1e-2
     trained(config, tmp_path)
-    lines = record.metrics(tmp_path / "run")
+    lines = spec.metrics(tmp_path / "run")
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert losses[-1] < 0.5 * losses[0]
 

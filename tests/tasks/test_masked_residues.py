@@ -10,8 +10,8 @@ from tests.tasks.conftest import trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.scores import residue_ngrams
+from transformer_jax.runs.spec import make_task
+from transformer_jax.scores import ngrams
 
 # A mesh divides the alphabet.
 SIZES = dict(vocab_multiple=2, d_model=32, num_layers=2, num_heads=4, max_length=32)
@@ -124,7 +124,7 @@ def test_both_sides_of_a_residue_tell_more_than_the_left():
         rows = np.stack([np.zeros(count, int), sides[:, 0], sides.sum(axis=1), sides[:, 1]], axis=1)
         return np.append(rows.reshape(-1), 0)
 
-    scores = residue_ngrams.scores(proteins(3000), proteins(300), 12, 0)
+    scores = ngrams.residue_scores(proteins(3000), proteins(300), 12, 0)
     uniform = np.log(5)
     # The first and the last residue are uniform, given an end; the middle is known from both sides.
     assert scores["left"]["loss"] == pytest.approx((uniform + uniform + 0) / 3, abs=0.05)

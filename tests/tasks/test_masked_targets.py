@@ -12,9 +12,9 @@ from tests import examples
 from tests.tasks.conftest import Trained, trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.huggingface import family
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training.state import init_params
 
 MODEL = dict(
@@ -107,7 +107,7 @@ def test_a_run_learns_and_is_scored(run):
     np.testing.assert_allclose(np.sum(attended.weights, axis=-1), 1, rtol=1e-4)
     end = attended.keys.index("[SEP]")
     assert not np.any(attended.weights[..., : end + 1, end + 1 :])
-    assert family.of_run(run.task.config).architecture == "BertForMaskedLM"
+    assert family.run_family(run.task.config).architecture == "BertForMaskedLM"
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def roberta(tmp_path_factory):
     model = dict(name="roberta", num_token_types=None, vocab_multiple=64, init_std=0.3)
     config = build(tmp_path_factory.mktemp("roberta"), model)
     task = make_task(config)
-    assert family.of_run(config).architecture == "RobertaForMaskedLM"
+    assert family.run_family(config).architecture == "RobertaForMaskedLM"
     return Trained(None, {}, task, init_params(task))
 
 

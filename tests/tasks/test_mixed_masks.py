@@ -10,14 +10,14 @@ from tests.fixtures import make_huggingface_unilm as make
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
-from transformer_jax.data.mixed_masks import OBJECTIVES, ranks
+from transformer_jax.contracts.model import token_types
+from transformer_jax.data.masking import OBJECTIVES, ranks
 from transformer_jax.huggingface import family
-from transformer_jax.models.cloze import token_types
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
 
 MODEL = dict(name="bert", vocab_size=80, d_model=16, num_layers=2, num_heads=2, max_length=32)
 
@@ -111,7 +111,7 @@ def test_next_sentences_are_predicted_in_bidirectional_rows_alone(tmp_path):
 def test_a_run_begins_with_a_bert_of_two_token_types(tmp_path):
     config = build_bert(tmp_path / "bert", model__d_model=16, model__max_length=32)
     task = make_task(config)
-    record.create(tmp_path / "run", task, init_params(task))
+    spec.create(tmp_path / "run", task, init_params(task))
     config = build(tmp_path)
     configs.set_key(config, "init_from", str(tmp_path / "run"))
     resolved = resolve(config, tmp_path / "unilm")
@@ -124,7 +124,7 @@ def test_a_run_begins_with_a_bert_of_two_token_types(tmp_path):
 
 
 def test_runs_are_written_as_bert(tmp_path):
-    assert family.of_run(build(tmp_path)).architecture == "BertForPreTraining"
+    assert family.run_family(build(tmp_path)).architecture == "BertForPreTraining"
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (-1, 1, 1, 1), ("a", 1, 1, 1)])

@@ -7,11 +7,11 @@ import pytest
 from tests.conftest import build_bert
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.data import permuted_rows
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches, state
-from transformer_jax.training.program import Program
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import state, trainer
+from transformer_jax.training.step import Program
 
 LENGTH = 24
 
@@ -126,7 +126,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     current = state.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     means = []
     for _ in range(150):
         current = current.replace(metrics=state.zeros(program.state.metrics))

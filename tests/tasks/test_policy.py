@@ -13,13 +13,13 @@ from tests.jitted import Jitted, jitted
 from tests.tasks import policies
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.sources.prompts import Prompts
-from transformer_jax.inference.answers import Answers
-from transformer_jax.inference.sampling import Sampling
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches, state
-from transformer_jax.training.program import Program
+from transformer_jax.contracts.task import Context
+from transformer_jax.data.sources.chat import Prompts
+from transformer_jax.inference.generation import Sampling
+from transformer_jax.objectives.rollouts import Answers
+from transformer_jax.runs.spec import resolve
+from transformer_jax.training import state, trainer
+from transformer_jax.training.step import Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 REWARD = tuple(dict(name="gpt", vocab_size=300, d_model=8, num_layers=1, num_heads=2).items())
@@ -119,7 +119,7 @@ def test_the_ratio_of_the_first_minibatch_is_exactly_1(name, gpt, tmp_path):
     program = Program.of(task.config, task, jax.devices()[:1])
     begun = state.init(task, program.tx, program.state)
     begun = begun.replace(params=jax.tree.map(jnp.array, params))
-    (batch,) = batches.stream(task.rows().train.batch, 8, 2, program.batch_sharding, range(1))
+    (batch,) = trainer.stream(task.rows().train.batch, 8, 2, program.batch_sharding, range(1))
     after = jax.device_get(program.train_step(begun, batch))
     total, count = after.metrics["change"]
     assert total == 0 and count > 0 and after.metrics["clip_share"][0] == 0

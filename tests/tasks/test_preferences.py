@@ -13,9 +13,9 @@ import scipy.special
 from tests.fixtures import make_trl
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
+from transformer_jax.objectives.preferences import Pairs, bradley_terry
 from transformer_jax.tasks.dpo import squared_distance
-from transformer_jax.tasks.preferences import Pairs, bradley_terry
-from transformer_jax.tasks.task import Context
 
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.normal(size=(4, 5)) * 2
@@ -59,7 +59,7 @@ def of_ipo(difference, label):
 )
 def test_the_losses_of_rankings_are_the_means_over_their_pairs(loss, reference):
     pairs = Pairs.of(jnp.float32(VALUES), jnp.array(FILLED))
-    losses = pairs.of_prompts(loss(pairs.differences, jnp.float32(PREFERRED)))
+    losses = pairs.prompt_means(loss(pairs.differences, jnp.float32(PREFERRED)))
     np.testing.assert_allclose(losses, expected(reference), rtol=1e-5)
     (right, count), (margins, _) = (pairs.metrics()[name] for name in ("accuracy", "margin"))
     differences = [
@@ -86,7 +86,7 @@ def test_the_losses_are_those_of_trl(name):
     )
     pairs = Pairs.of(jnp.float32(log_ratios), jnp.ones((7, 2), bool))
     preferred = task.preferred({"label": jnp.ones(7)})
-    losses = task.of_pairs(pairs.differences, preferred)[:, 0]
+    losses = task.pair_losses(pairs.differences, preferred)[:, 0]
     np.testing.assert_allclose(losses, TRL["results"][name]["losses"], rtol=1e-5)
 
 

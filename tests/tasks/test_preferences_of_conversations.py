@@ -10,9 +10,9 @@ from tests.tasks.conftest import trained
 from tests.tasks.preferences import dpo, reward, train
 from tests.tasks.test_chat import build, message
 from transformer_jax.config import UserError
-from transformer_jax.inference.best_of import best_of
+from transformer_jax.inference.generation import best_of
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
+from transformer_jax.runs.spec import resolve
 
 ASKED = [message("user", "the cat")]
 PAIRS = [("the cat", " sat."), ("the dog", " ran.")]

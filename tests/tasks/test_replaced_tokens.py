@@ -12,17 +12,17 @@ from tests.conftest import build_bert
 from tests.examples import classification
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.replaced_rows import NUM_DRAWS
-from transformer_jax.layers.outputs import Projection
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.contracts.task import Context
+from transformer_jax.data.masking import NUM_DRAWS
+from transformer_jax.layers.embeddings import Projection
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
 from transformer_jax.tasks.replaced_tokens import _placed, _sampled
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
 
 SIZES = dict(vocab_size=80, d_embed=8, d_model=16, num_layers=2, num_heads=4, max_length=32)
 
@@ -150,7 +150,7 @@ def test_one_batch_can_be_overfitted(tmp_path):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     means = []
     for _ in range(150):
         state = state.replace(metrics=states.zeros(program.state.metrics))
@@ -177,7 +177,7 @@ def test_a_placeholder_of_a_row_places_nothing():
 def test_uses_of_a_run(tiny, tmp_path):
     """The generator fills masks, and fine-tuning takes the discriminator."""
     task, params, _ = tiny
-    record.create(tmp_path / "run", task, params)
+    spec.create(tmp_path / "run", task, params)
     scores = task.evaluate(params, "valid")
     assert 0.8 < scores["always_original"] < 1 and scores["perplexity"] > 1
     assert scores["rows"] >= 2000 and 0 < scores["replaced_accuracy"] < 1

@@ -14,14 +14,14 @@ from tests.finetuning.examples import pretrained
 from tests.tasks.preferences import reward, train
 from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError, build_model
+from transformer_jax.contracts.task import Context
+from transformer_jax.objectives.preferences import init_reward, rewards
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import resolve
-from transformer_jax.tasks.reward import init, rewards
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import loop
+from transformer_jax.runs.spec import resolve
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.program import Program
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_rewards_of_tokens_are_the_scores_of_texts(trained):
     model = build_model(task.config)
     of_tokens = jax.jit(lambda *rows: rewards(model, params, *rows))(jnp.array(tokens), lengths)
     np.testing.assert_allclose(of_tokens, list(task.score(params, texts)), atol=1e-5)
-    initial = jax.eval_shape(lambda: init(model, jax.random.key(0)))
+    initial = jax.eval_shape(lambda: init_reward(model, jax.random.key(0)))
     own = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     assert jax.tree.structure(initial) == jax.tree.structure(own)
 
@@ -129,7 +129,7 @@ class Learner(CausalLM):
 
     def init(self, rng):
         model = build_model(ConfigDict({"model": dict(self.reward_model)}))
-        return {**super().init(rng), "reward": reward.init(model, rng)}
+        return {**super().init(rng), "reward": init_reward(model, rng)}
 
     def group(self, path):
         return None if path[0] == "reward" else super().group(path)
@@ -184,16 +184,15 @@ def test_a_run_that_stops_at_an_evaluation_has_measured_its_rewards(trained, mon
     *_, folder = trained
     config = reward(folder, folder / "run", "rankings", train__num_steps=1, train__eval_every=1)
 
-    class Stopped(loop.Evaluation):
-        def __call__(self, state, step):
-            raise AssertionError("a run that has to stop is not evaluated")
+    def evaluated(self):
+        raise AssertionError("a run that has to stop is not evaluated")
 
-    class Stopping(loop.Reporter):
+    class Stopping(trainer.Reporter):
         def step(self):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "Evaluation", Stopped)
-    monkeypatch.setattr(loop, "Reporter", Stopping)
+    monkeypatch.setattr(trainer.Trainer, "_evaluated", evaluated)
+    monkeypatch.setattr(trainer, "Reporter", Stopping)
     with pytest.raises(Preempted):
         train(config, folder / "stopped")
     task, params = open_run(folder / "stopped")

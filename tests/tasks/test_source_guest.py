@@ -8,17 +8,16 @@ import pytest
 
 import transformer_jax
 from transformer_jax import config as configs
-from transformer_jax import convert, huggingface, tasks
+from transformer_jax import convert, families, records, tasks
 from transformer_jax.config import UserError
-from transformer_jax.data import sources
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 SOURCE = '''
 import dataclasses
 import hashlib
 import numpy as np
-from transformer_jax.data.sources.source import Source
+from transformer_jax.contracts.source import Source
 from transformer_jax.data.store import Record
 
 
@@ -52,8 +51,8 @@ import numpy as np
 
 from transformer_jax import config as configs
 from transformer_jax.losses import cross_entropy
-from transformer_jax.tasks.base import SourceTask
-from transformer_jax.tasks.task import Loss
+from transformer_jax.objectives.texts import SourceTask
+from transformer_jax.contracts.task import Loss
 
 
 class _Rows:
@@ -110,7 +109,7 @@ class PixelLM(SourceTask):
 '''
 
 FAMILY = """
-from transformer_jax.huggingface import gpt
+from transformer_jax.families import gpt
 from transformer_jax.huggingface.family import Family
 
 
@@ -121,8 +120,8 @@ class Pixels(Family):
         return {"source": {"name": "stripes", "side": 5}}
 
 
-GPT2 = next(family for family in gpt.FAMILIES if family.architecture == "GPT2LMHeadModel")
-FAMILIES = [Pixels("PixelGPT", "pixels", GPT2.keys, GPT2.tensors, "pixel_lm")]
+GPT2 = next(family for family in gpt.ARCHITECTURES if family.architecture == "GPT2LMHeadModel")
+ARCHITECTURES = [Pixels("PixelGPT", "pixels", GPT2.keys, GPT2.tensors, "pixel_lm")]
 """
 
 
@@ -132,9 +131,9 @@ def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guests")
     with pytest.MonkeyPatch.context() as patch:
         for package, name, content in (
-            (sources, "stripes", SOURCE),
+            (records, "stripes", SOURCE),
             (tasks, "pixel_lm", TASK),
-            (huggingface, "pixels", FAMILY),
+            (families, "pixels", FAMILY),
         ):
             (folder / name).mkdir()
             (folder / name / f"{name}.py").write_text(content)

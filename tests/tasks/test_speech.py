@@ -13,9 +13,9 @@ from tests.programs import call
 from tests.tasks.conftest import trained
 from tests.tasks.speech import build
 from transformer_jax.config import UserError
-from transformer_jax.data import audio_files
+from transformer_jax.data import speech
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 VOCABULARY = ("<pad>", "|", "A", "E", "T", "O", "<unk>")
 
@@ -94,7 +94,7 @@ def test_scores_of_a_set(transcribing):
 @pytest.mark.full
 def test_the_transcript_of_a_file_depends_on_that_file_alone(transcribing, tmp_path):
     task, params = transcribing.task, transcribing.params
-    sounds = [audio_files.quantized(tones.sound(tones.text(number))) for number in range(3)]
+    sounds = [speech.quantized(tones.sound(tones.text(number))) for number in range(3)]
     together = [best.text for (best,) in task.transcribe(params, sounds)]
     alone = [next(task.transcribe(params, [sound]))[0].text for sound in sounds]
     assert together == alone
@@ -107,7 +107,7 @@ def test_a_language_model_in_the_beam_search(transcribing, tmp_path):
     overrides = {"decode.beam": 4, "task.lm_order": 3, "task.lm_files": str(text)}
     task, params = open_run(transcribing.workdir, overrides=overrides)
     own, params = open_run(transcribing.workdir, overrides=overrides | {"task.lm_files": None})
-    sound = audio_files.quantized(tones.sound(tones.text(1)))
+    sound = speech.quantized(tones.sound(tones.text(1)))
     (best, *others) = next(task.transcribe(params, [sound]))
     assert not others and set(best.text) <= set("AETO ")
     assert next(own.transcribe(params, [sound]))[0] == best

@@ -3,10 +3,10 @@
 import pytest
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import check_class
 from transformer_jax.finetuning.base import FineTuning
-from transformer_jax.tasks.base import BaseTask
+from transformer_jax.objectives.texts import BaseTask
 from transformer_jax.tasks.causal_lm import CausalLM
-from transformer_jax.tasks.task import check_class
 
 
 class WithoutLoss(BaseTask):

@@ -9,9 +9,9 @@ from tests.programs import call
 from tests.tasks.conftest import trained
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.inference import answering
-from transformer_jax.runs.resolve import make_task, resolve
-from transformer_jax.scores import bootstrap
+from transformer_jax.inference import translating
+from transformer_jax.runs.spec import make_task, resolve
+from transformer_jax.scores import predictions
 
 SIZES = {
     "model.vocab_size": 300,
@@ -73,7 +73,7 @@ def test_a_run_learns_and_is_scored_with_its_baseline(run):
     answers = task.answers(params, "valid")
     assert answers.sources[1] == "the dog sat on the mat. It is so."
     measure = task.measures[0]
-    expected = bootstrap.scores(measure, measure.statistics(answers.outputs, answers.references))
+    expected = predictions.scores(measure, measure.statistics(answers.outputs, answers.references))
     assert expected.items() <= results.items()
 
 
@@ -133,14 +133,14 @@ def test_two_runs_are_compared_on_the_same_texts(run, tmp_path):
 
     answers = run.task.answers(run.params, "valid")
     worse = answers._replace(outputs=["the"] * 16)
-    compared = answering.comparison(run.task.measures, answers, worse)
+    compared = translating.comparison(run.task.measures, answers, worse)
     assert compared["rouge1"]["p_value"] < 0.01 and compared["rouge1"]["interval"][0] > 0
     for other in (
         answers._replace(references=["the"] * 16),
         answers._replace(sources=answers.sources[1:]),
     ):
         with pytest.raises(UserError, match="the (sources|references) of the two runs differ"):
-            answering.comparison(run.task.measures, answers, other)
+            translating.comparison(run.task.measures, answers, other)
 
 
 @pytest.mark.full

@@ -10,10 +10,10 @@ from tests.conftest import build_config
 from tests.jitted import jitted
 from tests.tasks.conftest import trained
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.scores import bleu
-from transformer_jax.tasks.task import Context
+from transformer_jax.runs.spec import make_task
+from transformer_jax.scores import texts
 
 LINES = [
     "a dog runs",
@@ -245,7 +245,7 @@ def test_positions_that_were_not_chosen_train(kind, tmp_path):
 
 def test_the_translation_of_a_sentence_that_is_too_long_counts_as_empty(translation, capsys):
     pairs = [("a dog runs", "ein hund rennt"), ("dog " * 200, "hund " * 200)]
-    scores = bleu.scores(*translation.task.translated_pairs(translation.params, pairs))
+    scores = texts.scores(*translation.task.translated_pairs(translation.params, pairs))
     assert "1 sentences are longer" in capsys.readouterr().err and scores["bleu"] < 50
 
 

@@ -14,7 +14,7 @@ from transformer_jax.distributed.sharding import AXES
 from transformer_jax.inference.stream import Stream
 from transformer_jax.runs import open as opening
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 
 
 def held(arrays) -> float:

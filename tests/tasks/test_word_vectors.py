@@ -13,11 +13,11 @@ from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data.noise_words import NoiseWords, keep_probabilities
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.negative_sampling import negative_sampling
-from transformer_jax.tasks.task import Context
-from transformer_jax.training.loop import Program
+from transformer_jax.contracts.task import Context
+from transformer_jax.data.word_contexts import NoiseWords, keep_probabilities
+from transformer_jax.objectives.words import negative_sampling
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.trainer import Program
 
 STEPS = 3
 

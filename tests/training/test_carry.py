@@ -9,11 +9,11 @@ from tests.jitted import jitted
 from tests.training import recurrent
 from tests.training.test_loop import final_state, resumed_bit_equal
 from transformer_jax.config import UserError
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import batches
+from transformer_jax.contracts.task import Context
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 
 def updated(config, task, steps, devices=1):
@@ -21,7 +21,7 @@ def updated(config, task, steps, devices=1):
     program = Program.of(config, task, jax.devices()[:devices])
     state = states.init(task, program.tx, program.state)
     losses = []
-    for batch in batches.stream(
+    for batch in trainer.stream(
         task.rows().train.batch,
         config.train.batch,
         config.train.accumulation,

@@ -8,11 +8,11 @@ import pytest
 
 from tests.training.test_loop import final_state, lines
 from transformer_jax.config import RunError
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import orbax_use
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import checkpoint
 from transformer_jax.training import state as states
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.trainer import Program, run
 
 
 @pytest.mark.full
@@ -88,5 +88,5 @@ def test_the_reason_of_a_failed_write_is_the_message_of_the_system(notes):
         'RESOURCE_EXHAUSTED: Error writing local file "/d/0": Failed to write 295 bytes: '
         f"No space left on device{notes} [os_error_code='28']"
     )
-    assert orbax_use.reason(error) == "No space left on device"
-    assert orbax_use.reason(ValueError("first line\nsecond line")) == "first line"
+    assert checkpoint.reason(error) == "No space left on device"
+    assert checkpoint.reason(ValueError("first line\nsecond line")) == "first line"

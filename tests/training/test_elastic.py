@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import build_bert, build_config, build_gpt
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import batches
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.program import Program
+from transformer_jax.training.step import Program
 
 FAMILIES = {"encoder_decoder": build_config, "gpt": build_gpt, "bert": build_bert}
 EIGHT = (8, dict(data=2, fsdp=2, tensor=2))
@@ -37,7 +37,7 @@ def trained(task, program, state, stop):
     train = task.rows().train
     losses = []
     read = []
-    for batch in batches.stream(
+    for batch in trainer.stream(
         train.batch, train.size(0), 1, program.batch_sharding, range(int(state.step), stop)
     ):
         read.append(jax.device_get(batch))

@@ -23,8 +23,8 @@ from tests.tasks.test_masked_targets import build as build_targets
 from tests.training.test_loop import lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training.loop import Program
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training.trainer import Program
 
 SHARED = dict(d_model=16, num_layers=2, num_heads=4, max_length=32)
 SEQUENCE_TO_SEQUENCE = dict(

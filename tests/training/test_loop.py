@@ -10,11 +10,10 @@ import pytest
 
 from tests.training.stopping import stopping_at
 from transformer_jax.config import Preempted, RunError
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import loop
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.clock import Clock
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.trainer import Clock, Program, run
 
 EXACT = dict(
     model__dropout=0.2,
@@ -93,8 +92,8 @@ def test_resume_is_bit_equal_at_every_step(stops, tiny, tmp_path):
 
 
 def test_the_files_of_a_run(tiny, tmp_path, capsys, monkeypatch, drawn):
-    fed = []  # one item for each step that the watchdog saw
-    monkeypatch.setattr(loop.Watchdog, "fed", lambda self: fed.append(1))
+    pings = []  # one item for each step that the watchdog saw
+    monkeypatch.setattr(trainer.Watchdog, "ping", lambda self: pings.append(1))
     config = tiny(
         train__num_steps=12,
         train__log_every=4,
@@ -110,7 +109,7 @@ def test_the_files_of_a_run(tiny, tmp_path, capsys, monkeypatch, drawn):
     result = run(config, task, workdir, program)
     batches = task.rows().eval["valid"].num_batches(config.train.batch)
     # The first batch of each evaluation may be compiled, so it does not count.
-    assert batches > 1 and len(fed) == 12 + 3 * (batches - 1)
+    assert batches > 1 and len(pings) == 12 + 3 * (batches - 1)
     # Logs, evaluations and saves between the updates cause no compilation.
     assert program.train_step._cache_size() == 1
     written = lines(workdir)
@@ -188,13 +187,13 @@ def test_a_profile_of_some_updates(tiny, tmp_path, capsys):
 
 @pytest.mark.full
 def test_mfu_of_a_device_in_no_table_is_of_the_measured_rate(tiny, tmp_path, capsys, monkeypatch):
-    start = loop._start
+    initial = trainer.Trainer._initial
 
-    def slow_start(*arguments):
+    def slowly(*arguments):
         time.sleep(2)
-        return start(*arguments)
+        return initial(*arguments)
 
-    monkeypatch.setattr(loop, "_start", slow_start)
+    monkeypatch.setattr(trainer.Trainer, "_initial", slowly)
     config = tiny(train__num_steps=4, train__log_every=4)
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:2])
@@ -208,6 +207,26 @@ def test_mfu_of_a_device_in_no_table_is_of_the_measured_rate(tiny, tmp_path, cap
     assert line["seconds/step"] < 2  # without the time before the first update
 
 
+def test_hooks_are_called_beside_the_updates(tiny, tmp_path):
+    config = tiny(train__num_steps=8, train__eval_every=4, checkpoint__every=8)
+    seen, workdir = [], tmp_path / "run"
+
+    def see(run):
+        seen.append((run.step, int(run.state.step), "valid/loss" in run.scores))
+
+    def end(run):
+        run.record({"seconds": 1.5})
+        run.end("a hook has seen enough")
+
+    program = Program.of(config, task := make_task(config), jax.devices()[:1])
+    scores = run(config, task, workdir, program, hooks=[(2, see), trainer.Hook(6, end)])
+    assert seen == [(2, 2, False), (4, 4, True), (6, 6, False)]
+    assert saved_steps(workdir)[-1] == 6 and not scores
+    assert line_with(workdir, "hook/seconds") == {"step": 6, "hook/seconds": 1.5}
+    run(config, task, workdir, program, hooks=[(3, see)])
+    assert seen[3:] == [(8, 8, True)]
+
+
 @pytest.mark.full
 def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
     """The time of a slow reader counts, but not while updates are in flight."""
@@ -217,8 +236,8 @@ def test_only_idle_devices_wait_for_data(tiny, tmp_path, monkeypatch):
             time.sleep(0.2)
             yield batch
 
-    stream = loop.batches.stream
-    monkeypatch.setattr(loop.batches, "stream", slowly)
+    stream = trainer.stream
+    monkeypatch.setattr(trainer, "stream", slowly)
     config = tiny(train__num_steps=12, train__log_every=12)
     run(config, make_task(config), tmp_path / "run")
     # Some batches are read while the first update is compiled, and slow updates hide parts.
@@ -298,7 +317,7 @@ def test_a_run_stopped_at_an_evaluation_evaluates_when_it_resumes(tiny, tmp_path
     program = Program.of(config, task)
     run(config, task, tmp_path / "straight", program)
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "Stop", stopping_at(8))
+        patch.setattr(trainer, "Stop", stopping_at(8))
         run(config, task, tmp_path / "stopped", program)
     assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     run(config, task, tmp_path / "stopped", program)

@@ -14,17 +14,17 @@ from tests.training.test_guests import MODELS, config_of
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.layers import low_rank
+from transformer_jax.contracts.task import Context
+from transformer_jax.layers import low_rank, parameters
 from transformer_jax.layers.low_rank import Adapters
-from transformer_jax.planning import counts, estimate
-from transformer_jax.runs import record
+from transformer_jax.layers.parameters import tensors_by_name
+from transformer_jax.planning import estimate
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task, resolve
+from transformer_jax.runs.spec import make_task, resolve
 from transformer_jax.runs.train import train
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import optimizer, state
-from transformer_jax.training.program import Program
-from transformer_jax.training.tensor_names import by_name
+from transformer_jax.training import state
+from transformer_jax.training.step import Program
 
 STEPS = 4
 LORA = dict(lora__rank=2, lora__alpha=4.0, lora__matrices=("*/kernel",))
@@ -35,7 +35,7 @@ def randomised(params, seed=0):
     generator = np.random.default_rng(seed)
 
     def draw(path, leaf):
-        is_adapter = low_rank.is_adapter(optimizer.names(path)[-1])
+        is_adapter = low_rank.is_adapter(parameters.names(path)[-1])
         return jnp.array(generator.normal(0, 0.2, leaf.shape), leaf.dtype) if is_adapter else leaf
 
     return jax.tree_util.tree_map_with_path(draw, params)
@@ -66,13 +66,15 @@ def test_merged_equals_applied_in_every_family(family, tmp_path):
         return of_batch(merges, params, batch)
 
     params = randomised(new)
-    num_matrices = sum(low_rank.is_adapter(name) for name in by_name(params)) / 2
+    num_matrices = sum(low_rank.is_adapter(name) for name in tensors_by_name(params)) / 2
     assert num_matrices == len(task._matrices) > 1
     (applied, grads), (merged, expected) = values(params, False), values(params, True)
     np.testing.assert_allclose(applied, merged, rtol=1e-6)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
-    for name, grad in by_name(grads).items():
-        np.testing.assert_allclose(grad, by_name(expected)[name], atol=1e-5 * largest, rtol=1e-4)
+    for name, grad in tensors_by_name(grads).items():
+        np.testing.assert_allclose(
+            grad, tensors_by_name(expected)[name], atol=1e-5 * largest, rtol=1e-4
+        )
     # New adapters change no bit.
     np.testing.assert_array_equal(values(new, False)[0], values(low_rank.without(new), False)[0])
 
@@ -107,7 +109,7 @@ def base(tmp_path_factory):
     """The workdir of a GPT at step 0."""
     folder = tmp_path_factory.mktemp("base")
     task = make_task(build_gpt(folder))
-    record.create(folder / "run", task, state.init_params(task))
+    spec.create(folder / "run", task, state.init_params(task))
     return folder / "run"
 
 
@@ -138,9 +140,11 @@ def test_adapters_alone_are_trained_and_the_rest_is_written_once(adapted, base):
     _, before = open_run(base)
     task, params = open_run(workdir, merged=False)
     jax.tree.map(np.testing.assert_array_equal, low_rank.without(params), before)
-    trained = [name for name in by_name(params) if task.group((*name.split("/"),)) is not None]
-    assert trained == [name for name in by_name(params) if low_rank.is_adapter(name)]
-    assert len(trained) == 12 and all(len(by_name(params)[name]) == 1 for name in trained)
+    trained = [
+        name for name in tensors_by_name(params) if task.group((*name.split("/"),)) is not None
+    ]
+    assert trained == [name for name in tensors_by_name(params) if low_rank.is_adapter(name)]
+    assert len(trained) == 12 and all(len(tensors_by_name(params)[name]) == 1 for name in trained)
     _, merged = open_run(workdir)
     kernels = merged["decoder"]["layers"]["mlp"]["wi"]["kernel"]
     earlier = before["decoder"]["layers"]["mlp"]["wi"]["kernel"]
@@ -154,7 +158,7 @@ def test_a_use_of_a_run_reads_merged_parameters(adapted):
     _, params = open_run(workdir, merged=False)
     scores = task.evaluate(merged, "valid")
     assert scores["loss"] == pytest.approx(task.evaluate(params, "valid")["loss"], rel=1e-6)
-    recorded = [line for line in record.metrics(workdir) if "valid/loss" in line]
+    recorded = [line for line in spec.metrics(workdir) if "valid/loss" in line]
     assert recorded[-1]["valid/loss"] > 0
     (text,) = task.generate(merged, ["the"], max_tokens=3)
     assert text.text
@@ -217,8 +221,10 @@ def test_dry_run_counts_optimizer_state_and_gradients_of_adapters_alone(base, tm
     assert whole.consumers["optimizer state"] > 2 * params
     assert adapters.consumers["optimizer state"] < 0.05 * params
     assert whole.temporaries - adapters.temporaries > 0.5 * params
-    numbers = counts.parameters(task)
-    of_adapters = [x for name, x in by_name(program.state.params).items() if "_lora_" in name]
+    numbers = estimate.parameters(task)
+    of_adapters = [
+        x for name, x in tensors_by_name(program.state.params).items() if "_lora_" in name
+    ]
     assert numbers["params_trained"] == sum(x.size for x in of_adapters)
 
 
@@ -235,7 +241,8 @@ def test_the_head_of_a_fine_tuning_is_trained_whole(base, tmp_path):
     run = resolve(config, tmp_path / "run")
     task = run.task()
     groups = {
-        name: task.group((*name.split("/"),)) for name in by_name(state.abstract_params(task))
+        name: task.group((*name.split("/"),))
+        for name in tensors_by_name(state.abstract_params(task))
     }
     trained = {name for name, group in groups.items() if group is not None}
     adapters = {name for name in groups if low_rank.is_adapter(name)}

@@ -16,16 +16,16 @@ from tests.conftest import build_gpt
 from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import optimizers
+from transformer_jax.configuration import sections
 from transformer_jax.configuration.sections import OPTIMIZERS
+from transformer_jax.families.awd_lstm import AwdLSTM
+from transformer_jax.families.gpt import GPT
 from transformer_jax.layers.parameters import Traits
-from transformer_jax.models.awd_lstm import AwdLSTM
-from transformer_jax.models.gpt import GPT
-from transformer_jax.planning import shardings
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import adafactor, optimizer, schedule_free
-from transformer_jax.training.loop import run
-from transformer_jax.training.program import Program
+from transformer_jax.planning import estimate
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import optimizer
+from transformer_jax.training.step import Program
+from transformer_jax.training.trainer import run
 
 
 def section(**keys):
@@ -218,7 +218,7 @@ def test_schedule_free_parameters_are_the_averaged_ones_of_optax():
     theirs = contrib.schedule_free(base, lambda count: rate(count - 1))
     x, *gradients = trees
     y, state, expected = x, jax.jit(ours.init)(x), jax.jit(theirs.init)(x)
-    point, evaluated = jax.jit(schedule_free.point), jax.jit(contrib.schedule_free_eval_params)
+    point, evaluated = jax.jit(optimizer.gradient_point), jax.jit(contrib.schedule_free_eval_params)
     same = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5))
 
     @jax.jit
@@ -298,7 +298,7 @@ def test_a_group_has_the_optimizer_of_its_section():
     # What the group's optimizer does not use is not taken over.
     body = dict(weight_decay=0.1, b2=0.95, schedule="linear", final_fraction=0.1)
     group_of = (("head", (("name", "adam"), ("schedule", "constant"))),)
-    head = optimizers.sections(section(**body, groups=group_of))["head"]
+    head = sections.optimizer_sections(section(**body, groups=group_of))["head"]
     assert (head.weight_decay, head.b2, head.final_fraction) == (0.0, 0.95, 0.0)
     with pytest.raises(UserError, match="no section for the task's group 'head'"):
         make(keys, traits, group=group)
@@ -352,7 +352,7 @@ def grouped(tmp_path, monkeypatch):
     """Returns config and program of a GPT: attention by muon, MLPs by adafactor from the last
     update on, all else schedule-free.
     """
-    monkeypatch.setattr(adafactor, "_LEAST", 16)
+    monkeypatch.setattr(optimizer, "_LEAST", 16)
 
     def build(devices, **keys):
         config = build_gpt(
@@ -389,7 +389,7 @@ def test_a_run_with_three_optimizers_on_a_mesh(grouped, tmp_path):
     run(config, task, tmp_path / "many", program)
     resumed = final_state(tmp_path / "many", config, program, 4)
     jax.tree.map(np.testing.assert_array_equal, resumed, states["many"])
-    table = [re.split(r"\s{2,}", line.strip()) for line in shardings.table(program)]
+    table = [re.split(r"\s{2,}", line.strip()) for line in estimate.table(program)]
     assert {
         "rows/decoder/layers/mlp/wi/kernel": ["(2, 32, 1)", "(-, fsdp, -)"],
         "columns/decoder/layers/mlp/wi/kernel": ["(2, 1, 128)", "(-, -, tensor)"],
@@ -401,6 +401,6 @@ def test_a_run_with_three_optimizers_on_a_mesh(grouped, tmp_path):
     params, opt_state = resumed.params, resumed.opt_state
     loss = task.mean_metrics(params, task.rows().eval["valid"])["loss"]
     assert lines(tmp_path / "many")[-1]["valid/loss"] == pytest.approx(loss, rel=1e-5)
-    at_point = schedule_free.point(params, opt_state)
+    at_point = optimizer.gradient_point(params, opt_state)
     loss = task.mean_metrics(at_point, task.rows().eval["valid"])["loss"]
     assert lines(tmp_path / "many")[-1]["valid/loss"] != pytest.approx(loss, rel=1e-5)

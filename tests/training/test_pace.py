@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import pytest
 
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import updates
-from transformer_jax.training.loop import Program, run
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import trainer
+from transformer_jax.training.trainer import Program, run
 
 
 class Device:
@@ -44,8 +44,8 @@ class Device:
 )
 def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, max_steps, monkeypatch):
     device = Device()
-    monkeypatch.setattr(updates.time, "perf_counter", lambda: device.now)
-    steps = updates.Pace()
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: device.now)
+    steps = trainer.Pace()
     for _ in range(200):
         device.dispatch(seconds)
         assert len(device.in_flight()) <= max_steps
@@ -55,8 +55,8 @@ def test_steps_in_flight_are_bounded_and_the_device_is_never_idle(seconds, max_s
 
 def test_the_pace_adapts_to_longer_steps(monkeypatch):
     device = Device()
-    monkeypatch.setattr(updates.time, "perf_counter", lambda: device.now)
-    steps = updates.Pace()
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: device.now)
+    steps = trainer.Pace()
     for number in range(200):
         device.dispatch(0.01 if number < 100 else 2.0)
         steps.dispatched(device.marker)
@@ -85,7 +85,7 @@ def test_a_run_keeps_few_programs_in_flight(tiny, tmp_path):
 
     watched = dataclasses.replace(
         program,
-        train_step=counted(program.train_step, "update", lambda state: updates.copied(state.step)),
+        train_step=counted(program.train_step, "update", lambda state: trainer.copied(state.step)),
         eval_step=counted(program.eval_step, "evaluation", lambda done: done[0]["loss"][0]),
     )
     run(config, task, tmp_path / "run", watched)

@@ -12,13 +12,13 @@ import pytest
 from tests.conftest import build_gpt
 from tests.training.test_loop import lines, resumed_bit_equal
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Loss
 from transformer_jax.data import rows
 from transformer_jax.layers.parameters import declared
-from transformer_jax.tasks.base import BaseTask
-from transformer_jax.tasks.task import Loss
-from transformer_jax.training import batches
+from transformer_jax.objectives.texts import BaseTask
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 ACTIONS = 4
 
@@ -102,7 +102,7 @@ def stepped(config, task, steps=3, devices=1):
     state = states.init(task, program.tx, program.state)
     losses = []
     train = config.train
-    for batch in batches.stream(
+    for batch in trainer.stream(
         task.rows().train.batch,
         train.batch,
         train.accumulation,

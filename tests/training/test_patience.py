@@ -11,11 +11,10 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError
 from transformer_jax.distributed import hosts
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import loop
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program, run
-from transformer_jax.training.patience import Patience
+from transformer_jax.training.trainer import Patience, Program, run
 
 # The loss falls at each evaluation. With the mode "max", the first score stays the best.
 FALLING = dict(
@@ -108,7 +107,7 @@ def test_a_run_ends_early_and_a_resumed_run_ends_alike(tiny, tmp_path, monkeypat
     # There is a point before and after each update, and two in each evaluation.
     for stop, point in ((3, 8), (6, 16)):
         with monkeypatch.context() as patch, pytest.raises(Preempted):
-            patch.setattr(loop, "Stop", stopping_at(point))
+            patch.setattr(trainer, "Stop", stopping_at(point))
             run(config, task, tmp_path / f"stopped-{stop}", program)
         assert run(config, task, tmp_path / f"stopped-{stop}", program) == scores
         assert lines(tmp_path / f"stopped-{stop}") == written

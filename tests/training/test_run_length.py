@@ -8,15 +8,13 @@ from tests.conftest import build_config
 from tests.training.stopping import stopping_at
 from transformer_jax import config as configs
 from transformer_jax.config import Preempted, UserError
-from transformer_jax.configuration import run_length
+from transformer_jax.configuration import sections
 from transformer_jax.distributed import hosts
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
-from transformer_jax.training import loop
+from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program, run
-from transformer_jax.training.resumed import rate_line
-from transformer_jax.training.save_timer import SaveTimer
+from transformer_jax.training.trainer import Program, SaveTimer, rate_line, run
 
 
 @pytest.mark.parametrize(
@@ -32,8 +30,8 @@ from transformer_jax.training.save_timer import SaveTimer
     ],
 )
 def test_fractions_become_updates(value, num_steps, span, interval):
-    assert run_length.span(value, num_steps) == span
-    assert run_length.interval(value, num_steps) == interval
+    assert sections.span(value, num_steps) == span
+    assert sections.interval(value, num_steps) == interval
 
 
 @pytest.mark.parametrize(
@@ -135,9 +133,9 @@ def test_a_run_with_checkpoints_by_time_resumes_bit_equal(parts, tmp_path, monke
             self.step = step
             return super().due(step)
 
-    monkeypatch.setattr(loop, "SaveTimer", Minutes)
+    monkeypatch.setattr(trainer, "SaveTimer", Minutes)
     with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setattr(loop, "Stop", stopping_at(14))
+        patch.setattr(trainer, "Stop", stopping_at(14))
         run(config, task, tmp_path / "resumed", program)
     assert saved(tmp_path / "resumed") == [3, 6, 7]
     run(config, task, tmp_path / "resumed", program)
@@ -218,7 +216,7 @@ def test_a_changed_length_prints_the_learning_rate(tiny, old, new, words):
 def test_a_longer_run_says_so_when_it_resumes(parts, tmp_path, capsys, monkeypatch):
     config, _, program = parts
     longer = changed(config, train__num_steps=12)
-    monkeypatch.setattr(loop.Program, "of", lambda config, task: program)
+    monkeypatch.setattr(trainer.Program, "of", lambda config, task: program)
     train(config, tmp_path)
     assert "config.train.num_steps" not in capsys.readouterr().err
     train(longer, tmp_path)

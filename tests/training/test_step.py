@@ -10,10 +10,10 @@ from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import ring_attention
 from transformer_jax.planning import hlo
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import batches
+from transformer_jax.runs.spec import make_task
 from transformer_jax.training import state as states
-from transformer_jax.training.program import Program
+from transformer_jax.training import trainer
+from transformer_jax.training.step import Program
 
 
 def losses(config, steps=3, devices=1):
@@ -22,7 +22,7 @@ def losses(config, steps=3, devices=1):
     program = Program.of(config, task, jax.devices()[:devices])
     state = states.init(task, program.tx, program.state)
     losses = []
-    for batch in batches.stream(
+    for batch in trainer.stream(
         task.rows().train.batch,
         config.train.batch,
         config.train.accumulation,
@@ -195,7 +195,7 @@ def test_a_non_finite_update_is_recorded_and_not_applied(tiny):
     task = make_task(config)
     program = Program.of(config, task, jax.devices()[:1])
     state = states.init(task, program.tx, program.state)
-    batch = next(batches.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
+    batch = next(trainer.stream(task.rows().train.batch, 8, 1, program.batch_sharding, range(1)))
     broken = jax.tree.map(jnp.copy, state.params)
     broken["target_embed"]["embedding"] = broken["target_embed"]["embedding"].at[5].set(jnp.inf)
     opt_state = jax.device_get(state.opt_state)

@@ -17,10 +17,10 @@ from tests.training.test_loop import final_state, lines
 from transformer_jax.config import Interrupted, Preempted
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.hosts import StopPoint
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.training import loop, stop
+from transformer_jax.runs.spec import make_task
+from transformer_jax.training import stop, trainer
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.loop import Program, run
+from transformer_jax.training.trainer import Program, run
 
 ERRORS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
 
@@ -29,7 +29,7 @@ def steps(workdir, config):
     return Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True).steps()
 
 
-class Killed(loop.Reporter):
+class Killed(trainer.Reporter):
     """Sends SIGTERM after each update."""
 
     def step(self):
@@ -91,16 +91,16 @@ def test_a_run_stopped_at_any_point_resumes_bit_equal(tiny, tmp_path, monkeypatc
                 run(config, task, tmp_path / "stopped", program)
         assert steps(tmp_path / "stopped", config)[-1] == step
 
-    stopped(signal.SIGTERM, 1, loop, "Reporter", Killed)
+    stopped(signal.SIGTERM, 1, trainer, "Reporter", Killed)
     # In the evaluation after update 2.
-    stopped(signal.SIGINT, 2, loop, "Stop", stopping_at(3, signal.SIGINT))
+    stopped(signal.SIGINT, 2, trainer, "Stop", stopping_at(3, signal.SIGINT))
     assert not any("valid/loss" in line for line in lines(tmp_path / "stopped"))
     with monkeypatch.context() as patch:
         # In the same evaluation, before any update.
-        patch.setattr(loop, "Stop", stopping_at(1))
+        patch.setattr(trainer, "Stop", stopping_at(1))
         with pytest.raises(Preempted, match="outside of its updates"):
             run(config, task, tmp_path / "stopped", program)
-    stopped(signal.SIGTERM, 3, loop, "_batches", never_read(loop._batches))
+    stopped(signal.SIGTERM, 3, trainer.Trainer, "_batches", never_read(trainer.Trainer._batches))
     evaluations = {"valid": killing()}
     stopped(signal.SIGINT, 4, task, "evaluations", lambda: evaluations)
     # All updates are done. The last evaluation is not.

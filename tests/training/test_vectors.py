@@ -7,14 +7,14 @@ import pytest
 from tests.conftest import build_bert, build_config
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.data import vector_files
+from transformer_jax.data import array_files
 from transformer_jax.inference.static_vectors import StaticVectors
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train
-from transformer_jax.training import vectors
-from transformer_jax.training.program import Program
+from transformer_jax.training import warm_start
 from transformer_jax.training.state import init_params
+from transformer_jax.training.step import Program
 
 LSTM = dict(name="lstm", vocab_size=80, d_model=8)
 BERT = dict(name="bert", vocab_size=80, d_model=8, num_layers=1, num_heads=2, max_length=32)
@@ -37,7 +37,7 @@ def written(folder, words, width=8):
     """Returns a file of vectors of words, and of one that no text has."""
     path = folder / "vectors.bin"
     values = np.random.default_rng(0).normal(size=(len(words) + 1, width)).astype(np.float32)
-    vector_files.write(path, [*words, "zzz"], values)
+    array_files.write(path, [*words, "zzz"], values)
     return str(path), values[:-1]
 
 
@@ -81,8 +81,8 @@ def test_any_model_takes_them_by_its_vocabulary(tmp_path):
         path, values = written(tmp_path, words)
         configs.set_key(config, "train.init_vectors", path)
         task = make_task(config)
-        vectors.check(task, Program.of(config, task, jax.devices()[:1]), is_new=True)
-        params = vectors.put(task, init_params(task))
+        warm_start.check_vectors(task, Program.of(config, task, jax.devices()[:1]), is_new=True)
+        params = warm_start.put_vectors(task, init_params(task))
         name = task.model.vocabulary[0].split("/")[0]
         table = np.asarray(params[name]["embedding"])
         np.testing.assert_array_equal(table[[7, 9]], values)
@@ -113,7 +113,7 @@ def test_the_vectors_of_a_model_are_those_it_exports(tmp_path):
         train(config, tmp_path / "run", overrides={"train.init_vectors": path})
     task = make_task(config)
     with pytest.raises(UserError, match="elmo has no vectors of words without a context"):
-        StaticVectors.of_run(task, init_params(task))
+        StaticVectors.from_run(task, init_params(task))
 
     context2vec = dict(name="context2vec", vocab_size=80, d_model=8, d_embed=4)
     config = build(tmp_path, context2vec, dict(name="words_in_context", length=16))
@@ -121,5 +121,5 @@ def test_the_vectors_of_a_model_are_those_it_exports(tmp_path):
     path, values = written(tmp_path, words)
     configs.set_key(config, "train.init_vectors", path)
     task = make_task(config)
-    params = vectors.put(task, init_params(task))
-    np.testing.assert_array_equal(StaticVectors.of_run(task, params).table[[7, 9]], values)
+    params = warm_start.put_vectors(task, init_params(task))
+    np.testing.assert_array_equal(StaticVectors.from_run(task, params).table[[7, 9]], values)

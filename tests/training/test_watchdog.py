@@ -8,23 +8,23 @@ import time
 import pytest
 
 from tests.programs import ENV
-from transformer_jax.training import watchdog
+from transformer_jax.training import stop
 from transformer_jax.training.stop import Stop
 
 
 def test_silence_dumps_the_stacks_and_the_run_continues(capfd, monkeypatch):
-    monkeypatch.setattr(watchdog, "SILENCE", 0.3)
-    with watchdog.Watchdog(Stop(), grace=60) as dog:
+    monkeypatch.setattr(stop, "SILENCE", 0.3)
+    with stop.Watchdog(Stop(), grace=60) as dog:
         time.sleep(0.5)  # before the first step, nothing is watched
         for _ in range(5):
-            dog.fed()
+            dog.ping()
             time.sleep(0.1)
         assert "Timeout" not in capfd.readouterr().err
         time.sleep(0.6)
         error = capfd.readouterr().err
         assert error.count("Timeout") == 1
         assert "most recent call first" in error and __file__ in error
-        dog.fed()
+        dog.ping()
     time.sleep(0.5)
     assert not capfd.readouterr().err
 
@@ -32,9 +32,9 @@ def test_silence_dumps_the_stacks_and_the_run_continues(capfd, monkeypatch):
 HUNG = """
 import ctypes, signal, sys
 from transformer_jax.distributed import hosts
-from transformer_jax.training import stop, watchdog
+from transformer_jax.training import stop
 
-watchdog.SILENCE = {silence}
+stop.SILENCE = {silence}
 hosts.count = lambda: {hosts}
 
 def hang():
@@ -47,10 +47,10 @@ class Hung(stop.Stop):
     def _handle(self, *_):  # a signal that comes before the call has no effect
         pass
 
-with Hung({grace}) as run_stop, watchdog.Watchdog(run_stop, {grace}) as dog:
+with Hung({grace}) as run_stop, stop.Watchdog(run_stop, {grace}) as dog:
     if {has_begun}:
         run_stop.begin()
-        dog.fed()
+        dog.ping()
     hang()
 """
 
@@ -84,26 +84,26 @@ def test_before_the_first_update_the_exit_code_is_that_of_a_preemption():
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_nothing_ends_a_save_or_a_compilation(hosts, monkeypatch):
     timers = []  # (seconds, whether the process exits)
-    stop = Stop()
-    monkeypatch.setattr(watchdog.hosts, "count", lambda: hosts)
+    signals = Stop()
+    monkeypatch.setattr(stop.hosts, "count", lambda: hosts)
     monkeypatch.setattr(
-        watchdog.faulthandler,
+        stop.faulthandler,
         "dump_traceback_later",
         lambda seconds, file, exit: timers.append((seconds, exit)),
     )
-    dump = (watchdog.SILENCE, False)
-    dump_or_exit = (watchdog.SILENCE, hosts == 2)
+    dump = (stop.SILENCE, False)
+    dump_or_exit = (stop.SILENCE, hosts == 2)
     grace = (7, True)
-    with watchdog.Watchdog(stop, grace=7) as dog:
-        with dog.patient():
+    with stop.Watchdog(signals, grace=7) as dog:
+        with dog.paused():
             pass
         assert timers == []  # before the first update, nothing is watched
-        dog.fed()
-        with dog.patient():
-            stop.requested = True
-            stop.on_request()
-        dog.fed()
-    stop.on_request()
+        dog.ping()
+        with dog.paused():
+            signals.requested = True
+            signals.on_request()
+        dog.ping()
+    signals.on_request()
     assert timers == [dump_or_exit, dump, dump, grace, grace]
 
 

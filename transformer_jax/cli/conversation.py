@@ -1,11 +1,51 @@
-"""A conversation on the command line, in a terminal or through pipes."""
+"""Conversations on the command line, and text that is shown while a model writes it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from transformer_jax.cli.streamed import Streamed
 from transformer_jax.config import UserError
 
+# --------------------------------------------------------------------------------------------------
+# Writing a text to stdout while a model writes it.
+
+
+class Streamed:
+    """Writes the text as it comes: the argument `watch` of `generate` and `reply`.
+
+    A part is held back while it may be the beginning of one of the strings `stop`. `before` stands
+    in front of the text.
+    """
+
+    def __init__(self, stop: Sequence[str], before: str = ""):
+        self._stop = stop
+        self._before = before
+        self._written = ""
+
+    def __call__(self, texts: list[str]) -> None:
+        ready = texts[0].removesuffix("\ufffd")  # a character whose other bytes are still to come
+        ready = ready[: len(ready) - self._held_back(ready)]
+        sys.stdout.write(self._before + ready[len(self._written) :])
+        sys.stdout.flush()
+        self._before = ""
+        self._written = max(self._written, ready, key=len)
+
+    def end(self, text: str) -> None:
+        """Writes the rest of the whole text, and ends the line."""
+        print(self._before + text[len(self._written) :], flush=True)
+
+    def _held_back(self, text: str) -> int:
+        """Returns the number of last characters that may be the beginning of a stop string."""
+        lengths = [
+            length
+            for stop in self._stop
+            for length in range(len(stop))
+            if text.endswith(stop[:length])
+        ]
+        return max(lengths, default=0)
+
+
+# --------------------------------------------------------------------------------------------------
+# A conversation on the command line, in a terminal or through pipes.
 _PROMPT = "> "
 
 
@@ -14,7 +54,7 @@ def begun(system: str | None) -> list[dict]:
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def of_user(text: str) -> dict:
+def user_message(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
@@ -31,7 +71,7 @@ def hold(task, params, system: str | None, settings: dict) -> None:
 
     def answer(text: str, watch: Callable | None = None) -> str:
         """Returns the answer to a message; both are then part of the history."""
-        messages = [*history, of_user(text)]
+        messages = [*history, user_message(text)]
         answered = task.reply(params, messages, watch=watch, **settings).text
         history[:] = messages
         if answered.strip():

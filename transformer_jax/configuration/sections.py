@@ -1,8 +1,105 @@
-"""The sections of a config outside `model` and `task`: keys with their defaults and meanings."""
+"""The sections of a config: their keys with defaults, meanings and ranges."""
 
+import ast
 import dataclasses
-from typing import Literal
+import math
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from ml_collections import ConfigDict
+
+from transformer_jax.configuration import classes, coercion
+from transformer_jax.configuration.coercion import coerce
+from transformer_jax.configuration.errors import UserError
+
+# --------------------------------------------------------------------------------------------------
+# Keys that count updates, as a whole number or a fraction of the run: both become updates here.
+#
+# A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps.
+# A whole number, 5.0 included, counts updates.
+
+_ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
+
+
+def span(value: float, num_steps: int) -> int:
+    """Returns a number of updates, such as that of a warm-up."""
+    return round(value * num_steps) if 0 < value < 1 else int(value)
+
+
+def check(key: str, value: float | None, least: int = 1) -> None:
+    """Raises UserError where `config.<key>` is no number of updates that is at least `least`."""
+    if value is None:
+        return
+    if value < least and not 0 < value < 1:
+        bound = f"be at least {least}" if least else "not be negative"
+        raise UserError(
+            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
+        )
+    if value >= 2**31:
+        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+
+
+def interval(value: float, num_steps: int) -> int:
+    """Returns the number of updates between two events.
+
+    A third of 1,000 gives 334, not 333: the third event is then the end, not one update before it.
+    """
+    return max(math.ceil(value * num_steps - _ROUNDING), 1) if 0 < value < 1 else int(value)
+
+
+def intervals(config) -> tuple[int, int]:
+    """Returns the updates between evaluations, and between checkpoints."""
+    num_steps = config.train.num_steps
+    return (
+        interval(config.train.eval_every, num_steps),
+        interval(config.checkpoint.every, num_steps),
+    )
+
+
+def saves_at_evaluations(config) -> bool:
+    """Returns whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
+
+    The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
+    other, or no regular checkpoint precedes the end, evaluations therefore save one.
+    """
+    evaluated, saved = intervals(config)
+    if not config.checkpoint.best_metric:
+        return False
+    return saved >= config.train.num_steps or bool(saved % evaluated and evaluated % saved)
+
+
+def warnings(config) -> list[str]:
+    """Returns lines about a run that is too short for its intervals or warm-up, with remedies."""
+    num_steps = config.train.num_steps
+    evaluated, saved = intervals(config)
+    warmup = span(config.optimizer.warmup_steps, num_steps)
+    lines, states, flags = [], [], []
+    if evaluated >= num_steps:
+        states.append(f"is evaluated at its end alone (config.train.eval_every={evaluated})")
+        flags.append("--config.train.eval_every=0.1")
+    if saved >= num_steps and (evaluated >= num_steps or not saves_at_evaluations(config)):
+        minutes = config.checkpoint.minutes
+        by_time = f" and every {minutes:g} minutes" if minutes else " alone"
+        states.append(f"is saved at its end{by_time} (config.checkpoint.every={saved})")
+        flags.append("--config.checkpoint.every=0.1")
+    if states and num_steps > 1:
+        lines.append(
+            f"warning: the run of {num_steps} updates {' and '.join(states)}; "
+            f"{' '.join(flags)} means every tenth of the run"
+        )
+    if num_steps <= warmup:
+        lines.append(
+            f"warning: the warm-up (config.optimizer.warmup_steps={warmup}) is as long as "
+            f"the run (config.train.num_steps={num_steps}) or longer, so the learning rate "
+            "only rises; --config.optimizer.warmup_steps=0.1 means a tenth of the run"
+        )
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------
+# The sections of a config outside `model` and `task`: keys with their defaults and meanings.
 Updates = int | float  # whole updates, or a fraction of config.train.num_steps (run_length.py)
 
 
@@ -261,3 +358,447 @@ MAY_CHANGE = (
     "data.test_",
     "data.tfds_dir",
 )
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers of a stack, by their numbers from 0: "0,2,4", or a slice such as "::2"; "" is all.
+_NUMBERS = re.compile(r"\d+(,\d+)*|-?\d*:-?\d*(:-?[1-9]\d*)?")
+
+
+def is_valid(layers: str) -> bool:
+    """Returns whether a text names layers."""
+    return not layers or _NUMBERS.fullmatch(layers) is not None
+
+
+def chosen(layers: str, num_layers: int) -> list[int]:
+    """Returns the numbers of the layers, in a stack of `num_layers`. The largest may be too large.
+
+    A negative limit of a slice counts from the top.
+    """
+    if not layers:
+        return list(range(num_layers))
+    if ":" not in layers:
+        return [int(number) for number in layers.split(",")]
+    limits = (int(limit) if limit else None for limit in layers.split(":"))
+    return list(range(num_layers)[slice(*limits)])
+
+
+# --------------------------------------------------------------------------------------------------
+# The optimizers and schedules that a config can name, the keys that each uses, and groups.
+_ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
+_KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
+_UPDATES = ("begin", "decay_steps", "warmup_steps", "cooldown_steps")
+
+
+def optimizer_sections(config) -> dict[str, Any]:
+    """Returns {group: its section}; the group "" is `config.optimizer` itself.
+
+    The section of another group is `config.optimizer` with the differences that
+    `config.optimizer.groups` gives. Keys that the optimizer or schedule of the group does not use
+    are not taken over. Raises UserError for a group that is malformed.
+    """
+    by_group = {"": config}
+    types = typing.get_type_hints(Optimizer)
+    for entry in config.groups:
+        name, changes = _entry(entry)
+        if name in by_group:
+            raise _refusal(name, "named twice" if name else "the name is empty")
+        section = ConfigDict(dict(config)).copy_and_resolve_references()
+        for key, value in changes.items():
+            if key not in types or key == "groups":
+                near = coercion.near(key, [*types])
+                raise _refusal(name, f"config.optimizer has no key {key!r} for a group{near}")
+            with section.ignore_type():
+                section[key] = coerce(f"optimizer.groups, {name}: {key}", value, types[key])
+        for chooser, keys in _KEYS.items():
+            for key in _unused(section, chooser, keys) - changes.keys():
+                with section.ignore_type():
+                    section[key] = getattr(Optimizer, key)
+        by_group[name] = section
+    return by_group
+
+
+def _entry(entry: Any) -> tuple[str, Mapping[str, Any]]:
+    try:
+        name, changes = entry
+        changes = dict(changes)
+    except (TypeError, ValueError):
+        name, changes = None, {}
+    if not isinstance(name, str) or not all(isinstance(key, str) for key in changes):
+        raise UserError(
+            f"config.optimizer.groups: {entry!r} is no group; "
+            'one is (name, ((key, value), ...)), such as ("head", (("learning_rate", 1e-3),))'
+        )
+    return name, changes
+
+
+def _refusal(group: str, reason: str) -> UserError:
+    return UserError(f"config.optimizer.groups, {group!r}: {reason}")
+
+
+def check_optimizers(config: ConfigDict) -> None:
+    """Raises UserError for the first value of an optimizer's section that can't be used."""
+    if config.optimizer.begin:
+        raise UserError(
+            f"config.optimizer.begin={config.optimizer.begin}: is a key of a group; set it in "
+            "config.optimizer.groups"
+        )
+    for group, section in optimizer_sections(config.optimizer).items():
+        try:
+            _check_ranges(section)
+            _check_updates(section, config.train.num_steps)
+        except UserError as error:
+            raise _refusal(group, str(error)) if group else error from None
+
+
+def check_used(config: ConfigDict) -> None:
+    """Raises UserError for a key that is set, and that the optimizer or schedule does not use.
+
+    A run that is recorded is not checked, so that each run of an earlier version opens.
+    """
+    for group, section in optimizer_sections(config.optimizer).items():
+        try:
+            for chooser, keys in _KEYS.items():
+                _check_used(section, chooser, keys)
+        except UserError as error:
+            raise _refusal(group, str(error)) if group else error from None
+        if section.name == "schedule_free" and section.schedule != "constant":
+            raise UserError(
+                f"config.optimizer.schedule={section.schedule}: "
+                "config.optimizer.name=schedule_free needs the schedule constant"
+            )
+
+
+def _unused(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Returns the keys of the table `keys` that the chosen entry does not list."""
+    return {key for used in keys.values() for key in used} - {*keys[section[chooser]]}
+
+
+def _check_used(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises UserError for a key that is set, and that the chosen entry does not use."""
+    chosen = section[chooser]
+    for key in sorted(_unused(section, chooser, keys)):
+        if section[key] != getattr(Optimizer, key):
+            users = ", ".join(name for name, used in keys.items() if key in used)
+            raise UserError(
+                f"config.optimizer.{key}={section[key]}: config.optimizer.{chooser}={chosen} "
+                f"does not use it; leave it out, or take one of {users}"
+            )
+
+
+def _check_ranges(section) -> None:
+    for key in ("learning_rate", "eps", "weight_decay", "clip_norm"):
+        if section[key] < 0:
+            raise UserError(f"config.optimizer.{key}={section[key]}: must not be negative")
+    for key in ("b1", "b2", "momentum", "muon_momentum"):
+        if not 0 <= section[key] < _ONE:
+            raise UserError(
+                f"config.optimizer.{key}={section[key]}: must be at least 0 and below 1"
+            )
+    for key in ("power", "decay_exponent"):
+        if section[key] <= 0:
+            raise UserError(f"config.optimizer.{key}={section[key]}: must be above 0")
+    if section.name == "schedule_free" and not section.b1:
+        raise UserError("config.optimizer.b1=0: schedule_free divides by it; must be above 0")
+    if not 0 < section.layer_decay <= 1:
+        raise UserError(
+            f"config.optimizer.layer_decay={section.layer_decay}: must be above 0 and at most 1"
+        )
+    if not 0 <= section.final_fraction <= 1:
+        raise UserError(
+            f"config.optimizer.final_fraction={section.final_fraction}: must be from 0 to 1"
+        )
+    if section.ratio < 1:
+        raise UserError(f"config.optimizer.ratio={section.ratio}: must be at least 1")
+
+
+def _check_updates(section, num_steps: int) -> None:
+    for key in _UPDATES:
+        check(f"optimizer.{key}", section[key], least=int(key == "decay_steps"))
+    begin = span(section.begin, num_steps)
+    if begin >= num_steps:
+        raise UserError(
+            f"config.optimizer.begin={begin}: must be below config.train.num_steps={num_steps}"
+        )
+    num_steps -= begin
+    warmup = span(section.warmup_steps, num_steps)
+    if section.decay_steps is not None:
+        decay = span(section.decay_steps, num_steps)
+        if decay <= warmup:
+            raise UserError(
+                f"config.optimizer.decay_steps={decay}: must be more than "
+                f"config.optimizer.warmup_steps={warmup}, or the rate falls to its end at once"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# The runs whose parameters a new run begins with: `config.init_from`.
+#
+# It is the workdir of a run, or a mapping from prefixes of the new run's parameters: {"student":
+# DIR} gives student/x the parameter x of DIR. A value may hold more keys, as in {"student": {"run":
+# DIR, "part": "teacher", "layers": "::2"}}: student/x is then teacher/x of DIR, and the stacks have
+# every second layer of the stacks there.
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """A run that gives the parameters whose names begin with a prefix."""
+
+    prefix: str  # "": all parameters without another prefix
+    run: str  # the workdir
+    part: str = ""  # the prefix of these parameters in that run
+    layers: str = ""  # the layers to take of each stack, such as "0,2,4" or "::2"; "": all
+
+    def chosen(self, num_layers: int) -> list[int]:
+        """Returns the numbers of the layers to take of a stack of `num_layers`."""
+        return chosen(self.layers, num_layers)
+
+
+def canonical(value: Any) -> str | tuple | None:
+    """Returns a value of `config.init_from` as a workdir, or ((prefix, ((key, value), ...)), ...).
+
+    Raises UserError for a value of another form.
+    """
+    if isinstance(value, str) and value[:1] in ("{", "("):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise _bad_beginning(value) from None
+    if value is None or value == "None" or value == "none":
+        return None
+    if isinstance(value, str):
+        return value
+    runs = tuple(_canonical_of(value, prefix, run) for prefix, run in _pairs(value, value))
+    if not runs or len({prefix for prefix, _ in runs}) < len(runs):
+        raise _bad_beginning(value)
+    alone = dict(runs[0][1])
+    return alone["run"] if len(runs) == 1 and runs[0][0] == "" and len(alone) == 1 else runs
+
+
+def beginnings(value: str | tuple | None) -> tuple[Beginning, ...]:
+    """Returns the runs that a canonical value of `config.init_from` names."""
+    if not value:
+        return ()
+    if isinstance(value, str):
+        return (Beginning("", value),)
+    return tuple(Beginning(prefix, **dict(keys)) for prefix, keys in value)
+
+
+def _canonical_of(value, prefix, run) -> tuple[str, tuple]:
+    keys = {"run": run} if isinstance(run, str) else dict(_pairs(value, run))
+    known = [field.name for field in dataclasses.fields(Beginning)][1:]
+    for key in keys:
+        if key not in known:
+            near = coercion.near(str(key), known)
+            raise UserError(f"config.init_from: {prefix!r} has no key {key!r}{near}")
+    if not isinstance(prefix, str) or not keys.get("run"):
+        raise _bad_beginning(value)
+    if not all(isinstance(entry, str) for entry in keys.values()):
+        raise _bad_beginning(value)
+    if not is_valid(keys.get("layers", "")):
+        raise UserError(
+            f"config.init_from: {prefix!r} has layers={keys['layers']!r}, no numbers such as "
+            "'0,2,4' and no slice such as '::2'"
+        )
+    return prefix.strip("/"), tuple((key, keys[key]) for key in known if keys.get(key))
+
+
+def _pairs(value, mapping) -> list:
+    """Returns the items of a mapping, or of its form in a record."""
+    if isinstance(mapping, Mapping):
+        return list(mapping.items())
+    is_list = isinstance(mapping, (list, tuple))
+    if is_list and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in mapping):
+        return list(mapping)
+    raise _bad_beginning(value)
+
+
+def _bad_beginning(value) -> UserError:
+    return UserError(
+        f"config.init_from={value!r}: must be a workdir, or a mapping from prefixes of parameters "
+        "to workdirs such as {'teacher': 'runs/a', 'student': {'run': 'runs/a', 'layers': '::2'}}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The values of a config by key, and the changes that a resumed run may not make.
+
+
+def flat(config: ConfigDict) -> dict[str, Any]:
+    """Returns {"section.key": value}."""
+    values = {
+        f"{name}.{key}": value
+        for name, section in config.items()
+        if name != INIT_FROM
+        for key, value in section.items()
+    }
+    return {**values, INIT_FROM: config[INIT_FROM]}
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """Returns the changes that a resumed run may not make, each as "key: old -> new"."""
+    num_steps = old.train.num_steps
+    old_values = _at_length(old, num_steps)
+    new_values = _at_length(new, num_steps)
+    return [
+        f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
+        for key in sorted({*old_values, *new_values})
+        if not key.startswith(MAY_CHANGE) and old_values.get(key) != new_values.get(key)
+    ]
+
+
+def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
+    """Returns `flat` with the schedule in updates: 0.1 and 100 are equal in a run of 1,000."""
+    values = flat(config)
+    for key in ("optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.cooldown_steps"):
+        if values[key] is not None:
+            values[key] = span(values[key], num_steps)
+    return values
+
+
+# --------------------------------------------------------------------------------------------------
+# Faults of a config that can be found without devices or data. For the mesh: `sharding.check`.
+
+_BELOW_ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
+
+_AT_LEAST_ONE = (
+    "data.corpus_size",
+    "data.tokenizer_bytes",
+    "data.min_count",
+    "train.num_steps",
+    "train.batch",
+    "train.accumulation",
+    "train.log_every",
+    "checkpoint.keep",
+    "decode.batch",
+    "decode.beam",
+    "decode.average",
+    "lora.rank",
+)
+_SIZES_OF_MODELS = (
+    "vocab_size",
+    "source_vocab_size",
+    "head_dim",
+    "max_length",
+    "unroll",
+    "local_window",
+    "vocab_multiple",
+)
+_NOT_NEGATIVE = (
+    "train.seed",
+    "data.seed",
+    "data.readers",
+    "checkpoint.minutes",
+    "decode.max_extra",
+    "decode.alpha",
+    "decode.max_length",
+    "decode.min_length",
+    "decode.no_repeat_ngram",
+    "train.patience",
+)
+
+
+def get(config: ConfigDict, key: str):
+    """Returns the value of "section.key"."""
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises UserError for the first key with a value that no training can use."""
+    if not config.data.cache.strip():
+        raise UserError("config.data.cache is empty: name the folder that token stores are kept in")
+    _check_sizes(config)
+    _check_not_negative(config)
+    _check_fractions(config)
+    for key in ("train.eval_every", "checkpoint.every"):
+        check(key, get(config, key))
+    check_optimizers(config)
+    _check_batch(config.train)
+    _check_combinations(config)
+    _check_lora(config.lora)
+    if not classes.is_path(config.model.name) or isinstance(config.model.name, classes.File):
+        classes.build_model(config)  # a model checks its own keys
+
+
+def _check_sizes(config: ConfigDict) -> None:
+    of_model = [
+        f"model.{key}"
+        for key in config.model
+        if key.startswith(("num_", "d_")) or key in _SIZES_OF_MODELS
+    ]
+    for key in (*_AT_LEAST_ONE, *of_model):
+        value = get(config, key)
+        if value is not None and value < 1:
+            raise UserError(f"config.{key}={value}: must be at least 1")
+        if value is not None and value >= 2**31:
+            raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+
+
+def _check_not_negative(config: ConfigDict) -> None:
+    of_model = [f"model.{key}" for key in config.model if key in ("init_std", "norm_epsilon")]
+    for key in (*_NOT_NEGATIVE, *of_model):
+        if get(config, key) < 0:
+            raise UserError(f"config.{key}={get(config, key)}: must not be negative")
+    grace = config.train.grace
+    if not 1 <= grace <= 10**6:
+        raise UserError(f"config.train.grace={grace}: must be from 1 to 1,000,000 seconds")
+
+
+def _check_fractions(config: ConfigDict) -> None:
+    of_model = [f"model.{key}" for key in config.model if key.endswith("dropout")]
+    of_task = [f"task.{key}" for key in config.task if key.endswith("smoothing")]
+    for key in (*of_model, *of_task):
+        if not 0 <= get(config, key) < _BELOW_ONE:
+            raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
+
+
+def _check_batch(train: ConfigDict) -> None:
+    grows = bool(train.first_batch) and bool(train.ramp_steps)
+    constant = not train.first_batch and not train.ramp_steps
+    in_range = 0 <= train.first_batch <= train.batch and train.ramp_steps >= 0
+    if not (grows or constant) or not in_range:
+        raise UserError(
+            f"config.train.first_batch={train.first_batch} and "
+            f"config.train.ramp_steps={train.ramp_steps}: must both be 0, or make a growing batch: "
+            f"first_batch from 1 to config.train.batch={train.batch}, ramp_steps at least 1"
+        )
+    for key in ("first_batch", "batch"):
+        if train[key] % train.accumulation:
+            raise UserError(
+                f"config.train.accumulation={train.accumulation} does not divide "
+                f"config.train.{key}={train[key]}"
+            )
+
+
+def _check_combinations(config: ConfigDict) -> None:
+    if config.train.patience and not config.checkpoint.best_metric:
+        raise UserError(
+            f"config.train.patience={config.train.patience} needs "
+            "config.checkpoint.best_metric, the score that must improve"
+        )
+    decode = config.decode
+    if 0 < decode.max_length < decode.min_length:
+        raise UserError(
+            f"config.decode.min_length={decode.min_length}: must be at most "
+            f"config.decode.max_length={decode.max_length}"
+        )
+
+
+def _check_lora(lora: ConfigDict) -> None:
+    if lora.alpha <= 0:
+        raise UserError(f"config.lora.alpha={lora.alpha}: must be above 0")
+    if not is_valid(lora.layers):
+        raise UserError(
+            f"config.lora.layers={lora.layers!r}: no numbers such as '0,2,4', and no slice such as "
+            "'6:'"
+        )
+    for key in ("matrices", "trained"):
+        if not all(isinstance(pattern, str) for pattern in lora[key]):
+            raise UserError(
+                f"config.lora.{key}={lora[key]}: must hold patterns of names, such as "
+                "('query/kernel',)"
+            )
+    if not lora.matrices:
+        raise UserError("config.lora.matrices is empty: name the matrices with adapters")

@@ -1,9 +1,16 @@
-"""Checks of the arguments that the methods of several tasks take."""
+"""Arguments of the methods of several tasks: texts, held-out splits, lines that are too long."""
 
-from collections.abc import Callable, Iterable
+import bisect
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from transformer_jax.config import UserError
+from transformer_jax.data import sentences
+from transformer_jax.pictures.progress import say
+
+# --------------------------------------------------------------------------------------------------
+# Checks of the arguments that the methods of several tasks take.
 
 Data = TypeVar("Data")
 
@@ -31,3 +38,84 @@ def as_texts(texts: Iterable[str]) -> Iterable[str]:
     if isinstance(texts, str):
         raise TypeError(f"expected a list of texts, got one text: use [{texts[:30]!r}]")
     return texts
+
+
+# --------------------------------------------------------------------------------------------------
+# Lines that are longer than a model can read: splitting them, and a warning with their numbers.
+_RESULTS = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
+_MAX_NUMBERS = 20  # in a warning
+_SENTENCE_END = re.compile(r"(?<=[。！？｡])")  # in scripts without spaces
+
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+class LongLines:
+    """The treatment of lines that are too long, and the numbers of these lines.
+
+    `way` is one of `ways`; `limit` describes the longest line that fits. The context manager ends
+    with one warning if there were such lines.
+    """
+
+    def __init__(self, way: str, ways: Sequence[str], limit: str, noun: str = "line"):
+        if way not in ways:
+            raise UserError(f"long={way!r}: must be one of {', '.join(ways)}")
+        self.way = way
+        self.limit = limit
+        self.noun = noun
+        self.first_numbers = []
+        self.count = 0
+
+    def add(self, number: int) -> None:
+        """Records a line that is too long. Raises UserError where `way` is "refuse"."""
+        if self.way == "refuse":
+            raise UserError(f"{self.noun} {number}: longer than {self.limit}")
+        self.count += 1
+        if self.count <= _MAX_NUMBERS:
+            self.first_numbers.append(number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if not self.count:
+            return
+        numbers = ", ".join(map(str, self.first_numbers))
+        if self.count > _MAX_NUMBERS:
+            numbers += f" and {self.count - _MAX_NUMBERS:,} more"
+        lines = f"{self.noun}s {numbers} are" if self.count > 1 else f"{self.noun} {numbers} is"
+        say(f"warning: {lines} longer than {self.limit}: {_RESULTS[self.way]}")
+
+
+def split(line: str, encode: Encode, max_tokens: int) -> list[list[int]]:
+    """Returns the ids of a line in parts of at most `max_tokens` tokens.
+
+    A part is a sentence if it fits. A longer sentence is cut at the last space that fits, and a
+    longer word between tokens.
+    """
+    parts = []
+    for sentence in sentences.split(line, "punctuation"):
+        texts = [text for text in _SENTENCE_END.split(sentence) if text]
+        for text, ids in zip(texts, encode(texts)):
+            parts += [ids] if len(ids) <= max_tokens else _parts(text, encode, max_tokens)
+    return [ids for ids in parts if ids]
+
+
+def _parts(sentence: str, encode: Encode, max_tokens: int) -> Iterator[list[int]]:
+    """Yields the ids of a long sentence in parts."""
+    words = sentence.split()
+    start = 0
+
+    def encoded(num_words: int) -> list[int]:
+        """Returns the ids of the next `num_words` words."""
+        return encode([" ".join(words[start : start + num_words])])[0]
+
+    def num_tokens(num_words: int) -> int:
+        return len(encoded(num_words))
+
+    while start < len(words):
+        candidates = range(1, 1 + min(max_tokens, len(words) - start))
+        # As many words as fit, but at least one.
+        num_words = max(1, bisect.bisect_right(candidates, max_tokens, key=num_tokens))
+        ids = encoded(num_words)
+        yield from (ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens))
+        start += num_words

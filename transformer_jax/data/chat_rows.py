@@ -1,18 +1,22 @@
-"""Packed conversations: each row holds several, and their answers alone have a weight."""
+"""Rows of conversations, of prompts, and of prompts with completions."""
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
-from transformer_jax.data import packing, rows, store, windows
-from transformer_jax.data.rows import Row, padded
+from transformer_jax.data import packing, rows, store, texts
+from transformer_jax.data.rows import Row, TrainRows, padded
 from transformer_jax.data.sources import chat
-from transformer_jax.data.tokenizers import ChatTokenizer
+from transformer_jax.data.tokenizers.chat import ChatTokenizer, Prompt, as_messages
 from transformer_jax.pictures.progress import say
+
+# --------------------------------------------------------------------------------------------------
+# Packed conversations: each row holds several, and their answers alone have a weight.
 
 _CONVERSATIONS_PER_BLOCK = 10_000  # tokenised together
 _COUNTS = ("conversations", "rows", "cut", "unanswered", "labels", "answers")
@@ -63,7 +67,7 @@ class ChatRows:
 
     def text(self, split: str):
         """Returns the conversations of a split; None where `config.data` names none."""
-        return chat.of_split(self.config.data, split)
+        return chat.open_conversations(self.config.data, split)
 
     def training_text(self) -> "Contents":
         return Contents(self.text("train"))
@@ -163,7 +167,7 @@ class _Whole:
     length: int
 
     def __call__(self, parts: list[dict]) -> dict[str, int]:
-        counts = windows.sums(parts, _COUNTS)
+        counts = texts.sums(parts, _COUNTS)
         if not counts["conversations"]:
             raise UserError(
                 f"config.data.{self.split}_files: no conversation is left after dropping "
@@ -185,3 +189,106 @@ def _summary(meta: dict, length: int) -> str:
     if meta["unanswered"]:
         summary += f", dropped {meta['unanswered']:,} whose answers lie beyond a row"
     return summary
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of prompts, alone or beside rows of texts.
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptRows:
+    """Prompts as ids, each the row of `prompts` (P,) int32 and `prompt_lengths` ()."""
+
+    ids: Sequence[Sequence[int]]
+    length: int  # P, at least that of the longest prompt
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        return [
+            {
+                "prompts": padded(np.array(self.ids[number], np.int32), self.length),
+                "prompt_lengths": np.int32(len(self.ids[number])),
+            }
+            for number, _ in numbers
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class WithTexts:
+    """Training rows of prompts, with a row of texts beside each, whose keys begin with "text_"."""
+
+    prompts: TrainRows
+    texts: Any  # training rows
+
+    def row_shape(self, step: int) -> int:
+        return self.prompts.row_shape(step)
+
+    def size(self, step: int) -> int:
+        return self.prompts.size(step)
+
+    def until(self, step: int) -> float:
+        return self.prompts.until(step)
+
+    def batch(self, step: int, places: Sequence[int]) -> Row:
+        texts = self.texts.batch(step, places).items()
+        return self.prompts.batch(step, places) | {f"text_{name}": x for name, x in texts}
+
+
+# --------------------------------------------------------------------------------------------------
+# Prompts with completions, as token ids.
+#
+# A prompt and its completions are encoded apart. So the ids of a prompt are those that a policy
+# continues: as `CausalUse.replies` has them where the tokenizer knows the marks of conversations,
+# and else as `CausalUse.generate` has them.
+Ids = list[int]
+
+
+class Example(NamedTuple):
+    """A prompt with its completions, the best first."""
+
+    prompt: Ids
+    completions: list[Ids]
+    label: float = 1.0  # the probability that each one is preferred to those behind it
+
+
+def prompt_ids(
+    tokenizer: Any, prompts: Sequence[Prompt], with_start: Callable[[Ids], Ids]
+) -> list[Ids]:
+    """Returns the ids of prompts.
+
+    With a ChatTokenizer a prompt is a conversation, up to the place where the assistant answers.
+    Else it is a text behind the token that a document starts with, which `with_start` adds. Raises
+    UserError for messages where the tokenizer knows no marks.
+    """
+    if isinstance(tokenizer, ChatTokenizer):
+        return tokenizer.prompts([as_messages(prompt) for prompt in prompts])
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise UserError(
+            "a prompt has messages, but the run in config.init_from knows no marks of "
+            "conversations; begin with a run of config.task.name='chat', or give texts"
+        )
+    return [with_start(ids) for ids in tokenizer.encode(list(prompts))]
+
+
+def end_id(tokenizer: Any) -> int:
+    """Returns the token at the end of a language model's completion."""
+    return tokenizer.end_id if isinstance(tokenizer, ChatTokenizer) else tokenizer.eos_id
+
+
+def completion_ids(tokenizer: Any, texts: Sequence[str], end: Sequence[int]) -> list[Ids]:
+    """Returns the ids of completions, each with its `end`."""
+    return [[*ids, *end] for ids in tokenizer.encode(list(texts))]
+
+
+def fitted(example: Example, room: int) -> Example:
+    """Returns an example whose prompt and each completion have at most `room` tokens together.
+
+    The prompt loses its beginning, but not its last room / 2 tokens. Then the completions lose
+    their ends. All completions have the same prompt.
+    """
+    longest = max(map(len, example.completions))
+    prompt = example.prompt[-max(room - longest, room // 2) :]
+    left = room - len(prompt)
+    return example._replace(prompt=prompt, completions=[ids[:left] for ids in example.completions])

@@ -1,13 +1,24 @@
-"""The masked tokens and the shortened pairs of BERT's rows (Devlin et al. 2018, section 3.1 and
-appendix A). Pure NumPy.
-"""
+"""Rows of masked language models: their texts, their pairs of texts, and their masks."""
 
+import abc
 import dataclasses
 import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from transformer_jax.data.rows import padded
+from transformer_jax.config import UserError
+from transformer_jax.data import rows, sentences, store, texts
+from transformer_jax.data.rows import Row, generator, padded, philox_key
+from transformer_jax.data.texts import SingleText, blocks
+from transformer_jax.pictures.progress import say
+
+# --------------------------------------------------------------------------------------------------
+# The masked tokens and the shortened pairs of BERT's rows (Devlin et al. 2018, section 3.1 and
+# appendix A). Pure NumPy.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,3 +151,627 @@ def _part(length: int, loss: int, random: np.random.Generator) -> slice:
     """Returns the part of a text that loses `loss` tokens at its two ends."""
     at_front = random.binomial(loss, 0.5) if loss else 0
     return slice(at_front, length - loss + at_front)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of masked language models that are pairs of texts, and the token store of sentences.
+
+# The share of shorter rows: short_seq_prob of the published create_pretraining_data.py.
+_SHORT_ROWS = 0.1
+# Sums from here on do not fit 4 bytes, with some more for the length of a row.
+_FOUR_BYTES = 2**32 - 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The two segments of a row as spans of tokens, and the generator for all later draws."""
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    follows: bool  # the second segment follows the first
+    random: np.random.Generator
+
+
+class SentencePairs:
+    """Rows [CLS] A [SEP] B [SEP] with masked tokens.
+
+    A and B are segments of whole sentences. B follows A in half of the rows and comes from another
+    document in the others. With `swaps`, A follows B in the others (Lan et al. 2019). One row in
+    ten is shorter. The segments come from fixed spans of sentences; each epoch draws everything
+    else anew. The randomness of a row depends on `key` (seed, phase, component), its number and the
+    epoch.
+
+    Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels,
+    masked_weights (P,), follows (): 1 where B follows A.
+    """
+
+    def __init__(
+        self,
+        stored: store.Store,
+        length: int,
+        mask: Masking,
+        key: tuple[int, int, int],
+        swaps: bool = False,
+    ):
+        self.store = stored
+        self.length = length
+        self.mask = mask
+        self.swaps = swaps
+        self.meta = stored.meta
+        self._philox_key = philox_key(key)
+        # The first token of each sentence, then the number of tokens.
+        self._starts = cumulative(stored.array("sentences"))
+        # The first sentence of each document, then the number of sentences.
+        self._documents = cumulative(stored.array("documents"))
+        self._spans = _spans(self._starts, self._documents, length - 3)
+        too_few = len(self._documents) < 3 and not swaps
+        if too_few or not len(self._spans):
+            needed = "a document of" if swaps else "two documents, and one of them"
+            raise UserError(
+                f"pairs of sentences need {needed} two sentences "
+                "(documents end with a blank line; config.data.sentences says what ends a sentence)"
+            )
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        plans = [self._plan(number, epoch) for number, epoch in numbers]
+        spans = [span for plan in plans for span in (plan.first, plan.second)]
+        segments = iter(self.store.read(spans))
+        return [self._row(plan, next(segments), next(segments)) for plan in plans]
+
+    def _plan(self, number: int, epoch: int) -> Plan:
+        random = generator(self._philox_key, number, epoch)
+        # Python's integers are faster than NumPy's, one by one.
+        first, last, document = self._spans[number].tolist()
+        middle = random.integers(first + 1, last)
+        follows = random.random() < 0.5
+        first_segment = self._starts.item(first), self._starts.item(middle)
+        second = self._starts.item(middle), self._starts.item(last)
+        if not follows and self.swaps:
+            first_segment, second = second, first_segment
+        elif not follows:
+            second = self._segment_of_another_document(document, random)
+        return Plan(first_segment, second, follows, random)
+
+    def _segment_of_another_document(
+        self, document: int, random: np.random.Generator
+    ) -> tuple[int, int]:
+        """Returns the tokens from a random sentence of a random other document on."""
+        other = random.integers(len(self._documents) - 2)
+        other += other >= document
+        next_document = self._documents.item(other + 1)
+        sentence = random.integers(self._documents.item(other), next_document)
+        start = self._starts.item(sentence)
+        end_of_document = self._starts.item(next_document)
+        return start, min(start + self.length, end_of_document)
+
+    def _row(self, plan: Plan, first: np.ndarray, second: np.ndarray) -> Row:
+        first_part, second_part = truncated_pair(
+            len(first), len(second), self._room(plan.random), plan.random
+        )
+        row = self._masked([first[first_part], second[second_part]], plan.random)
+        return row | {"follows": np.int32(plan.follows)}
+
+    def _room(self, random: np.random.Generator) -> int:
+        """Returns the most tokens of a row without the special ones."""
+        max_tokens = self.length - 3
+        return random.integers(2, max_tokens + 1) if random.random() < _SHORT_ROWS else max_tokens
+
+    def _masked(self, texts: list[np.ndarray], random: np.random.Generator) -> Row:
+        """Returns the row of one text or two, with masked tokens."""
+        sep = [self.meta["sep_id"]]
+        framed = [part for text in texts for part in (text, sep)]
+        tokens = np.concatenate([[self.meta["cls_id"]], *framed]).astype(np.int64)
+        row = self.mask(tokens, random)
+        token_types = np.arange(len(tokens)) >= len(texts[0]) + 2
+        return row | {
+            "tokens": padded(row["tokens"], self.length),
+            "token_types": padded(token_types, self.length),
+            "segment_ids": padded(np.ones(len(tokens)), self.length),
+        }
+
+
+def cumulative(lengths: np.ndarray) -> np.ndarray:
+    """Returns 0 and the cumulative sums of the lengths, of 4 bytes each up to four billion."""
+    is_large = np.sum(lengths, dtype=np.int64) >= _FOUR_BYTES
+    sums = np.zeros(len(lengths) + 1, np.int64 if is_large else np.uint32)
+    np.cumsum(lengths, out=sums[1:])
+    return sums
+
+
+def inside(starts: np.ndarray, span: np.ndarray) -> np.ndarray:
+    """Returns the starts after the first token of a span, counted from it."""
+    first, last = np.searchsorted(starts, span, "right")
+    within = starts[first:last]
+    return (within[within < span[1]] - span[0]).astype(np.int64)
+
+
+def _spans(starts: np.ndarray, documents: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Returns (first sentence, sentence after the last, document) of each span, uint32 (N, 3).
+
+    A span has at least two sentences and ends with the sentence that reaches `max_tokens` tokens. A
+    single sentence that remains at the end of its document joins the span before it. A document of
+    one sentence has no span.
+    """
+
+    def numbers() -> Iterator[int]:
+        for document, (begin, end) in enumerate(itertools.pairwise(documents.tolist())):
+            bounds = []
+            first = begin
+            while end - first >= 2:
+                last = max(int(np.searchsorted(starts, starts[first] + max_tokens)), first + 2)
+                first = min(last, end)
+                bounds.append(first)
+            if bounds:
+                bounds[-1] = end
+            for span in zip([begin, *bounds], bounds):
+                yield from (*span, document)
+
+    return np.fromiter(numbers(), np.uint32).reshape(-1, 3)
+
+
+def tokenised(text, data, tokenizer, name: str, *, exact: bool = False) -> store.Store:
+    """Returns the token store of a text's sentences; builds the parts of it that do not exist.
+
+    `text` has parts, iterables of documents, and a fingerprint. The store's arrays hold the number
+    of tokens of each sentence and of sentences of each document. With `exact`, each sentence keeps
+    the white space before it.
+    """
+    key = {
+        "text": text.fingerprint(),
+        "tokenizer": tokenizer.fingerprint(),
+        "sentences": data.sentences,
+        **({"exact": True} if exact else {}),
+    }
+    content = store.Content(
+        parts=text.parts,
+        fill=functools.partial(
+            _fill,
+            tokenizer=tokenizer,
+            split=functools.partial(sentences.split, manner=data.sentences, exact=exact),
+        ),
+        whole=functools.partial(
+            _whole, name=name, ids={"cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id}
+        ),
+        title=f"tokenising {name}",
+    )
+    stored = store.build(
+        data.cache, f"sentences-{name}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
+    )
+    meta = stored.meta
+    say(
+        f"{name}: {meta['documents']:,} documents, {meta['sentences']:,} sentences, "
+        f"{meta['tokens']:,} tokens"
+    )
+    return stored
+
+
+def _fill(writer: store.Writer, texts: Iterable[str], tokenizer, split: Callable) -> dict[str, int]:
+    """Writes the sentences of a part, and returns its counts."""
+    counts = {"documents": 0, "sentences": 0}
+    for name in counts:
+        writer.array(name, np.zeros(0, np.uint32))
+    for block in blocks(texts):
+        documents = _encoded_documents(block, tokenizer, split)
+        encoded = list(itertools.chain.from_iterable(documents))
+        writer.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint32))
+        writer.array("sentences", [len(ids) for ids in encoded])
+        writer.array("documents", [len(document) for document in documents])
+        counts["documents"] += len(documents)
+        counts["sentences"] += len(encoded)
+    return counts
+
+
+def _whole(parts: list[dict], name: str, ids: dict[str, int]) -> dict[str, int]:
+    """Returns the metadata of a store. Raises UserError for a text without documents."""
+    counts = texts.sums(parts, ("documents", "sentences", "tokens"))
+    if not counts["documents"]:
+        raise UserError(f"config.data: the {name} text has no document that is not empty")
+    return counts | ids
+
+
+def _encoded_documents(texts: list[str], tokenizer, split: Callable) -> list[list[list[int]]]:
+    """Returns the ids of each sentence of each document, without empty ones."""
+    parts = [*map(split, texts)]
+    encoded = iter(tokenizer.encode(list(itertools.chain.from_iterable(parts))))
+    documents = [[ids for ids in itertools.islice(encoded, len(part)) if ids] for part in parts]
+    return [document for document in documents if document]
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of masked language models that are single texts: windows, and RoBERTa's full sentences.
+
+
+class MaskedTexts(abc.ABC):
+    """Rows [CLS] text [SEP] of at most L tokens, with masks that each epoch draws anew.
+
+    `key` is (seed, phase, component), `ids` are those of [CLS] and [SEP].
+
+    Keys, int32: tokens, token_types, segment_ids (L,), masked_positions, masked_labels,
+    masked_weights (P,).
+    """
+
+    def __init__(
+        self,
+        stored: store.Store,
+        length: int,
+        mask: Masking,
+        key: tuple[int, int, int],
+        ids: tuple[int, int],
+    ):
+        self.store = stored
+        self.length = length
+        self.mask = mask
+        self.key = key
+        self._philox_key = philox_key(key)
+        self.cls_id, self.sep_id = ids
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def _texts(self, numbers: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Returns the tokens between [CLS] and the last [SEP] of each row."""
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        return [
+            self._row(text, generator(self._philox_key, number, epoch))
+            for (number, epoch), text in zip(numbers, self._texts(numbers))
+        ]
+
+    def _row(self, text: np.ndarray, random: np.random.Generator) -> Row:
+        tokens = np.concatenate([[self.cls_id], text, [self.sep_id]])
+        row = self.mask(tokens, random)
+        return row | {
+            "tokens": padded(row["tokens"], self.length),
+            "token_types": padded((), self.length),
+            "segment_ids": padded(np.ones(len(tokens)), self.length),
+        }
+
+
+class MaskedWindows(MaskedTexts):
+    """Windows of L - 2 tokens of the text as one stream, in which [SEP] ends each document."""
+
+    def __init__(self, stored: store.Store, length: int, mask: Masking, key, ids):
+        super().__init__(stored, length, mask, key, ids)
+        self.windows = texts.Windows(stored, length - 2, False, key)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def _texts(self, numbers):
+        return [window["tokens"] for window in self.windows.rows(numbers)]
+
+
+class FullSentences(MaskedTexts):
+    """As many whole sentences as fit, in order and across documents (Liu et al. 2019, section 4.2).
+
+    [SEP] stands between two documents of a row. A sentence that is longer than a row is cut. Each
+    epoch has the same rows, with other masks.
+    """
+
+    def __init__(self, stored: store.Store, length: int, mask: Masking, key, ids):
+        super().__init__(stored, length, mask, key, ids)
+        sentences = cumulative(stored.array("sentences"))
+        # The first token of each document, then the number of tokens.
+        self._documents = sentences[cumulative(stored.array("documents"))]
+        # The first token of each row, then the number of tokens.
+        starts = _row_starts(_pieces(sentences, length - 2), self._documents, length - 2)
+        self._starts = np.fromiter(starts, sentences.dtype)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def _texts(self, numbers):
+        spans = [self._starts[number : number + 2] for number, _ in numbers]
+        return [
+            np.insert(tokens, inside(self._documents, span), self.sep_id)
+            for tokens, span in zip(self.store.read(spans), spans)
+        ]
+
+
+def _pieces(sentences: np.ndarray, most: int) -> np.ndarray:
+    """Returns the first token of each piece of a sentence, then the number of tokens.
+
+    `sentences` are the first tokens of sentences, and the number of tokens. A piece is a sentence,
+    or `most` tokens of a longer one, or the rest of it.
+    """
+    counts = (np.diff(sentences) + (most - 1)) // most  # of each sentence, 1 or more
+    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.append(np.repeat(sentences[:-1], counts) + most * places, sentences[-1])
+
+
+def _row_starts(pieces: np.ndarray, documents: np.ndarray, most: int) -> Iterator[int]:
+    """Yields the first token of each row of at most `most` tokens, then the number of tokens."""
+    # A row of pieces of two documents has one separator, and so on.
+    separators = np.searchsorted(documents, pieces[:-1], "right")
+    ends = pieces[1:] + separators
+    first = 0
+    while first < len(ends):
+        yield pieces.item(first)
+        begin = pieces.item(first) + separators.item(first)
+        first = int(np.searchsorted(ends, begin + most, "right"))
+    yield pieces.item(-1)
+
+
+# --------------------------------------------------------------------------------------------------
+# The rows of masked language models: texts of `config.data` with masked tokens, by phase.
+
+# The fewest rows of an evaluation. A smaller text is read several times, each time with other pairs
+# and masks.
+_MIN_EVAL_ROWS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedRows(SingleText):
+    """Pairs of texts, or single texts, with masks that each epoch draws anew.
+
+    Attributes:
+      phases: (share of the updates, tokens of a row, most predictions of a row) of each phase.
+      pairs: whether rows are pairs of texts, not single ones.
+      whole_words: whether all pieces of a word are masked, or none.
+      ngrams: the weights of masked spans of 1, 2, 3, ... tokens or words.
+      swaps: whether the texts of a pair follow each other, in one order or the other.
+      full_sentences: whether single texts are whole sentences, not windows.
+      rare_words: in training, the weight of a token that occurs n times in the training text is
+        n**-rare_words, and masks fall in proportion to it.
+    """
+
+    single: ClassVar[str] = "next_sentence=0"  # of config.task: then rows are single texts
+
+    phases: tuple
+    pairs: bool
+    whole_words: bool
+    ngrams: tuple = (1.0,)
+    swaps: bool = False
+    full_sentences: bool = False
+    rare_words: float = 0.0
+
+    def check(self, model: Any) -> None:
+        """Raises UserError for phases of another form, or rows that do not suit the model."""
+        if self.pairs and model.num_token_types < 2:
+            raise UserError(
+                f"config.model.num_token_types={model.num_token_types}: pairs of texts need "
+                f"2; config.task.{self.single} trains on single texts"
+            )
+        if self.pairs and self.full_sentences:
+            raise UserError(
+                "config.task.full_sentences=true: rows are pairs of texts; "
+                f"config.task.{self.single} trains on single texts"
+            )
+        for phase in self.phases or [()]:
+            if not _is_phase(phase, model.window):
+                raise UserError(
+                    f"config.task.phases: {phase} is not (share of the updates, length from 8 to "
+                    f"config.model.max_length={model.max_length}, most predictions), "
+                    "as in ((1.0,128,20),)"
+                )
+        if abs(sum(share for share, _, _ in self.phases) - 1) > 1e-6:
+            raise UserError(
+                f"config.task.phases={self.phases}: the shares of the updates must add up to 1"
+            )
+        if not are_weights(self.ngrams):
+            raise UserError(
+                f"config.task.ngrams={self.ngrams}: must be the weights of spans of 1, 2, ... "
+                "tokens, from 0 and not all 0, as in (0.8,0.1,0.1)"
+            )
+        if self.rare_words < 0:
+            raise UserError(f"config.task.rare_words={self.rare_words}: must be at least 0")
+        if self.config.train.first_batch:
+            raise UserError(
+                f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "
+                "language modelling does not grow; set it to 0"
+            )
+
+    @property
+    def phase_steps(self) -> list[int]:
+        """The number of updates of each phase."""
+        shares = itertools.accumulate(share for share, _, _ in self.phases)
+        ends = [round(share * self.config.train.num_steps) for share in shares]
+        return [end - begin for begin, end in zip([0, *ends], ends)]
+
+    def train(self, tokenizer) -> rows.TrainRows:
+        """Returns the training rows. The first call tokenises the text."""
+        stored = self._tokenised("train", tokenizer)
+        batch = self.config.train.batch
+        phases = []
+        for number, num_steps in enumerate(self.phase_steps):
+            component = self._component(stored, "train", number, tokenizer)
+            is_last = number == len(self.phases) - 1
+            phases.append(rows.Phase([component], batch, None if is_last else num_steps))
+        return rows.TrainRows(phases, self.config.data.seed)
+
+    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
+        """Returns the rows of a split, as in the last phase."""
+        stored = self._tokenised(split, tokenizer)
+        component = self._component(stored, split, len(self.phases) - 1, tokenizer)
+        return rows.EvalRows(component, math.ceil(_MIN_EVAL_ROWS / len(component)))
+
+    def _tokenised(self, split: str, tokenizer):
+        text = self.text(split), self.config.data, tokenizer, split
+        if self.full_sentences:
+            return tokenised(*text, exact=True)
+        return tokenised(*text) if self.pairs else texts.tokenised(*text)
+
+    def _component(self, stored, split: str, phase: int, tokenizer):
+        """Returns the rows of a tokenised split in a phase.
+
+        Each split has its own random numbers.
+        """
+        _, length, num_predictions = self.phases[phase]
+        mask = self.masking(tokenizer, num_predictions)
+        if self.rare_words and split == "train":
+            mask = dataclasses.replace(mask, weights=self._weights(stored, len(mask.special)))
+        key = (self.config.data.seed, phase, ("train", "valid", "test").index(split))
+        if self.pairs:
+            return self._pair_rows(stored, length, mask, key)
+        single = FullSentences if self.full_sentences else MaskedWindows
+        return single(stored, length, mask, key, (tokenizer.cls_id, tokenizer.sep_id))
+
+    def _weights(self, stored, vocab_size: int) -> np.ndarray:
+        """Returns the weight of each token of the training text (V,)."""
+        counts = texts.count_tokens(stored, self.config.data, vocab_size, "train")
+        return np.maximum(counts, 1) ** -float(self.rare_words)
+
+    def _pair_rows(
+        self, stored, length: int, mask: Masking, key: tuple[int, int, int]
+    ) -> SentencePairs:
+        return SentencePairs(stored, length, mask, key, self.swaps)
+
+    def masking(self, tokenizer, num_predictions: int) -> Masking:
+        """Returns the masking of a row with at most so many predictions."""
+        return Masking(
+            tokenizer.mask_id,
+            tokenizer.special,
+            tokenizer.continues,
+            num_predictions,
+            self.whole_words,
+            self.ngrams,
+        )
+
+
+def are_weights(values) -> bool:
+    """Returns whether these are a tuple of finite numbers from 0, not all 0."""
+    if not isinstance(values, tuple) or not {*map(type, values)} <= {int, float}:
+        return False
+    return all(0 <= value < math.inf for value in values) and sum(values) > 0
+
+
+def _is_phase(phase, max_length: int) -> bool:
+    kinds = [type(value) for value in phase] if isinstance(phase, tuple) else []
+    if kinds not in ([int, int, int], [float, int, int]):
+        return False
+    share, length, num_predictions = phase
+    return 8 <= length <= max_length and 0 < share <= 1 and 1 <= num_predictions <= length
+
+
+# --------------------------------------------------------------------------------------------------
+# The rows of replaced-token detection: masked texts, and the numbers that sample replacements.
+
+# Numbers below it are exact in float32.
+NUM_DRAWS = 2**24
+# Of the tokens that the generator replaces, those that it reads as [MASK]. It sees the others
+# (the published code).
+_HIDDEN = 0.85
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedRows(MaskedRows):
+    """Rows of `MaskedRows` with masked_draws (P,) int32 below NUM_DRAWS.
+
+    They decide which token the generator samples at each position. So a sample depends on the row
+    and the parameters alone: neither on the batch nor on the mesh.
+    """
+
+    single = "pairs=false"
+
+    selected: float = 0.15  # the share of the tokens that are replaced
+
+    def masking(self, tokenizer, num_predictions: int) -> "_Masking":
+        plain = vars(super().masking(tokenizer, num_predictions))
+        return _Masking(**plain | {"selected": self.selected, "shares": (_HIDDEN, 0.0)})
+
+
+class _Masking(Masking):
+    """Masking whose rows have masked_draws."""
+
+    def __call__(self, tokens: np.ndarray, random: np.random.Generator) -> dict[str, np.ndarray]:
+        row = super().__call__(tokens, random)
+        draws = random.integers(NUM_DRAWS, size=self.max_predictions, dtype=np.int32)
+        return row | {"masked_draws": draws}
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of BERT's kind under four masks: the pre-training data of UniLM (Dong et al. 2019).
+OBJECTIVES = ("bidirectional", "sequence_to_sequence", "left_to_right", "right_to_left")
+_OF_PAIRS = OBJECTIVES[:2]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mixed(Plan):
+    objective: str
+
+
+class MixedPairs(SentencePairs):
+    """Rows that each have one of four objectives, drawn anew in each epoch.
+
+    A bidirectional row is a pair as in `SentencePairs`. The second text of a sequence-to-sequence
+    row follows the first. The rows of the other two are one text: [CLS] A [SEP].
+
+    `shares` are those of OBJECTIVES. `types` are the token types of both texts by objective.
+
+    Further keys, int32: ranks (L,): a token sees those of its own rank and of lower ranks; paired
+    (): 1 for a bidirectional row.
+    """
+
+    def __init__(
+        self,
+        stored: store.Store,
+        length: int,
+        mask: Masking,
+        key: tuple[int, int, int],
+        swaps: bool,
+        *,
+        shares: tuple[float, ...],
+        types: dict[str, tuple[int, int]],
+    ):
+        super().__init__(stored, length, mask, key, swaps)
+        self.shares = np.array(shares) / sum(shares)
+        self.types = types
+
+    def _plan(self, number: int, epoch: int) -> _Mixed:
+        plan = super()._plan(number, epoch)
+        objective = OBJECTIVES[plan.random.choice(len(OBJECTIVES), p=self.shares)]
+        mixed = _Mixed(**vars(plan), objective=objective)
+        if objective == "bidirectional":
+            return mixed
+        if not plan.follows and self.swaps:
+            return dataclasses.replace(mixed, first=plan.second, second=plan.first, follows=True)
+        end = self._starts.item(self._spans[number][1])
+        return dataclasses.replace(mixed, second=(plan.first[1], end), follows=True)
+
+    def _row(self, plan: _Mixed, first: np.ndarray, second: np.ndarray) -> Row:
+        if plan.objective in _OF_PAIRS:
+            row = super()._row(plan, first, second)
+        else:
+            text = np.concatenate([first, second])[: self._room(plan.random)]
+            row = self._masked([text], plan.random) | {"follows": np.int32(1)}
+        is_second, filled = row["token_types"] > 0, row["segment_ids"] > 0
+        types = np.where(is_second, *reversed(self.types[plan.objective])) * filled
+        return row | {
+            "token_types": types.astype(np.int32),
+            "ranks": padded(ranks(plan.objective, is_second[filled]), self.length),
+            "paired": np.int32(plan.objective == "bidirectional"),
+        }
+
+
+def ranks(objective: str, is_second: np.ndarray) -> np.ndarray:
+    """Returns the ranks of a row's tokens (N,) (Dong et al. 2019, section 2.3).
+
+    `is_second` (N,) is true for the second text.
+    """
+    places = np.arange(len(is_second))
+    match objective:
+        case "sequence_to_sequence":
+            return places * is_second
+        case "left_to_right":
+            return places
+        case "right_to_left":
+            return places[::-1]
+    return np.zeros_like(places)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedRows(MaskedRows):
+    """The rows of all four objectives. `shares` and `types` are those of `MixedPairs`."""
+
+    single = "name=masked_lm with next_sentence=0"
+
+    shares: tuple[float, ...] = ()
+    types: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    def _pair_rows(self, stored, length, mask, key) -> MixedPairs:
+        own = {"shares": self.shares, "types": self.types}
+        return MixedPairs(stored, length, mask, key, self.swaps, **own)

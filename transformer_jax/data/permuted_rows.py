@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformer_jax.config import UserError
-from transformer_jax.data import rows, store, windows
-from transformer_jax.data.mixed_texts import MixedTexts
+from transformer_jax.data import rows, store, texts
 from transformer_jax.data.rows import Row, padded
+from transformer_jax.data.texts import MixedTexts
 
 _ONE_IN = 6  # K: one in so many tokens is predicted
 _MAX_SPAN = 5  # tokens that are predicted together
@@ -175,7 +175,7 @@ class PermutedRows(MixedTexts):
 
     def _component(self, text, name, number, tokenizer, phase=0) -> PermutedWindows:
         return PermutedWindows(
-            windows.tokenised(text, self.config.data, tokenizer, name),
+            texts.tokenised(text, self.config.data, tokenizer, name),
             self.length,
             self.remembered,
             (self.config.data.seed, phase, number),

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from transformer_jax.data import masking, store
 from transformer_jax.data.rows import Row, generator, padded, philox_key
-from transformer_jax.data.tokenizers.residues import Residues
+from transformer_jax.data.tokenizers.words import Residues
 
 _PLACE = "<u2"
 MOST_RESIDUES = 2**16  # of a protein with contacts

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int16
 from scipy import signal
 
-from transformer_jax.data.sound import RATE, Utterance, quantized
+from transformer_jax.data.speech import RATE, Utterance, quantized
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 MOST_DIGITS = 7

@@ -1,13 +1,9 @@
-"""Several hosts at one run: their processes agree, and end together.
-
-JAX's distributed runtime connects them. Its key-value store lies in process 0. There, process 0
-says when the others may proceed. Once a second, each process looks whether another has failed or
-died. Then all end with a line that names it, where they would wait in a collective for ever. When
-process 0 itself dies, the runtime aborts the others, and their `supervisor` writes the line.
-"""
+"""Several hosts at one run: their processes find each other, agree, and end together."""
 
 import contextlib
 import dataclasses
+import glob
+import importlib.util
 import itertools
 import json
 import os
@@ -22,8 +18,224 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.config import UserError
-from transformer_jax.distributed import cluster, supervisor
 from transformer_jax.pictures import progress
+
+# --------------------------------------------------------------------------------------------------
+# How the processes of a run find each other: by flags, or in a Slurm step or Cloud TPU slice.
+
+
+def arguments(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> dict | None:
+    """Arguments of jax.distributed.initialize, or None where this is the only process.
+
+    They come from the flags, or else from a Slurm step or a Cloud TPU slice. Raises UserError for
+    flags that do not fit together.
+    """
+    flags = {
+        "--coordinator": coordinator,
+        "--num_processes": num_processes,
+        "--process_id": process_id,
+    }
+    if any(value is not None for value in flags.values()):
+        _check_flags(flags)
+        return dict(
+            coordinator_address=coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+            cluster_detection_method="deactivate",
+        )
+    if "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        one_task_a_node = os.environ["SLURM_NTASKS"] == os.environ.get("SLURM_STEP_NUM_NODES")
+        # The only task of a node uses all its GPUs. Otherwise each task uses one.
+        local_devices = dict(local_device_ids=[]) if one_task_a_node else {}
+        return dict(cluster_detection_method="slurm", **local_devices)
+    if importlib.util.find_spec("libtpu") and _has_tpu():
+        return {}
+    return None
+
+
+def _check_flags(flags: dict) -> None:
+    missing = [flag for flag, value in flags.items() if value is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} missing: --coordinator=HOST:PORT, --num_processes=N and "
+            "--process_id=0..N-1 belong together"
+        )
+    coordinator, num_processes, process_id = flags.values()
+    port = coordinator.rpartition(":")[2]
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"--coordinator={coordinator}: must be HOST:PORT")
+    if not 0 <= process_id < num_processes:
+        raise UserError(
+            f"--process_id={process_id}: must be at least 0 and less than "
+            f"--num_processes={num_processes}"
+        )
+
+
+def _has_tpu() -> bool:
+    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def roll_call(coordinator: str, count: int, index: int, patience: int) -> None:
+    """Waits until all processes have started, at most `patience` seconds.
+
+    Each sends its number to process 0 at the coordinator's address. Raises UserError that names the
+    missing processes; JAX's runtime does not name them.
+    """
+    if index:
+        _answer_roll_call(coordinator, count, index, patience)
+    else:
+        _call_roll(coordinator, count, patience)
+
+
+def _answer_roll_call(coordinator: str, count: int, index: int, patience: int) -> None:
+    host, _, port = coordinator.rpartition(":")
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, int(port)), timeout=5) as connection,
+        ):
+            connection.sendall(f"{index} {count}\n".encode())
+            connection.settimeout(patience + 5)
+            answer = connection.makefile().readline()
+            if answer:
+                if answer.strip():
+                    raise UserError(answer.strip())
+                return
+        time.sleep(0.2)
+    raise UserError(
+        f"--coordinator={coordinator}: process 0 did not answer there within {patience} s"
+    )
+
+
+def _call_roll(coordinator: str, count: int, patience: int) -> None:
+    end = time.monotonic() + patience
+    connections: dict[int, socket.socket] = {}  # by number of process
+    error = ""
+    with _listening(coordinator) as server, contextlib.ExitStack() as open_connections:
+        while len(connections) < count - 1 and not error:
+            server.settimeout(max(end - time.monotonic(), 0.01))
+            try:
+                connection, (address, *_) = server.accept()
+            except TimeoutError:
+                missing = [str(i) for i in range(1, count) if i not in connections]
+                error = (
+                    f"process {', '.join(missing)} of {count} did not connect to process 0 "
+                    f"within {patience} s"
+                )
+                break
+            connection.settimeout(5)
+            # Other programs may connect to the port, too.
+            with contextlib.suppress(OSError, ValueError):
+                line = open_connections.enter_context(connection).makefile().readline()
+                index, its_count = map(int, line.split())
+                if index in connections:
+                    error = f"{address} is process {index} of {count}, and so is another one"
+                elif its_count != count:
+                    error = f"{address} is process {index} of {its_count}, process 0 is of {count}"
+                connections[index] = connection
+        for connection in connections.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{error}\n".encode())
+                # The other side closes first: who does so keeps the port busy for a while.
+                connection.recv(1)
+    if error:
+        raise UserError(error)
+
+
+def _listening(coordinator: str) -> socket.socket:
+    port = coordinator.rpartition(":")[2]
+    try:
+        return socket.create_server(("", int(port)))
+    except OSError as error:
+        raise UserError(
+            f"--coordinator={coordinator}: process 0 can't listen there ({error.strerror})"
+        ) from None
+
+
+# --------------------------------------------------------------------------------------------------
+# A parent process that explains the end of its child when JAX's runtime aborts the child.
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+RESUME = "This process ends, too; the same command goes on with the run"
+
+_parent: int | None = None  # the parent's process id, in the child
+_pipe: int | None = None  # a pipe to the parent, in the child
+
+
+def supervise() -> None:
+    """Forks; returns in the child.
+
+    The parent forwards SIGTERM and SIGINT to the child, and ends with the child's exit code or
+    signal. Where JAX's runtime aborts the child, the parent writes a line about the cause.
+    """
+    global _parent, _pipe
+    parent = os.getpid()
+    read, write = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        _parent = parent
+        _pipe = write
+        return
+    os.close(write)
+    status = _wait_for(child)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGABRT:
+        print(_cause(os.read(read, 1000).decode()), file=sys.stderr, flush=True)
+        code = 1
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(parent, -code)
+    os._exit(code)
+
+
+def _wait_for(child: int) -> int:
+    """Forwards signals to the child until it ends. Returns its wait status."""
+    while True:
+        received = signal.sigwaitinfo(_SIGNALS)
+        if received.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status
+        elif received.si_code <= 0:
+            # From a process. A terminal sends its signals to the child itself.
+            os.kill(child, received.si_signo)
+
+
+def _cause(report: str) -> str:
+    """Why the runtime aborted the child; `report` is the content of the pipe."""
+    index, _, coordinator = report.partition(" ")
+    if not coordinator:
+        return "the processes of the run did not find each other"
+    return (
+        f"process {index}: process 0 ({coordinator}), which connects the processes, died or "
+        f"can't be reached. {RESUME}"
+    )
+
+
+def report(index: int, coordinator: str) -> None:
+    """Sends the parent the number of this process, and the name of process 0's host."""
+    if _pipe is not None:
+        os.write(_pipe, f"{index} {coordinator}".encode())
+
+
+def has_parent_died() -> bool:
+    """Whether this process has a supervising parent that has died."""
+    return _parent is not None and os.getppid() != _parent
+
+
+# --------------------------------------------------------------------------------------------------
+# Several hosts at one run: their processes agree, and end together.
+#
+# JAX's distributed runtime connects them. Its key-value store lies in process 0. There, process 0
+# says when the others may proceed. Once a second, each process looks whether another has failed or
+# died. Then all end with a line that names it, where they would wait in a collective for ever. When
+# process 0 itself dies, the runtime aborts the others, and their `supervisor` writes the line.
 
 
 class StopPoint:
@@ -129,11 +341,11 @@ _signatures = set()  # of the programs that all processes have compiled for `run
 def connect(arguments: dict, patience: int = 300) -> None:
     """Joins the other processes of the run; must come before JAX's first use.
 
-    `arguments` are those of `cluster.arguments`. Waits `patience` seconds for the others, and
+    `arguments` are those of `arguments`. Waits `patience` seconds for the others, and
     raises UserError where one is missing.
     """
     if "coordinator_address" in arguments:
-        cluster.roll_call(
+        roll_call(
             arguments["coordinator_address"],
             arguments["num_processes"],
             arguments["process_id"],
@@ -165,7 +377,7 @@ def connect(arguments: dict, patience: int = 300) -> None:
     _process.names = [
         client.blocking_key_value_get(f"name/{i}", 1000 * patience) for i in range(_process.count)
     ]
-    supervisor.report(_process.index, _process.names[0])
+    report(_process.index, _process.names[0])
     _process.stop_point = StopPoint(client, _process.index, _process.count)
     own_name = _process.names[_process.index]
     progress.say(f"process {_process.index} of {_process.count}, on {own_name}")
@@ -329,7 +541,7 @@ def _watch() -> None:
     client = _process.client
     everyone = list(range(_process.count))
     while not _leaving.wait(LOOK):
-        if supervisor.has_parent_died():
+        if has_parent_died():
             _end(1)  # the signal that killed the parent was for the run
         try:
             failures = {
@@ -357,7 +569,7 @@ def _watch() -> None:
 
 def _give_up(line: str, code: int) -> None:
     if not _leaving.is_set():
-        message = f"process {_process.index}: {line}. {supervisor.RESUME}"
+        message = f"process {_process.index}: {line}. {RESUME}"
         print(message, file=sys.stderr, flush=True)
         _end(code)
 

@@ -1,4 +1,4 @@
-"""Code that the fine-tuning tasks share: encoder and head, batches, scores, predictions."""
+"""What the fine-tuning tasks share: encoder and head, batches, scores, predictions."""
 
 import abc
 import dataclasses
@@ -14,14 +14,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model, named_class
+from transformer_jax.contracts.task import Context, EvaluationProgram, Loss, Task
 from transformer_jax.data import arguments, rows, tokenizers
-from transformer_jax.data.long_lines import LongLines
+from transformer_jax.data.arguments import LongLines
 from transformer_jax.data.rows import Row
 from transformer_jax.distributed import hosts
-from transformer_jax.distributed.placement import Placement, gathered, split_rows
-from transformer_jax.finetuning import lengths
-from transformer_jax.finetuning.encoder import Encoder
-from transformer_jax.finetuning.marks import Marks
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
+from transformer_jax.finetuning import predictions
+from transformer_jax.finetuning.encoder import Encoder, Marks
 from transformer_jax.finetuning.predictions import (
     Prediction,
     Reader,
@@ -30,9 +30,8 @@ from transformer_jax.finetuning.predictions import (
     prediction_of,
 )
 from transformer_jax.inference.batching import in_order
-from transformer_jax.pictures.attended import Attended
+from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.pictures.progress import say, track
-from transformer_jax.tasks.task import Context, EvaluationProgram, Loss, Task
 
 # A language model that is fine-tuned learns three new tokens: start, delimiter and extract
 # (Radford et al. 2018, section 3.3).
@@ -123,6 +122,7 @@ class Definition(abc.ABC):
         """
 
 
+# --------------------------------------------------------------------------------------------------
 # Batches whose examples are sorted by length together.
 _SORTED_BATCHES = 64
 
@@ -190,7 +190,7 @@ class Outputs:
 
 @dataclasses.dataclass
 class FineTuning(Definition, Task):
-    """A task on a pre-trained model. See tasks/task.py for the contract.
+    """A task on a pre-trained model. See contracts/task.py for the contract.
 
     `tokenizer_folder` is the folder of the run's tokenizer, or of the earlier run's.
     """
@@ -212,7 +212,7 @@ class FineTuning(Definition, Task):
         self.model = build_model(self.config)
         self.encoder = Encoder(self.model, self.source_only, self.num_global, self.marks_texts)
         _check(self)
-        self.lengths = lengths.of_mesh(self.config.mesh, self.length)
+        self.lengths = predictions.lengths_on_mesh(self.config.mesh, self.length)
         self.num_row_shapes = len(self.lengths)
         self._examples_of_split = {}
         self.coefficients = {"task": 1.0}
@@ -231,7 +231,7 @@ class FineTuning(Definition, Task):
         if self.source_only:
             return tokenizers.source_of_run(self.tokenizer_folder, self.config.data, self.model)
         # No tokenizer is trained, so there is no text for it.
-        tokenizer = tokenizers.of_run(
+        tokenizer = tokenizers.run_tokenizer(
             self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
         )
         return self.model.reader(tokenizer)
@@ -262,13 +262,13 @@ class FineTuning(Definition, Task):
         self._examples("valid")  # raises its errors before training
         train = self.in_buckets(self._examples("train"))
         drawn = rows.train_rows([train], self.config)
-        batches = lengths.Batches(drawn, train, self.group_by_length)
+        batches = predictions.Batches(drawn, train, self.group_by_length)
         return types.SimpleNamespace(train=batches, eval={})
 
-    def in_buckets(self, examples: list) -> lengths.Examples:
+    def in_buckets(self, examples: list) -> predictions.Examples:
         """Returns the examples with the lengths to which their rows may be cut."""
         num_tokens = np.array([self.num_tokens(example) for example in examples])
-        return lengths.Examples(examples, self.row, num_tokens, self.lengths, self.shapes)
+        return predictions.Examples(examples, self.row, num_tokens, self.lengths, self.shapes)
 
     def rows(self):
         return self._rows

@@ -1,11 +1,7 @@
-"""A pre-trained model as an encoder of one text or of two texts.
-
-The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
-BART (Lewis et al. 2019, sections 3.1 and 3.2).
-"""
+"""A pre-trained model as an encoder of one text or of two texts."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +9,42 @@ import numpy as np
 
 from transformer_jax.config import UserError
 from transformer_jax.data.rows import Row, padded
-from transformer_jax.finetuning.marks import Marks
-from transformer_jax.inference import framing
+from transformer_jax.inference import batching
 from transformer_jax.inference.attention import check_attends, check_length
 from transformer_jax.layers.attention import weights_in
-from transformer_jax.layers.heads import Head
-from transformer_jax.pictures.attended import Attended, Side, between
+from transformer_jax.layers.embeddings import Head
+from transformer_jax.pictures.attention_maps import Attended, Side, between
+
+# --------------------------------------------------------------------------------------------------
+# The special tokens of a row that holds one text or two texts.
+
+
+class Marks(NamedTuple):
+    """Ids in front of the first text, between two texts, and behind the last text."""
+
+    begin: tuple[int, ...]
+    separator: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def count(self, num_texts: int) -> int:
+        """Returns the number of marks in a row of one text or of two."""
+        return len(self.begin) + (num_texts - 1) * len(self.separator) + len(self.end)
+
+    def second(self, first: list[int]) -> int:
+        """Returns the position at which the second text of a row begins."""
+        return len(self.begin) + len(first) + len(self.separator)
+
+    def around(self, first: list[int], second: list[int] | None = None) -> list[int]:
+        """Returns the ids of a row."""
+        ids = [*self.begin, *first]
+        return [*ids, *self.end] if second is None else [*ids, *self.separator, *second, *self.end]
+
+
+# --------------------------------------------------------------------------------------------------
+# A pre-trained model as an encoder of one text or of two texts.
+#
+# The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
+# BART (Lewis et al. 2019, sections 3.1 and 3.2).
 
 # The marks of a row in a picture.
 _NAMES = {
@@ -113,7 +139,7 @@ class Encoder:
                     "tokenizer and start, delimiter and extract"
                 )
             return Marks(*((self.model.vocab_size - place,) for place in (3, 2, 1)))
-        begin, end = framing.of_text(self.model, tokenizer)
+        begin, end = batching.text_frame(self.model, tokenizer)
         return Marks(begin, end[:1] * tokenizer.pair_separators, end)
 
     def row(

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
 from transformer_jax.finetuning.base import FineTuning
-from transformer_jax.layers import flops
-from transformer_jax.layers.cells import LSTM
-from transformer_jax.layers.heads import Head, RecurrentHead
+from transformer_jax.layers import parameters
+from transformer_jax.layers.embeddings import Head, RecurrentHead
+from transformer_jax.layers.recurrent import LSTM
 
 Name = Literal[
     "",
@@ -142,6 +142,6 @@ class FeatureBased(FineTuning):
             return super().flops(row_shape)
         length = self.lengths[row_shape]
         cell = LSTM(self.lstm_width // 2)  # of one direction
-        first = flops.recurrent(length, self._input_width, cell)
-        second = flops.recurrent(length, self.lstm_width, cell)
+        first = parameters.recurrent(length, self._input_width, cell)
+        second = parameters.recurrent(length, self.lstm_width, cell)
         return super().flops(row_shape) + 3 * 2 * (first + second) * self.rows_of_example

@@ -1,11 +1,149 @@
-"""Predictions for lines of text: their form, and the examples of the lines."""
+"""Predictions for lines of text, in batches of similar lengths, with labels known or new."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy.special
 
-from transformer_jax.data.long_lines import LongLines
+from transformer_jax.config import UserError
+from transformer_jax.data import arguments
+from transformer_jax.data.arguments import LongLines
+from transformer_jax.data.rows import Row, TrainRows
+from transformer_jax.distributed import sharding
+
+# --------------------------------------------------------------------------------------------------
+# Batches whose rows end where their longest example does, so that less padding is computed.
+#
+# A bucket is a length to which rows are cut. Each bucket is another shape to compile.
+
+# Rows of more than two tiles are cut to whole tiles, which the fused attention kernels take.
+_TILE = 128
+# Shorter rows are cut to multiples of this part of their length.
+_PARTS = 8
+
+
+def buckets(length: int) -> tuple[int, ...]:
+    """Returns the lengths to which rows of `length` tokens may be cut, the longest first."""
+    step = _TILE if length > 2 * _TILE else -(-length // _PARTS)
+    return (length, *range((length - 1) // step * step, 0, -step))
+
+
+def lengths_on_mesh(mesh: Any, length: int) -> tuple[int, ...]:
+    """Returns the `buckets` of rows on a mesh, `config.mesh`.
+
+    Where the mesh splits rows, only their full length is known to be divisible.
+    """
+    rows_are_split = any(mesh[axis] != 1 for axis in sharding.rules(mesh)["length"])
+    return (length,) if rows_are_split else buckets(length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Examples whose rows are made on demand. A batch of rows is cut to the bucket it fits in."""
+
+    examples: Sequence[Any]
+    make_row: Callable[[Any], Row]  # of lengths[0] tokens
+    num_tokens: np.ndarray  # (examples,): without padding
+    lengths: tuple[int, ...]  # of the buckets, the longest first
+    shapes: Callable[[int], dict[str, tuple[int, ...]]]  # of a row's arrays, by its length
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        """Returns the longest rows of (number of an example, epoch), as a component does."""
+        return [self.make_row(self.examples[number]) for number, _ in numbers]
+
+    def bucket(self, numbers: Sequence[int]) -> int:
+        """Returns the number of the shortest of `lengths` in which these examples fit."""
+        longest = max(self.num_tokens[number] for number in numbers)
+        return max(bucket for bucket, length in enumerate(self.lengths) if length >= longest)
+
+    def stack(self, numbers: Sequence[int], bucket: int) -> Row:
+        """Returns the rows of these examples, arrays (len(numbers), ...)."""
+        rows = [self.make_row(self.examples[number]) for number in numbers]
+        cuts = {
+            name: (slice(None), *map(slice, shape))
+            for name, shape in self.shapes(self.lengths[bucket]).items()
+        }
+        return {name: np.stack([row[name] for row in rows])[cuts[name]] for name in rows[0]}
+
+    def batches(self, size: int, window: int) -> Iterator[tuple[np.ndarray, Row]]:
+        """Yields (numbers of the examples, rows) for batches of all examples.
+
+        The examples of `window` batches are sorted by length together. Rows of zeros fill up the
+        last batch.
+        """
+        for start in range(0, len(self), size * window):
+            num_tokens = self.num_tokens[start : start + size * window]
+            order = start + np.argsort(num_tokens, kind="stable")
+            for first in range(0, len(order), size):
+                numbers = order[first : first + size]
+                rows = self.stack(numbers, self.bucket(numbers))
+                missing = size - len(numbers)
+                yield numbers, {name: _extended(rows[name], missing) for name in rows}
+
+
+def _extended(array: np.ndarray, num_rows: int) -> np.ndarray:
+    """Returns the array with so many rows of zeros at its end."""
+    return np.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batches:
+    """The training batches. `drawn` decides which examples an update has.
+
+    The examples of `group` updates are sorted by length together; then the batches are shuffled.
+    """
+
+    drawn: TrainRows  # its one component is as long as `examples`
+    examples: Examples
+    group: int
+
+    def size(self, step: int) -> int:
+        return self.drawn.size(step)
+
+    def until(self, step: int) -> float:
+        return self.drawn.until(step)
+
+    def row_shape(self, step: int) -> int:
+        """Returns the bucket of the rows of update `step`."""
+        return self.examples.bucket(self._numbers(step))
+
+    def batch(self, step: int, places: Sequence[int]) -> Row:
+        numbers = self._numbers(step)
+        chosen = [numbers[place] for place in places]
+        return self.examples.stack(chosen, self.examples.bucket(numbers))
+
+    def _numbers(self, step: int) -> np.ndarray:
+        return self._group(step // self.group)[step % self.group]
+
+    @functools.cached_property
+    def _group(self) -> Callable[[int], list[np.ndarray]]:
+        """The examples of each update of a group. The last groups are cached."""
+        return functools.lru_cache(maxsize=4)(self._sorted)
+
+    def _sorted(self, group: int) -> list[np.ndarray]:
+        steps = range(group * self.group, (group + 1) * self.group)
+        drawn = [self._drawn(step) for step in steps]
+        if self.group == 1:
+            return drawn
+        numbers = np.concatenate(drawn)
+        numbers = numbers[np.argsort(self.examples.num_tokens[numbers], kind="stable")]
+        order = np.random.default_rng((self.drawn.seed, group)).permutation(self.group)
+        parts = np.split(numbers, np.cumsum([len(drawn[place]) for place in order])[:-1])
+        return [part for _, part in sorted(zip(order, parts), key=lambda pair: pair[0])]
+
+    def _drawn(self, step: int) -> np.ndarray:
+        places = range(self.size(step))
+        return np.array([number for _, number, _ in self.drawn.numbers(step, places)])
+
+
+# --------------------------------------------------------------------------------------------------
+# Predictions for lines of text: their form, and the examples of the lines.
 
 
 class Unlabelled(NamedTuple):
@@ -51,3 +189,102 @@ def prediction_of(examples: list, outputs: Iterator[np.ndarray], reader: Reader)
     if not examples:
         return Prediction("", {"text": "", **reader.empty_details})
     return Prediction(*reader.prediction(examples, [next(outputs) for _ in examples]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Zero-shot classification by textual inference (Yin et al. 2019, section 4.2).
+#
+# The text is a premise, and each label makes a hypothesis, such as "This example is about music.".
+# A classifier of pairs that knows entailment decides between labels that it was not trained on.
+
+# With several labels for a text, those above this probability are predicted.
+_THRESHOLD = 0.5
+
+
+class ZeroShot:
+    """The examples and the predictions of lines, for `labels` outside the training.
+
+    The label of a line has the largest softmax of the entailment logits over all labels. With
+    `multi_label`, or for a single label, each label has a softmax of its own, over contradiction
+    and entailment. A classifier of two classes has its other class in place of contradiction.
+    Raises UserError for a classifier or labels with which this is impossible.
+    """
+
+    def __init__(self, task: Any, labels: Iterable[str], template: str, multi_label: bool):
+        if not task.two_texts:
+            raise UserError(
+                "config.task.pair is missing: inference needs a premise and a hypothesis; a "
+                "checkpoint is converted with --config.task.pair=2 --config.task.label=3"
+            )
+        labels = list(arguments.as_texts(labels))
+        if not all(label.strip() for label in labels) or len({*labels}) < max(len(labels), 1):
+            raise UserError(f"labels={labels}: must be different texts, at least one")
+        if "{}" not in template:
+            raise UserError(f"hypothesis_template={template!r}: must hold {{}} for the label")
+        self.labels = labels
+        self.multi_label = multi_label or len(labels) == 1
+        self._task = task
+        self._classes = _classes(task.names, self.multi_label)
+        self._max_tokens = task.length - task.marks.count(2)  # of a premise and its hypothesis
+        texts = [template.replace("{}", label) for label in labels]
+        self._hypotheses = task.tokenizer.encode(texts)
+        for text, ids in zip(texts, self._hypotheses):
+            if len(ids) >= self._max_tokens:
+                raise UserError(
+                    f"the hypothesis {text[:60]!r} has {len(ids)} tokens: must have at most "
+                    f"{self._max_tokens - 1}, by config.task.length={task.length}"
+                )
+
+    def unlabelled(self, lines: list[tuple[int, str]]) -> list[Unlabelled]:
+        """Returns an example for each label of each line. The premise alone is cut."""
+        premises = self._task.tokenizer.encode([line for _, line in lines]) if lines else []
+        rooms = [self._max_tokens - len(ids) for ids in self._hypotheses]
+        return [
+            Unlabelled(
+                [(ids[:room], other, 0) for room, other in zip(rooms, self._hypotheses)],
+                len(ids) > min(rooms),
+            )
+            for ids in premises
+        ]
+
+    def prediction(self, examples: list, outputs: list[np.ndarray]) -> tuple[str, dict]:
+        """Returns the label, or labels separated by commas, and all probabilities, largest first.
+
+        Labels of equal probability stand in the order in which they were given.
+        """
+        logits = np.stack(outputs).sum(axis=1)[:, self._classes]
+        axis = 1 if self.multi_label else 0
+        probabilities = scipy.special.softmax(logits, axis=axis)[:, 0].tolist()
+        ranked = sorted(zip(self.labels, probabilities), key=lambda pair: -pair[1])
+        if not self.multi_label:
+            label = ranked[0][0]
+            return label, {"label": label, "probabilities": dict(ranked)}
+        labels = [label for label, probability in ranked if probability > _THRESHOLD]
+        return ",".join(labels), {"labels": labels, "probabilities": dict(ranked)}
+
+    @property
+    def empty_details(self) -> dict:
+        """The details of a prediction for an empty line."""
+        return {"labels" if self.multi_label else "label": None, "probabilities": None}
+
+
+def _classes(names: list[str], multi_label: bool) -> list[int]:
+    """Returns the classes whose logits are read: entailment, and with `multi_label` its opposite.
+
+    Raises UserError where `names` lack one of them.
+    """
+    entailment = _class(names, "entail")
+    if not multi_label:
+        return [entailment]
+    return [entailment, 1 - entailment if len(names) == 2 else _class(names, "contradict")]
+
+
+def _class(names: list[str], beginning: str) -> int:
+    """Returns the number of the class whose name begins so, in any case."""
+    for number, name in enumerate(names):
+        if name.lower().startswith(beginning):
+            return number
+    raise UserError(
+        f"config.task.labels={tuple(names)}: none begins with {beginning!r}, as a classifier of "
+        "inference needs; take a run whose labels are named so (the id2label of a checkpoint)"
+    )

@@ -1,13 +1,8 @@
-"""A family of Hugging Face's architectures, and the list of all: one file of this folder each.
-
-A file of this folder defines `FAMILIES`, the architectures that it converts. Nothing else names
-them.
-"""
+"""An architecture of Hugging Face: how its checkpoints become runs, and runs its checkpoints."""
 
 import dataclasses
 import importlib
 import pathlib
-import pkgutil
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -16,15 +11,135 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.huggingface import heads, tensors
-from transformer_jax.huggingface.keys import Keys
-from transformer_jax.huggingface.tensors import Table
+from transformer_jax.configuration import classes
+from transformer_jax.huggingface import tensors
+from transformer_jax.huggingface.tensors import Keys, Table
 from transformer_jax.pictures.progress import say
 
-_PACKAGE = __name__.rpartition(".")[0]
-# Modules of this folder that define no family.
-_SHARED = ("encoder_decoder", "family", "generation", "heads", "keys", "tensors")
-_SHARED += ("peft", "peft_modules")
+# --------------------------------------------------------------------------------------------------
+# Fine-tuned heads: their keys in Hugging Face's config.json, and those of `config.task`.
+#
+# The tasks are tasks/{classification,tagging,span,choice}.py.
+
+
+def read_keys(config: ConfigDict, hf_config: dict, dropout: float) -> dict:
+    """Returns the keys of `config.task` for the content of config.json.
+
+    `config.task.name` and the sizes of the model are set. `dropout` is the one in front of the
+    head. Raises UserError for a head that our tasks do not have.
+    """
+    max_length = config.model.get("max_length", 512)
+    if config.task.name == "span":
+        # The lengths of SQuAD (Devlin et al. 2018), or the same proportions of a shorter row. This
+        # head has no dropout.
+        length = min(max_length, 384)
+        return {
+            "length": length,
+            "stride": min(128, length // 3),
+            "max_question": min(64, length // 6),
+        }
+    keys = {"length": min(max_length, 512), "head_dropout": dropout}
+    if config.task.name == "choice":
+        # The head scores one choice at a time, so config.json does not say how many choices there
+        # are. The default is two.
+        return keys | {"choices": ("2", "3"), "label": "4"}
+    labels = read_labels(hf_config)
+    if config.task.name == "tagging":
+        return keys | {"labels": labels}
+    # transformers infers a missing problem_type in the same way.
+    inferred = "regression" if len(labels) == 1 else "single_label_classification"
+    problem = hf_config.get("problem_type") or inferred
+    if problem != inferred:
+        raise UserError(
+            f"problem_type={problem!r} with {len(labels)} labels: only regression with 1 label, "
+            "and single_label_classification with 2 or more, are supported"
+        )
+    return keys | ({"regression": True} if problem == "regression" else {"labels": labels})
+
+
+def check(task: ConfigDict) -> None:
+    """Raises UserError for a task that Hugging Face's heads do not compute."""
+    if task.get("symmetric"):
+        raise UserError(
+            "config.task.symmetric=True: Hugging Face's models read one row of each example, not "
+            "both orders of its texts"
+        )
+    if task.get("head_kind", "linear") != "linear":
+        raise UserError(
+            f"config.task.head_kind={task.head_kind!r}: Hugging Face's models have a linear head"
+        )
+    if task.get("features"):
+        raise UserError(
+            f"config.task.features={task.features!r}: Hugging Face's models have no LSTM head"
+        )
+
+
+def write_keys(task: ConfigDict) -> dict:
+    """Returns the keys of config.json for `config.task`. Raises UserError as `check` does."""
+    check(task)
+    if task.get("regression"):
+        return label_maps(("LABEL_0",)) | {"problem_type": "regression"}
+    return label_maps(task.labels) if "labels" in task else {}
+
+
+class FineTuned:
+    """The keys of a fine-tuned head. A class derives from it and from the family of its encoder."""
+
+    @property
+    def dropout_key(self) -> str:
+        """The key of the dropout in front of the head; "" where the head has none of its own."""
+        return "" if self.task == "span" else "classifier_dropout"
+
+    def default_dropout(self, config: ConfigDict) -> float:
+        """Returns the dropout of a checkpoint that does not have `dropout_key`."""
+        return config.model.dropout
+
+    def task_keys(self, config: ConfigDict, hf_config: dict) -> dict:
+        dropout = hf_config.get(self.dropout_key)
+        if dropout is None:
+            dropout = self.default_dropout(config)
+        return read_keys(config, hf_config, dropout)
+
+    def other_keys(self, config: ConfigDict, tokenizer) -> dict:
+        keys = super().other_keys(config, tokenizer) | write_keys(config.task)
+        return keys | ({self.dropout_key: config.task.head_dropout} if self.dropout_key else {})
+
+
+def label_maps(labels) -> dict:
+    """Returns the keys of config.json for the names of labels."""
+    labels = [str(label) for label in labels]
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+
+
+def read_labels(hf_config: dict) -> tuple[str, ...]:
+    """Returns the labels by number.
+
+    Without id2label, the labels have the names that transformers gives them. Their number is
+    num_labels, or two.
+    """
+    id2label = hf_config.get("id2label")
+    if id2label is None:
+        count = hf_config.get("num_labels", 2)
+        if not isinstance(count, int) or count < 1:
+            raise UserError(f"num_labels={count!r}: must be a whole number from 1")
+        return tuple(f"LABEL_{number}" for number in range(count))
+    if not isinstance(id2label, dict) or not id2label:
+        raise UserError("id2label: must be an object that names the labels 0, 1, 2, ...")
+    numbers = [str(number) for number in range(len(id2label))]
+    if id2label.keys() != set(numbers):
+        raise UserError("id2label: must name the labels 0, 1, 2, ... without a gap")
+    labels = tuple(str(id2label[number]) for number in numbers)
+    duplicates = [label for number, label in enumerate(labels) if label in labels[:number]]
+    if duplicates:
+        raise UserError(f"id2label: two labels have the name {duplicates[0]!r}")
+    return labels
+
+
+# A file of transformer_jax/families may define `ARCHITECTURES`, a list of what it converts. Nothing
+# else names them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +224,7 @@ class Family:
 
     def check(self, config: ConfigDict) -> None:
         """Raises UserError for a run that Hugging Face's model does not compute."""
-        heads.check(config.task)
+        check(config.task)
         self.keys.check(config.model, self.architecture)
 
     def written(self, config: ConfigDict) -> ConfigDict:
@@ -153,22 +268,23 @@ class Family:
 
 
 def families() -> list[Family]:
-    """Returns the families of all files in this folder."""
-    folder = importlib.import_module(_PACKAGE).__path__
-    names = sorted(m.name for m in pkgutil.iter_modules(folder) if m.name not in _SHARED)
-    modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in names]
+    """Returns the architectures that the files of transformer_jax/families convert."""
+    modules = [
+        importlib.import_module(f"transformer_jax.families.{name}")
+        for name in classes.names("model")
+    ]
     return [family for module in modules for family in _defined(module)]
 
 
 def _defined(module) -> list[Family]:
-    """Returns the families of a file. Raises UserError where it defines none."""
-    defined = vars(module).get("FAMILIES", [])
-    if not defined or not all(isinstance(family, Family) for family in defined):
-        raise UserError(f"{module.__file__}: must define FAMILIES, a list of its architectures")
+    """Returns the architectures of a file. Raises UserError where one is none."""
+    defined = vars(module).get("ARCHITECTURES", [])
+    if not all(isinstance(family, Family) for family in defined):
+        raise UserError(f"{module.__file__}: ARCHITECTURES must be a list of `Family`")
     return defined
 
 
-def of_checkpoint(folder: pathlib.Path, hf_config: dict) -> Family:
+def checkpoint_family(folder: pathlib.Path, hf_config: dict) -> Family:
     """Returns the family of the checkpoint in `folder`. Raises UserError for an unknown one."""
     by_name = {family.architecture: family for family in families()}
     architectures = hf_config.get("architectures")
@@ -193,7 +309,7 @@ def of_checkpoint(folder: pathlib.Path, hf_config: dict) -> Family:
     return family
 
 
-def of_run(config: ConfigDict, architecture: str | None = None) -> Family:
+def run_family(config: ConfigDict, architecture: str | None = None) -> Family:
     """Returns the family that can hold a run with this config: the first, or the named one.
 
     Raises UserError where there is none.

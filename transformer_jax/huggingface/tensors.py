@@ -1,5 +1,6 @@
-"""The weights in Hugging Face folders. Only safetensors are read: they cannot run code."""
+"""The keys and the tensors of Hugging Face's checkpoints, and ours that equal them."""
 
+import dataclasses
 import functools
 import json
 import operator
@@ -10,11 +11,77 @@ from types import MappingProxyType
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from transformer_jax.config import UserError
-from transformer_jax.storage import errors
+from transformer_jax.storage import buckets
+
+# --------------------------------------------------------------------------------------------------
+# The keys of a model in Hugging Face's config.json, and those of `config.model`.
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The keys of one architecture's config.json."""
+
+    # {key: key of config.model}; config.json must have them.
+    required: dict[str, str]
+    # {key: (key of config.model, default)}
+    optional: dict[str, tuple[str, float]]
+    # {key: values that our model computes, the default first}
+    allowed: dict[str, tuple]
+    # {key of config.model: its meaning}; only None has an equivalent
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def changed(self, **additions: dict) -> "Keys":
+        """Returns the keys with additions to its fields, in place of entries of the same name."""
+        changes = {name: getattr(self, name) | added for name, added in additions.items()}
+        return dataclasses.replace(self, **changes)
+
+    def read(self, hf_config: dict) -> dict:
+        """Returns the keys of config.model for the content of config.json.
+
+        Raises UserError for a missing key, and for a value that our model does not compute.
+        """
+        missing = [key for key in self.required if key not in hf_config]
+        if missing:
+            raise UserError(f"no {' and no '.join(missing)}")
+        for key, values in self.allowed.items():
+            value = hf_config.get(key, values[0])
+            if value not in values:
+                supported = " or ".join(repr(value) for value in values if value is not None)
+                raise UserError(f"{key}={value!r}: only {supported} is supported")
+        model = {name: hf_config[key] for key, name in self.required.items()}
+        for key, (name, default) in self.optional.items():
+            model[name] = hf_config.get(key, default)
+        return model
+
+    def check(self, model: ConfigDict, architecture: str) -> None:
+        """Raises UserError for a key of config.model whose value has no equivalent."""
+        for key, meaning in self.absent.items():
+            if model[key] is not None:
+                raise UserError(f"config.model.{key}={model[key]}: {architecture} has no {meaning}")
+
+    def write(self, model: ConfigDict) -> dict:
+        """Returns the keys of config.json for config.model, and those that all our models share."""
+        content = {key: model[name] for key, name in self.required.items()}
+        for key, (name, _) in self.optional.items():
+            content[key] = model[name]
+        return content | {key: values[0] for key, values in self.allowed.items()}
+
+
+def check_head_dim(model: ConfigDict, architecture: str) -> None:
+    """Raises UserError unless the heads divide the width of the model."""
+    if model.head_dim not in (None, model.d_model / model.num_heads):
+        raise UserError(
+            f"config.model.head_dim={model.head_dim}: {architecture} has only d_model / num_heads"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The weights in Hugging Face folders. Only safetensors are read: they cannot run code.
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -142,7 +209,7 @@ def views(params, table: Table) -> dict[str, list[np.ndarray]]:
             arrays_of[name] = [convert(array) for array in arrays]
             continue
         for repeat, parts in enumerate(zip(*arrays, strict=True)):
-            arrays_of[of_layer(name, repeat)] = [convert(part) for part in parts]
+            arrays_of[layer_name(name, repeat)] = [convert(part) for part in parts]
     return arrays_of
 
 
@@ -151,7 +218,7 @@ def is_stack(name: str) -> bool:
     return _NUMBER.search(name) is not None
 
 
-def of_layer(name: str, repeat: int) -> str:
+def layer_name(name: str, repeat: int) -> str:
     """Returns the name of one layer's tensor, from that of a stack."""
     number = _NUMBER.search(name)
     return _NUMBER.sub(str(int(number[1] or 0) + int(number[2] or 1) * repeat), name)
@@ -266,7 +333,7 @@ def write(
 def read_json(path: pathlib.Path) -> dict:
     """Returns the JSON object in a file. Raises UserError if there is none."""
     try:
-        with errors.reading(path):
+        with buckets.reading(path):
             content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from None

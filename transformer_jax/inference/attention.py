@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import UserError
 from transformer_jax.layers.attention import weights_in
-from transformer_jax.pictures.attended import Attended, Side, between
+from transformer_jax.pictures.attention_maps import Attended, Side, between
 
 
 def check_attends(model: Any) -> None:

@@ -1,16 +1,29 @@
-"""Decoding connectionist temporal classification: greedy, and by prefix beam search.
-
-The output of T frames is a path of T tokens, one of which is the blank. A path stands for the
-sequence that is left when repeats are joined and blanks removed (Graves et al. 2006, section 3).
-"""
+"""Transcripts by connectionist temporal classification: greedy, or by prefix beam search."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
+
+from transformer_jax.config import UserError
+from transformer_jax.data.speech import normalised
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
+from transformer_jax.inference.batching import chunks, in_order, rounded_up
+from transformer_jax.scores.ngrams import NGrams
+
+# --------------------------------------------------------------------------------------------------
+# Decoding connectionist temporal classification: greedy, and by prefix beam search.
+#
+# The output of T frames is a path of T tokens, one of which is the blank. A path stands for the
+# sequence that is left when repeats are joined and blanks removed (Graves et al. 2006, section 3).
 
 Tokens = tuple[int, ...]
 # From the tokens so far, of a sequence that begins and ends with a boundary of words, to the
@@ -126,3 +139,122 @@ class PrefixBeam:
             return 0.0
         log_prob = self.language_model((self.boundary, *prefix))[self.boundary]
         return self.lm_weight * float(log_prob)
+
+
+# --------------------------------------------------------------------------------------------------
+# A language model of spelling: n-grams of characters, for the beam search of transcripts.
+_HELD_OUT = 10  # one of so many texts fits the weights
+_MOST_CONTEXTS = 2**16  # whose probabilities are remembered
+
+
+@dataclasses.dataclass(frozen=True)
+class SpellingModel:
+    """Interpolated n-grams of characters (scores/ngrams.py). It is a `ctc.LanguageModel`."""
+
+    ngrams: NGrams
+    weights: Float64[np.ndarray, "orders bins"]
+    _known: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def count_texts(
+        cls, texts: Sequence[Sequence[int]], order: int, vocab_size: int, boundary: int
+    ) -> "SpellingModel":
+        """Counts the n-grams of up to `order` tokens in texts, the numbers of their characters.
+
+        `boundary` stands between words, and here between texts, too. Raises UserError where there
+        are fewer than two texts.
+        """
+        if len(texts) < 2:
+            raise UserError("config.task.lm_files: has fewer than two lines of text")
+        held_out = texts[::_HELD_OUT]
+        others = [text for number, text in enumerate(texts) if number % _HELD_OUT]
+        counted = NGrams.count(_joined(others, boundary), order, vocab_size)
+        weights = counted.occurrences(_joined(held_out, boundary)).fitted_weights()
+        return cls(NGrams.count(_joined(texts, boundary), order, vocab_size), weights)
+
+    def __call__(self, tokens: tuple[int, ...]) -> Float64[np.ndarray, " V"]:
+        """Returns the log-probabilities of the token after `tokens`."""
+        context = tokens[max(len(tokens) - len(self.ngrams.tables) + 1, 0) :]
+        if context not in self._known:
+            if len(self._known) >= _MOST_CONTEXTS:
+                self._known.clear()
+            self._known[context] = np.log(self.ngrams.following(context, self.weights))
+        return self._known[context]
+
+
+def _joined(texts: Sequence[Sequence[int]], boundary: int) -> np.ndarray:
+    marked = itertools.chain.from_iterable((*text, boundary) for text in texts)
+    return np.array([boundary, *marked], np.int64)
+
+
+# --------------------------------------------------------------------------------------------------
+# Transcripts of sound by a model with a CTC head.
+
+# Samples to a multiple of which each utterance is padded: few shapes are compiled. The padding of
+# an utterance depends on its own length alone, and so does its transcript.
+_MULTIPLE = 2**15
+_SORTED_BATCHES = 8  # of utterances that are held at a time
+
+
+class Transcript(NamedTuple):
+    text: str
+    score: float  # that of the decoder, see inference/ctc.py
+
+
+@dataclasses.dataclass(frozen=True)
+class Transcriber:
+    """Transcribes utterances, on the devices of the parameters.
+
+    Attributes:
+      logits: (params, sound (B, S), lengths (B,)) -> logits (B, L, V).
+      num_frames: the number of frames of so many samples.
+      decoder: log-probabilities (L, V) of an utterance -> sequences, the best first.
+      spell: the text of a sequence.
+      batch: utterances that are read together.
+      mesh: config.mesh.
+    """
+
+    logits: Callable[[Any, jax.Array, jax.Array], jax.Array]
+    num_frames: Callable[[int], int]
+    decoder: Callable[[np.ndarray], list[Decoded]]
+    spell: Callable[[tuple[int, ...]], str]
+    batch: int
+    mesh: Any
+
+    def __call__(self, params, utterances: Iterable[np.ndarray]) -> Iterator[list[Transcript]]:
+        """Yields the transcripts of samples (S,) int16 each, in order, the best first."""
+        placement = Placement.of(params, self.mesh)
+        rows = placement.rows(self.batch)
+        for chunk in chunks(utterances, _SORTED_BATCHES * rows):
+            yield from in_order(self._of_chunk(params, placement, rows, chunk))
+
+    def _of_chunk(self, params, placement: Placement, rows: int, chunk: list[np.ndarray]):
+        """Yields (number in the chunk, transcripts)."""
+        by_size = {}
+        for number, samples in enumerate(chunk):
+            by_size.setdefault(rounded_up(max(len(samples), 1), _MULTIPLE), []).append(number)
+        for size, numbers in sorted(by_size.items()):
+            for part in chunks(numbers, rows):
+                sound = np.zeros((rows, size), np.float32)
+                lengths = np.zeros(rows, np.int32)
+                for row, number in enumerate(part):
+                    lengths[row] = len(chunk[number])
+                    if lengths[row]:
+                        sound[row, : lengths[row]] = normalised(chunk[number])
+                log_probs = hosts.run(self._log_probs, placement, params, sound, lengths)
+                log_probs = jax.device_get(log_probs)
+                for row, number in enumerate(part):
+                    frames = log_probs[row, : self.num_frames(len(chunk[number]))]
+                    yield number, [self._transcript(each) for each in self.decoder(frames)]
+
+    def _transcript(self, decoded: Decoded) -> Transcript:
+        return Transcript(self.spell(decoded.tokens), decoded.score)
+
+    @cached_property
+    def _log_probs(self):
+        def computed(placement: Placement, params, sound, lengths):
+            with placement.use():
+                logits = self.logits(params, *split_rows((sound, lengths)))
+                return gathered(jax.nn.log_softmax(logits.astype(jnp.float32)))
+
+        return jax.jit(computed, static_argnums=0)

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.data import long_lines
-from transformer_jax.data.long_lines import LongLines
+from transformer_jax.data import arguments
+from transformer_jax.data.arguments import LongLines
 from transformer_jax.distributed import hosts
-from transformer_jax.distributed.placement import Placement, gathered, split_rows
-from transformer_jax.inference import framing
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
+from transformer_jax.inference import batching
 from transformer_jax.inference.batching import chunks, padded, rounded_up
 
 # Lengths are padded to multiples of it, so that few shapes are compiled.
@@ -42,7 +42,7 @@ class Reader:
     placement: Placement
 
     def __post_init__(self):
-        framing.of_text(self.model, self.tokenizer)  # raises its errors before reading
+        batching.text_frame(self.model, self.tokenizer)  # raises its errors before reading
 
     def fill(
         self, params, texts: Iterable[str], top_k: int, long: str
@@ -78,7 +78,7 @@ class Reader:
         treatment.add(number)
         if treatment.way == "skip":
             return []
-        parts = long_lines.split(text, self._encode_masked, self._max_tokens)
+        parts = arguments.split(text, self._encode_masked, self._max_tokens)
         return [part for part in parts if mask in part]
 
     def _encode_masked(self, texts: list[str]) -> list[list[int]]:
@@ -154,12 +154,12 @@ class Reader:
     @property
     def _num_marks(self) -> int:
         """The number of tokens around a text, such as [CLS] and [SEP]."""
-        return sum(map(len, framing.of_text(self.model, self.tokenizer)))
+        return sum(map(len, batching.text_frame(self.model, self.tokenizer)))
 
     def _long_texts(self, way: str, ways: tuple[str, ...]) -> LongLines:
         marks = " and ".join(
             piece
-            for ids in framing.of_text(self.model, self.tokenizer)
+            for ids in batching.text_frame(self.model, self.tokenizer)
             for piece in self.tokenizer.pieces(list(ids))
         )
         limit = f"config.model.max_length={self.model.max_length} tokens, including {marks}"
@@ -170,7 +170,7 @@ class Reader:
 
         Rows of padding fill up B to a number that the mesh divides.
         """
-        begin, end = framing.of_text(self.model, self.tokenizer)
+        begin, end = batching.text_frame(self.model, self.tokenizer)
         rows = [[*begin, *ids, *end] for ids in rows]
         length = rounded_up(max(map(len, rows)), _LENGTH_MULTIPLE)
         length = min(length, self.model.window)

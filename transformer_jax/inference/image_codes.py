@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from transformer_jax.distributed import hosts
-from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks
 
 

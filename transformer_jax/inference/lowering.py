@@ -8,11 +8,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from transformer_jax.distributed import sharding
-from transformer_jax.distributed.placement import Placement
+from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference.batching import rounded_up
 from transformer_jax.inference.beam_search import BeamSearch
-from transformer_jax.inference.generation import LENGTH_MULTIPLE, Programs, Window
-from transformer_jax.inference.sampling import Fixed, Sampling
+from transformer_jax.inference.generation import LENGTH_MULTIPLE, Fixed, Programs, Sampling, Window
 from transformer_jax.inference.stream import Stream
 from transformer_jax.inference.translating import most_tokens
 from transformer_jax.layers.decoding import logical_axes

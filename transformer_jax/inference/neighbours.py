@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
 from transformer_jax.inference.static_vectors import StaticVectors, normalised
-from transformer_jax.storage import errors
+from transformer_jax.storage import buckets
 
 _NUM_STATIC = 8  # neighbours by embedding
 _ROUNDING = 1e-5  # by which equal cosines may differ
@@ -71,7 +71,7 @@ def read(path: str, word: str) -> dict[str, list[tuple[str, str]]]:
     A line is TEXT, or WORD, SENSE and TEXT with tabs between. Lines of other words are left out.
     `word` is "" for all words. Raises UserError for a line of another form.
     """
-    with errors.reading(path):
+    with buckets.reading(path):
         lines = list(text_lines(path))
     texts = {}
     for number, line in enumerate(lines, 1):
@@ -86,7 +86,7 @@ def read(path: str, word: str) -> dict[str, list[tuple[str, str]]]:
     return texts
 
 
-def of_word(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neighbours:
+def word_neighbours(task: Any, params, word: str, texts: list[tuple[str, str]]) -> Neighbours:
     """Returns the neighbours of a word in (sense, text), by an Encoder's hidden states.
 
     The state of a word is the mean over its tokens. The mean of all tokens' states is subtracted
@@ -150,7 +150,7 @@ def static(task: Any, params, word: str) -> list[tuple[str, float]]:
     The mean of the embeddings of other models than word vectors is subtracted first. Returns none
     for a word that the vocabulary lacks.
     """
-    vectors = StaticVectors.of_run(task, params)
+    vectors = StaticVectors.from_run(task, params)
     if vectors.known(word) is None:
         return []
     vectors = vectors if "static" in task.model.can else vectors.centred

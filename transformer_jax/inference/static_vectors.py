@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources.text_files import text_lines
-from transformer_jax.storage import errors
+from transformer_jax.storage import buckets
 
 _TOGETHER = 256  # analogies whose words are compared at once
 
@@ -23,7 +23,7 @@ class StaticVectors:
     table: Float[np.ndarray, "V M"]
 
     @classmethod
-    def of_run(cls, task: Any, params) -> "StaticVectors":
+    def from_run(cls, task: Any, params) -> "StaticVectors":
         """Returns the vectors of a run, or the embeddings that its model reads.
 
         Raises UserError for a run without a vocabulary, or without a table of it.
@@ -137,7 +137,7 @@ def _section(vectors: StaticVectors, name: str, rows: Iterable[list[str]]) -> Se
 
 def _read(path: str) -> Iterator[tuple[str, list[list[str]]]]:
     """Yields the sections of a file of analogies with their rows of four words."""
-    with errors.reading(path):
+    with buckets.reading(path):
         lines = list(text_lines(path))
     name, rows = "", []
     for number, line in enumerate(lines, 1):

@@ -15,10 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.distributed import hosts, sharding
-from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import rounded_up
-from transformer_jax.inference.beam_search import BeamSearch
-from transformer_jax.inference.hypotheses import Outputs, Search
+from transformer_jax.inference.beam_search import BeamSearch, Outputs, Search
 from transformer_jax.layers.decoding import split
 
 # The search stops to admit inputs when one in so many places is free.
@@ -208,7 +207,7 @@ class _Queue:
     def done(self) -> Iterator[tuple[int, Outputs]]:
         """Yields the inputs that are done, and frees their places."""
         for place in np.flatnonzero((self.places >= 0) & ~self.running):
-            yield int(self.places[place]), self.best.of_input(place)
+            yield int(self.places[place]), self.best.row(int(place))
         self.places[~self.running] = -1
 
     def _read(self) -> None:

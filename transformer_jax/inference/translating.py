@@ -1,18 +1,28 @@
-"""Translating lines of text by beam search, long lines in parts."""
+"""The uses of a trained encoder-decoder: translating, and outputs beside references."""
 
+import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer_jax.config import UserError
-from transformer_jax.data import long_lines
-from transformer_jax.data.long_lines import LongLines
+from transformer_jax.data import arguments
+from transformer_jax.data.arguments import LongLines
 from transformer_jax.data.tokenizers import Tokenizer
-from transformer_jax.distributed.placement import Placement
+from transformer_jax.distributed.sharding import Placement
+from transformer_jax.inference import attention
 from transformer_jax.inference.batching import chunks, in_order, longest_first
 from transformer_jax.inference.beam_search import BeamSearch
+from transformer_jax.inference.encoder import StatesUse
 from transformer_jax.inference.stream import Stream
+from transformer_jax.pictures.attention_maps import Attended
+from transformer_jax.pictures.progress import say, track
+from transformer_jax.scores import predictions
+from transformer_jax.scores.predictions import Measure
+
+# --------------------------------------------------------------------------------------------------
+# Translating lines of text by beam search, long lines in parts.
 
 WAYS = ("split", "truncate", "skip", "refuse")  # to treat a line that is too long
 
@@ -99,7 +109,7 @@ class Translator:
             treatment.add(number)
             match treatment.way:
                 case "split":
-                    yield long_lines.split(line, encode, self.max_source)
+                    yield arguments.split(line, encode, self.max_source)
                 case "truncate":
                     yield [ids[: self.max_source]]
                 case "skip":
@@ -152,3 +162,158 @@ def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
         text = " ".join(part.text for part in nth if part.text)
         joined.append(Hypothesis(text, sum(part.score for part in nth)))
     return joined
+
+
+# --------------------------------------------------------------------------------------------------
+# The uses of a trained encoder-decoder: translating by beam search.
+
+
+class SequenceToSequenceUse(StatesUse):
+    """The methods of a task whose model is of the kind SequenceToSequence.
+
+    Its tokenizer is a pair, of source and target.
+    """
+
+    @property
+    def text_tokenizer(self):
+        return self.tokenizer.source
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The kinds of attention that `attention` returns."""
+        return self.model.attentions
+
+    def translate(
+        self, params, lines: Iterable[str], n_best: int = 1, *, long: str | None = None
+    ) -> Iterator[list[Hypothesis]]:
+        """Yields the `n_best` translations of each line, in order. An empty line stays empty.
+
+        The beam search is that of `config.decode`; one beam is greedy search. More translations
+        than beams raise UserError. The number of lines in memory is bounded.
+
+        `long` decides about a line that is longer than `config.model.max_length` allows. "split",
+        the default, translates its sentences one by one, and a longer sentence in parts that end at
+        a space; it joins their n-th translations and adds their scores. "truncate" cuts the
+        line, "skip" leaves its translation empty, "refuse" raises UserError. A warning at the end
+        names the numbers of these lines.
+        """
+        return self.translator(params, arguments.as_texts(lines), n_best, long or "split")
+
+    def translated_pairs(
+        self, params, pairs: Iterable[tuple[str, str]], count: int | None = None
+    ) -> tuple[list[str], list[str]]:
+        """Returns (translations, references) of the first `count` pairs; of all where it is None.
+
+        The translation of a sentence that is too long is empty.
+        """
+        inputs, references = map(list, zip(*itertools.islice(pairs, count)))
+        max_tokens = self.translator.max_source
+        is_long = [len(ids) > max_tokens for ids in self.tokenizer.source.encode(inputs)]
+        if any(is_long):
+            say(
+                f"{sum(is_long)} sentences are longer than the {max_tokens} tokens that can be "
+                "translated: their translations count as empty"
+            )
+            inputs = ["" if long else line for line, long in zip(inputs, is_long)]
+        tracked = track(inputs, "translating", len(inputs))
+        return [best[0].text for best in self.translate(params, tracked)], references
+
+    def stream(self, params, n_best: int) -> Stream:
+        """Returns the beam search of `config.decode`; its inputs are source ids with their end.
+
+        It runs on the devices of `params`.
+        """
+        return self.translator.stream(params, n_best)
+
+    @property
+    def translator(self) -> Translator:
+        return Translator(self.model, self.tokenizer, self.config.decode, self.config.mesh)
+
+    def attention(
+        self,
+        params,
+        source: str,
+        target: str | None = None,
+        kind: str = "cross",
+        *,
+        pieces: bool = False,
+    ) -> Attended:
+        """Returns the attention weights between the words of a translation; with `pieces`, tokens.
+
+        `target` is by default the model's own translation. `kind` is "cross" (the translation
+        attends to the source), "decoder" (the translation attends to itself) or "encoder" (the
+        source attends to itself). End tokens are included. A query of the decoder is labelled with
+        the word it predicts, a key with the word it has read. Raises UserError for a text longer
+        than `config.model.max_length`.
+        """
+        if target is None:
+            target = ""
+            if kind != "encoder":
+                target = next(self.translate(params, [source], long="refuse"))[0].text
+        return attention.in_translation(
+            self.model, params, self.tokenizer, (source, target), kind=kind, pieces=pieces
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Outputs beside references: the scores of a run on a set, and the comparison of two runs.
+
+
+class Answers(NamedTuple):
+    """The texts of a set and a run's outputs for them."""
+
+    sources: list[str]
+    references: list[str]
+    outputs: list[str]
+
+
+class Answering(abc.ABC):
+    """A task whose outputs are scored text by text, so that two runs can be compared."""
+
+    @property
+    @abc.abstractmethod
+    def measures(self) -> Sequence[Measure]:
+        """The measures of the scores."""
+
+    @abc.abstractmethod
+    def answers(self, params, split: str) -> Answers:
+        """Returns the outputs for a split. Raises UserError where the run has no such split."""
+
+    def scored(self, outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Returns all scores of the outputs."""
+        scores = {}
+        for measure in self.measures:
+            scores |= predictions.scores(measure, measure.statistics(outputs, references))
+        return scores
+
+    def intervals(
+        self, outputs: Sequence[str], references: Sequence[str]
+    ) -> dict[str, tuple[float, float]]:
+        """Returns the 95 % interval of each score, by the bootstrap."""
+        intervals = {}
+        for measure in self.measures:
+            intervals |= predictions.intervals(measure, measure.statistics(outputs, references))
+        return intervals
+
+
+def comparison(measures: Sequence[Measure], answers: Answers, others: Answers) -> dict[str, dict]:
+    """Returns the paired bootstrap of each score of two runs, see `predictions.comparison`.
+
+    Raises UserError where they answered other sources, or where the references differ.
+    """
+    for noun, first, second in (
+        ("sources", answers.sources, others.sources),
+        ("references", answers.references, others.references),
+    ):
+        if first != second:
+            raise UserError(
+                f"--against: the {noun} of the two runs differ; give both the same set, by "
+                "--config.data.test_files and the like"
+            )
+    compared = {}
+    for measure in measures:
+        first, second = (
+            measure.statistics(each.outputs, each.references) for each in (answers, others)
+        )
+        compared |= predictions.comparison(measure, first, second)
+    return compared

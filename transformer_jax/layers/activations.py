@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
-from transformer_jax.configuration import suggestions
+from transformer_jax.configuration import coercion
 
 COLLECTION = "activations"
 # The name in COLLECTION of the output of a module.
@@ -66,7 +66,7 @@ class _Request:
         names = sorted(self.computed)
         for pattern in (*self.read, *self.replace):
             if not fnmatch.filter(names, pattern):
-                hint = suggestions.near(pattern, names)
+                hint = coercion.near(pattern, names)
                 raise UserError(f"no activation {pattern!r}{hint}; there are {', '.join(names)}")
 
 

@@ -15,10 +15,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.layers.embeddings import Embed, check_ids
-from transformer_jax.layers.flops import dense
-from transformer_jax.layers.outputs import AdaptiveSoftmax, Cluster, Projection
-from transformer_jax.layers.parameters import declared
+from transformer_jax.layers.embeddings import AdaptiveSoftmax, Cluster, Embed, Projection, check_ids
+from transformer_jax.layers.parameters import declared, dense
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2.2), with a cache for decoding."""
+"""Multi-head attention, and the kernels that compute it."""
 
+import functools
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,11 +13,220 @@ from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
-from transformer_jax.layers import activations, kernels, weight_dropout
-from transformer_jax.layers.linear import Linear
-from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.positions import Rotary
-from transformer_jax.layers.weight_dropout import WeightDropout
+from transformer_jax.layers import activations, blockwise_attention, recurrent, window_attention
+from transformer_jax.layers.blockwise_attention import blockwise
+from transformer_jax.layers.embeddings import Rotary
+from transformer_jax.layers.masks import Bias, Keys, Mask, Queries, causal_blocks, dot_product
+from transformer_jax.layers.parameters import Linear
+from transformer_jax.layers.recurrent import WeightDropout
+from transformer_jax.layers.ring_attention import ring
+from transformer_jax.layers.window_attention import windowed
+
+# --------------------------------------------------------------------------------------------------
+# The kernels of attention: softmax(q k^T scale + bias) v over the keys that a mask shows.
+#
+# q (B, Q, H, D), k and v (B, K, G, D) -> (B, Q, H, D). The G heads of the keys serve H / G heads of
+# the queries each (Ainslie et al. 2023). The scale is 1 / sqrt(D) by default, and the bias (B, H,
+# Q, K) is none. All kernels agree on all that they take; `pick` chooses one. The output of a query
+# without any visible key is finite but undefined.
+
+# The largest number of queries that the plain kernel serves best.
+_SHORT = 64
+# Tile sizes of the TPU kernel. It takes the largest one that divides both lengths.
+_TPU_TILES = (512, 256, 128)
+
+
+def pick(q: Queries, k: Keys, mask: Mask, dropout: bool, *, bias: Bias | None = None) -> Callable:
+    """Returns the kernel for these arrays on the mesh in use.
+
+    A length that is split over devices takes `ring`, other lengths take a fused kernel: splash on a
+    TPU, cuDNN's flash attention (Dao et al. 2022) on a GPU, and on both `blockwise` where there is
+    `dropout` of the attention weights. None of these materializes the score matrix. A window takes
+    `windowed`, except where splash or cuDNN have one. On a CPU, causal attention takes
+    `causal_blocks`. Decoding and short rows take `dot_product`, and so does all that no other
+    kernel TAKES: it materializes the score matrix, also that of a split length.
+    """
+    asked = mask.conditions()
+    asked |= {"bias"} if bias is not None else set()
+    asked |= {"groups"} if q.shape[2] != k.shape[2] else set()
+    if q.shape[1] <= _SHORT:
+        return dot_product
+    if sharding.parts("length") > 1 and not dropout:
+        return ring if asked <= TAKES[ring] and _ring_supports(q, k) else dot_product
+    platform = sharding.platform()
+    if platform == "tpu" and not dropout and asked <= TAKES[splash] and _splash_supports(q, k):
+        return splash
+    is_windowed = asked <= TAKES[windowed] and window_attention.pays(mask, q.shape[1])
+    is_windowed = is_windowed and sharding.parts("length") == 1 and q.shape[1] == k.shape[1]
+    fits_cudnn = platform == "gpu" and not dropout and _cudnn_supports(q, k)
+    if fits_cudnn and asked <= (_CUDNN_WINDOW if is_windowed else TAKES[cudnn]):
+        return cudnn
+    if is_windowed:
+        return windowed
+    if dropout and asked <= TAKES[blockwise] and _blockwise_supports(q, k):
+        return blockwise
+    return causal_blocks if mask.causal and asked <= TAKES[causal_blocks] else dot_product
+
+
+def _splash_supports(q: jax.Array, k: jax.Array) -> bool:
+    """Whether a tile divides both lengths, and the mesh divides the rows and the heads."""
+    return _tpu_tile(q, k) is not None and _mesh_divides(k, batch=0, heads=2)
+
+
+def _ring_supports(q: jax.Array, k: jax.Array) -> bool:
+    """Whether the mesh divides the rows, the heads and both lengths."""
+    return _mesh_divides(q, length=1) and _mesh_divides(k, batch=0, length=1, heads=2)
+
+
+def _mesh_divides(x: jax.Array, **dimensions: int) -> bool:
+    """Whether the mesh divides these dimensions of `x`, {logical axis: dimension}."""
+    return all(x.shape[i] % sharding.parts(axis) == 0 for axis, i in dimensions.items())
+
+
+def _cudnn_supports(q: jax.Array, k: jax.Array) -> bool:
+    """Whether the device is an NVIDIA GPU from Ampere on, and cuDNN takes these shapes.
+
+    cuDNN takes bfloat16, heads of up to 128 in multiples of 8, and even lengths.
+    """
+    return (
+        sharding.is_ampere()
+        and q.dtype == jnp.bfloat16
+        and q.shape[-1] % 8 == 0
+        and q.shape[-1] <= 128
+        and q.shape[1] % 2 == k.shape[1] % 2 == 0
+    )
+
+
+def _blockwise_supports(q: jax.Array, k: jax.Array) -> bool:
+    """Whether the mesh divides the rows and the heads alone, and blocks divide the lengths."""
+    is_whole = sharding.parts("length") == 1 and _mesh_divides(k, batch=0, heads=2)
+    return is_whole and blockwise_attention.supports(q, k)
+
+
+def cudnn(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: None = None,
+    *,
+    bias: None = None,
+    scale: float | None = None,
+) -> Queries:
+    """cuDNN's flash attention, bfloat16. It skips the tiles that a causal mask hides.
+
+    Attention that is full or causal, without other conditions, needs no mask in memory.
+    """
+    if "window" in mask.conditions() <= _CUDNN_WINDOW:
+        return mask.for_each_window(functools.partial(_cudnn_window, q, k, v, scale=scale))
+    is_causal = mask.causal and mask.prefix is None
+    conditions = mask.replace(causal=False) if is_causal else mask
+    visible = conditions.dense(q.shape[1], k.shape[1])
+    if visible is not None:
+        # cuDNN does not broadcast a mask over the queries. Under a vmap, it does not broadcast one
+        # over the heads either.
+        heads = q.shape[2] if sharding.in_group() else visible.shape[1]
+        visible = jnp.broadcast_to(visible, (visible.shape[0], heads, q.shape[1], k.shape[1]))
+    return jax.nn.dot_product_attention(
+        q, k, v, mask=visible, is_causal=is_causal, scale=scale, implementation="cudnn"
+    )
+
+
+def _cudnn_window(q, k, v, window: int, *, scale) -> Queries:
+    reach = (window - 1, 0) if window < k.shape[1] else None
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        is_causal=True,
+        local_window_size=reach,
+        scale=scale,
+        implementation="cudnn",
+    )
+
+
+def splash(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: Mask,
+    dropout: None = None,
+    *,
+    bias: None = None,
+    scale: float | None = None,
+    interpret: bool = False,
+) -> Queries:
+    """JAX's flash attention for TPUs. It skips the tiles that the mask hides.
+
+    Each device computes its own rows and heads. Queries that are padding attend to padding.
+    """
+    query_segments, key_segments = mask.segments(q.shape[1])
+    scaled = q / math.sqrt(q.shape[-1]) if scale is None else q * scale
+    arrays = (scaled, k, v, query_segments, key_segments)
+    head_axes = ("batch", "length", "heads", "head_dim")
+    segment_axes = None if key_segments is None else ("batch", "length")
+    axes = (head_axes, head_axes, head_axes, segment_axes, segment_axes)
+
+    def within(window: int | None) -> Queries:
+        kernel = functools.partial(_splash, causal=mask.causal, window=window, interpret=interpret)
+        return sharding.on_each_device(kernel, arrays, axes, head_axes)
+
+    return mask.for_each_window(within)
+
+
+def _splash(q, k, v, query_segments, key_segments, *, causal, window, interpret) -> jax.Array:
+    # Slow to import, and needed on a TPU only.
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas
+
+    shape = (q.shape[1], k.shape[1])
+    if window is not None and window < max(shape):
+        visible = pallas.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
+    elif causal:
+        visible = pallas.CausalMask(shape)
+    else:
+        visible = pallas.FullMask(shape)
+    kernel = pallas.make_splash_mha(
+        pallas.MultiHeadMask([visible] * q.shape[2]),
+        block_sizes=pallas.BlockSizes(*[_tpu_tile(q, k)] * 8),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    q = q.transpose(0, 2, 1, 3)  # (B, H, Q, D)
+    k = k.transpose(0, 2, 1, 3)
+    v = v.transpose(0, 2, 1, 3)
+    if key_segments is None:
+        y = jax.vmap(kernel)(q, k, v)
+    else:
+        y = jax.vmap(kernel)(q, k, v, pallas.SegmentIds(query_segments, key_segments))
+    return y.transpose(0, 2, 1, 3)
+
+
+def _tpu_tile(q: jax.Array, k: jax.Array) -> int | None:
+    """Returns the largest tile that divides the lengths of queries and keys."""
+    for tile in _TPU_TILES:
+        if q.shape[1] % tile == k.shape[1] % tile == 0:
+            return tile
+    return None
+
+
+_WITHIN_SEGMENTS = frozenset({"causal", "window", "query_segments", "key_segments", "groups"})
+_BY_PAIRS = _WITHIN_SEGMENTS | {"global_keys", "global_queries", "query_ranks", "key_ranks"}
+# Without other conditions, cuDNN's kernel has a window.
+_CUDNN_WINDOW = frozenset({"causal", "window", "groups"})
+# The fields of a mask and the options that each kernel takes. `dot_product` takes all.
+TAKES = {
+    splash: _WITHIN_SEGMENTS,
+    ring: _WITHIN_SEGMENTS,
+    windowed: _WITHIN_SEGMENTS | {"dilation"},
+    cudnn: _BY_PAIRS | {"prefix"},
+    blockwise: _WITHIN_SEGMENTS - {"window"},
+    causal_blocks: _BY_PAIRS | {"bias"},
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Multi-head attention (Vaswani et al. 2017, section 3.2.2), with a cache for decoding.
 
 # The axes of keys and values (B, L, H, D) in the order of the cache: keys (B, H, D, L) as q k^T
 # reads them, values (B, H, L, D) as their product with the weights reads them. LSH attention stores
@@ -61,7 +272,7 @@ class Attention(nn.Module):
         *,
         mask: Mask,
         positions: Int[Array, "#B Q"] | None = None,
-        bias: kernels.Bias | None = None,
+        bias: Bias | None = None,
         train: bool = False,
         decode: int = 0,
     ) -> Float[Array, "B Q M"]:
@@ -88,18 +299,18 @@ class Attention(nn.Module):
         k = activations.named(self, "keys", k)
         v = activations.named(self, "values", v)
         dropout = self._weight_dropout(len(x)) if train and self.dropout else None
-        kernel = kernels.pick(q, k, mask, dropout is not None, bias=bias)
+        kernel = pick(q, k, mask, dropout is not None, bias=bias)
         if activations.requested(self, "weights"):
             # The others do not have all weights in one array.
             observe = partial(activations.named, self, "weights")
-            kernel = partial(kernels.dot_product, observe=observe)
+            kernel = partial(dot_product, observe=observe)
         y = kernel(q, k, v, mask, dropout, bias=bias, scale=self.scale)
         y = activations.named(self, "heads", y)  # (B, Q, H, D)
         return self._merged(y, x.shape[-1])
 
     def _weight_dropout(self, batch: int) -> WeightDropout:
         """Returns the dropout of this layer's weights in this step."""
-        return weight_dropout.drawn(self.make_rng("dropout"), self.dropout, batch, self.num_heads)
+        return recurrent.drawn(self.make_rng("dropout"), self.dropout, batch, self.num_heads)
 
     def _merged(self, y: Float[Array, "B Q H D"], features: int) -> Float[Array, "B Q M"]:
         """Projects the heads' outputs to states."""

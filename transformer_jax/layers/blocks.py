@@ -1,4 +1,4 @@
-"""A Transformer layer, and a stack of layers."""
+"""A Transformer layer and its parts, and a stack of layers."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,8 +13,118 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers import activations
-from transformer_jax.layers.linear import Dropout
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout, Linear, declared, recomputed
+
+# --------------------------------------------------------------------------------------------------
+# Layer normalization and its variant without a mean, computed in float32.
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization over the last axis (Ba et al. 2016): (..., M) -> (..., M).
+
+    The computation is in float32; the result has the dtype of x.
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
+        shape = (x.shape[-1],)
+        scale_init = declared(nn.initializers.ones, ("norm",))
+        bias_init = declared(nn.initializers.zeros, ("norm",))
+        scale = self.param("scale", scale_init, shape)  # (M,)
+        bias = self.param("bias", bias_init, shape)  # (M,)
+        return recomputed(_layer_norm, x)(x, scale, bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalization (Zhang & Sennrich 2019): (..., M) -> (..., M).
+
+    It divides by the root mean square of the last axis, and has no bias. The computation is in
+    float32; the result has the dtype of x.
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
+        init = declared(nn.initializers.ones, ("norm",))
+        scale = self.param("scale", init, (x.shape[-1],))  # (M,)
+        return recomputed(_rms_norm, x)(x, scale, self.epsilon)
+
+
+def _layer_norm(x, scale, bias, epsilon):
+    y = x.astype(jnp.float32)
+    y = y - y.mean(axis=-1, keepdims=True)
+    variance = jnp.square(y).mean(axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(variance + epsilon)
+    return (y * scale + bias).astype(x.dtype)
+
+
+def _rms_norm(x, scale, epsilon):
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+    return (y * scale).astype(x.dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# The position-wise feed-forward network.
+
+
+class MLP(nn.Module):
+    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3): (B, L, M) -> (B, L, M).
+
+    With `gated` it is (activation(x W1 + b1) * (x V + c)) W2 + b2 (Shazeer 2020): SwiGLU with
+    jax.nn.silu, GEGLU with jax.nn.gelu.
+    """
+
+    d_ff: int
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.relu
+    gated: bool = False
+    use_bias: bool = True
+    kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
+    # Initializer of the last kernel; None: kernel_init.
+    output_init: nn.initializers.Initializer | None = None
+    dropout: float = 0.0  # on the hidden layer
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B L M"], *, train: bool = False) -> Float[Array, "B L M"]:
+        y = self._hidden("wi", x)  # (B, L, F)
+        y = recomputed(self.activation, y)(y)
+        if self.gated:
+            y = y * self._hidden("wv", x)
+        y = sharding.constrain(y, "batch", "length", "mlp")
+        y = activations.named(self, "hidden", y)
+        y = Dropout(self.dropout)(y, train=train)
+        output = Linear(
+            (self.d_ff,),
+            (x.shape[-1],),
+            axes=("mlp", "embed"),
+            use_bias=self.use_bias,
+            kernel_init=self.output_init or self.kernel_init,
+            dtype=self.dtype,
+            name="wo",
+        )
+        return output(y)
+
+    def _hidden(self, name: str, x: Float[Array, "B L M"]) -> Float[Array, "B L F"]:
+        """Projects x to the width of the hidden layer."""
+        projection = Linear(
+            (x.shape[-1],),
+            (self.d_ff,),
+            axes=("embed", "mlp"),
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name=name,
+        )
+        return projection(x)
+
+
+# --------------------------------------------------------------------------------------------------
+# A Transformer layer, and a stack of layers.
 
 # The activations of a layer that are saved for the backward pass. It recomputes the others.
 REMAT = {
@@ -77,6 +187,27 @@ class Block(nn.Module):
             )
             x = residual(x, attend, "cross_attention")
         return residual(x, partial(self.mlp(name="mlp"), train=train), "mlp")
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers that an update leaves out at random.
+
+
+class DroppedBlock(Block):
+    """A layer that an update leaves out, in all rows, with the probability `rate`.
+
+    It is LayerDrop (Fan et al. 2019): (B, L, M) -> (B, L, M). Nothing is rescaled.
+    """
+
+    rate: float = 0.0
+
+    def __call__(
+        self, x: Float[Array, "B L M"], *args, train: bool = False, **options
+    ) -> Float[Array, "B L M"]:
+        y = super().__call__(x, *args, train=train, **options)
+        if not train or not self.rate:
+            return y
+        return jnp.where(jax.random.bernoulli(self.make_rng("dropout"), self.rate), x, y)
 
 
 class Stack(nn.Module):

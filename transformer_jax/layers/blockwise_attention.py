@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.weight_dropout import WeightDropout, is_kept
+from transformer_jax.layers.recurrent import WeightDropout, is_kept
 
 _HIDDEN = -1e30  # the score of a key that the mask hides
 # The bytes of keys and values of one head that a TPU holds twice in its vector memory, where a
@@ -102,7 +102,7 @@ def blockwise(
     segments = ("batch", "length")
     axes = (heads, heads, heads, segments, segments, ("batch", "heads", None))
 
-    def of_device(*arrays):
+    def on_device(*arrays):
         q, k, v, query_segments, key_segments, seeds = arrays
         inputs = Inputs(
             seeds[:, :, None], query_segments[:, None, None], key_segments[:, None, None]
@@ -110,7 +110,7 @@ def blockwise(
         in_front = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]  # (B, H, L, D)
         return _attention(options, inputs, *in_front).transpose(0, 2, 1, 3)
 
-    return sharding.on_each_device(of_device, arrays, axes, heads)
+    return sharding.on_each_device(on_device, arrays, axes, heads)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

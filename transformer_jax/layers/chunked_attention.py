@@ -11,10 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.dot_product import dot_product
-from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.segments import padded
-from transformer_jax.layers.weight_dropout import WeightDropout
+from transformer_jax.layers.masks import Mask, dot_product, padded
+from transformer_jax.layers.recurrent import WeightDropout
 
 # The score of a hidden key.
 HIDDEN = -1e9
@@ -73,7 +71,7 @@ def attend(
     sums = jax.nn.logsumexp(scores, axis=-1)
     if dropout is not None:
         slots = query_places.slots[..., :, None], key_places.slots[..., None, :]
-        weights = dropout.by_numbers(weights, *slots)
+        weights = dropout.drop(weights, *slots)
     y = jnp.einsum("bhcqk,bhckd->bhcqd", weights.astype(values.dtype), values)
     return y.reshape(*y.shape[:2], length, -1), sums.reshape(*y.shape[:2], length)
 

@@ -1,19 +1,21 @@
-"""Convolutions over the positions of a row, as products with windows.
-
-XLA's partitioner gives wrong gradients of convolutions on some meshes (layers/characters.py), so
-none is used here. The kernels are whole on each device: they are small beside the other layers.
-"""
+"""Convolutions: over positions, over a grid of vectors, and over the characters of words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.layers.linear import recomputed
-from transformer_jax.layers.parameters import declared
+from transformer_jax.layers import parameters
+from transformer_jax.layers.parameters import Linear, declared, recomputed
+
+# --------------------------------------------------------------------------------------------------
+# Convolutions over the positions of a row, as products with windows.
+#
+# XLA's partitioner gives wrong gradients of convolutions on some meshes, so that no layer of this
+# file uses one. The kernels are whole on each device: they are small beside the other layers.
 
 _TAPS = 16  # positions of a part of a wide kernel; a window of each part lies in memory
 
@@ -141,3 +143,133 @@ def _instance_norm(x, scale, bias, epsilon):
     y = y - y.mean(axis=1, keepdims=True)
     variance = jnp.square(y).mean(axis=1, keepdims=True)
     return (y * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# Convolutions over a grid of vectors, as a product with the neighbours of each place.
+_SIDE = 3
+
+
+def neighbourhoods(x: Float[Array, "B G H M"]) -> Float[Array, "B G H 3 3 M"]:
+    """Returns the 3 x 3 vectors around each place of a grid; zeros beyond its edges."""
+    _, rows, columns, _ = x.shape
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    parts = [
+        padded[:, row : row + rows, column : column + columns]
+        for row in range(_SIDE)
+        for column in range(_SIDE)
+    ]
+    around = jnp.stack(parts, axis=3)  # (B, G, H, 9, M)
+    return around.reshape(*x.shape[:3], _SIDE, _SIDE, x.shape[-1])
+
+
+class GridBlock(nn.Module):
+    """A residual block with a 3 x 3 convolution: (B, G, H, M) -> (B, G, H, M).
+
+    x <- x + W gelu(conv(norm(x))). The convolution is one matrix product: XLA's partitioner has
+    given wrong gradients of convolutions on meshes.
+    """
+
+    norm: Callable[..., nn.Module]
+    kernel_init: nn.initializers.Initializer
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B G H M"]) -> Float[Array, "B G H M"]:
+        width = x.shape[-1]
+        options = dict(kernel_init=self.kernel_init, dtype=self.dtype)
+        kernel = (_SIDE, _SIDE, width)
+        axes = (None, None, "embed", "mlp")
+        y = neighbourhoods(self.norm(name="norm")(x))
+        y = jax.nn.gelu(Linear(kernel, (width,), axes=axes, name="around", **options)(y))
+        return x + Linear((width,), (width,), axes=("mlp", "embed"), name="out", **options)(y)
+
+
+# --------------------------------------------------------------------------------------------------
+# Words read by their characters: convolutions, highways and a projection (Kim et al. 2016).
+
+# Bytes, five marks, and 0 for positions without a word.
+NUM_CHARACTERS = 262
+
+
+class Highway(nn.Module):
+    """g * relu(x W + b) + (1 - g) * x, with g = sigmoid(x V + c - 2) (Srivastava et al. 2015).
+
+    x is (..., M). At initialization the gate g lets most of x pass: -2 stands beside the parameter
+    c, as in the published code of ELMo.
+    """
+
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B M"]) -> Float[Array, "*B M"]:
+        width = x.shape[-1]
+        init = nn.initializers.normal(width**-0.5)
+        options = dict(axes=("embed", "mlp"), kernel_init=init, dtype=self.dtype)
+        gate = jax.nn.sigmoid(Linear((width,), (width,), **options, name="gate")(x) - 2)
+        change = jax.nn.relu(Linear((width,), (width,), **options, name="change")(x))
+        return gate * change + (1 - gate) * x
+
+
+class CharacterWords(nn.Module):
+    """Characters (B, L, C) int32 -> vectors of their words (B, L, M) (Peters et al. 2018, 3.1).
+
+    `filters` are (width, number) pairs. A filter gives its largest value over the positions of the
+    word. Highways and a projection follow.
+    """
+
+    features: int
+    width: int = 16  # of the vector of a character
+    filters: Sequence[tuple[int, int]] = ((1, 32), (2, 32))
+    num_highways: int = 2
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, characters: Int[ArrayLike, "B L C"]) -> Float[Array, "B L M"]:
+        init = declared(nn.initializers.uniform(2.0), (None, None), decays=True)
+        table = self.param("embedding", init, (NUM_CHARACTERS, self.width)) - 1  # from -1 to 1
+        x = jnp.take(table.astype(self.dtype), characters, axis=0)  # (B, L, C, E)
+        words = x.reshape(-1, *x.shape[2:])  # (N, C, E)
+        values = [self._filtered(words, *each) for each in self.filters]
+        y = jnp.concatenate(values, axis=-1).reshape(*x.shape[:2], -1)  # (B, L, F)
+        for number in range(self.num_highways):
+            y = Highway(self.dtype, name=f"highway_{number}")(y)
+        inputs = y.shape[-1]
+        return Linear(
+            (inputs,),
+            (self.features,),
+            axes=("mlp", "embed"),
+            kernel_init=nn.initializers.normal(inputs**-0.5),
+            dtype=self.dtype,
+            name="projection",
+        )(y)
+
+    def _filtered(self, x: Float[Array, "N C E"], width: int, number: int) -> Float[Array, "N F"]:
+        """Returns the largest value of each filter over the positions of the words."""
+        init = declared(_uniform, (None, None, "mlp"), decays=True, inputs=2)
+        kernel = self.param(f"filter_{width}", init, (width, x.shape[-1], number))
+        zeros = declared(nn.initializers.zeros, ("mlp",))
+        bias = self.param(f"filter_{width}_bias", zeros, (number,))
+        # XLA's partitioner gives a wrong gradient of convolutions on some meshes, so a convolution
+        # is a product with the characters of each window, side by side.
+        places = x.shape[1] - width + 1
+        windows = [x[:, first : first + places] for first in range(width)]
+        windows = jnp.concatenate(windows, axis=-1)  # (N, places, width * E)
+        y = windows @ kernel.reshape(-1, number).astype(x.dtype)
+        # A bias that is the same everywhere may follow the maximum.
+        return jax.nn.relu(y.max(axis=1) + bias.astype(x.dtype))
+
+    @nn.nowrap
+    def flops(self, length: int, characters: int) -> int:
+        """Returns the FLOPs of a row of `length` words of so many characters."""
+        total, filters = 0, sum(number for _, number in self.filters)
+        for width, number in self.filters:
+            places = length * (characters - width + 1)
+            total += parameters.dense(places, width * self.width, number)
+        total += self.num_highways * parameters.dense(length, filters, 2 * filters)
+        return total + parameters.dense(length, filters, self.features)
+
+
+def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns values from -0.05 to 0.05, as in the published code."""
+    return jax.random.uniform(key, shape, minval=-0.05, maxval=0.05)

@@ -1,19 +1,409 @@
-"""Embeddings of tokens and positions."""
+"""Embeddings of tokens and positions, and the outputs that turn states into logits."""
 
-from collections.abc import Callable
-from typing import Literal
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from flax import struct
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped
 
+from transformer_jax import losses
 from transformer_jax.config import UserError
 from transformer_jax.distributed import sharding
-from transformer_jax.layers.outputs import Projection
-from transformer_jax.layers.parameters import declared
+from transformer_jax.layers.blocks import LayerNorm
+from transformer_jax.layers.parameters import Dropout, Linear, declared
+from transformer_jax.layers.recurrent import LSTM, Unidirectional
 from transformer_jax.losses import NO_TOKEN
+
+# --------------------------------------------------------------------------------------------------
+# Outputs of models: how states become logits, and the cross-entropy of tokens.
+#
+# A model's `output()` returns a `Projection`, or any other `Output`.
+
+
+@runtime_checkable
+class Output(Protocol):
+    """The output layer of a model: a tree of arrays, with these methods."""
+
+    def first(self, size: int) -> "Output":
+        """Returns the output for the first `size` tokens, without rows that pad a vocabulary."""
+
+    def tempered(self, temperature: float) -> "Output":
+        """Returns the output whose logits are those of this one over `temperature`."""
+
+    def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
+        """Returns the logits (..., V) float32. They may be log-probabilities."""
+
+    def cross_entropy(
+        self,
+        hidden: Float[Array, "B L M"],
+        labels: Int[ArrayLike, "B L"],
+        weights: Float[ArrayLike, "B L"],
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+        """Returns (loss, nll, correct) as `losses.cross_entropy`, with exact gradients."""
+
+    def label_log_probs(
+        self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
+    ) -> Float[Array, "B L"]:
+        """Returns the log-probabilities of the labels (B, L) float32, with exact gradients.
+
+        The logits exist in chunks of the length. The backward pass computes them again.
+        """
+
+
+class Projection(NamedTuple):
+    """The logits hidden table^T + bias. Rows whose bias is NO_TOKEN pad the vocabulary."""
+
+    table: Float[ArrayLike, "V M"]  # float32
+    bias: Float[ArrayLike, " V"] | None = None  # float32
+
+    def biased(self, bias: Float[ArrayLike, " V"]) -> "Projection":
+        """Returns the projection with this bias added."""
+        return Projection(self.table, bias if self.bias is None else bias + self.bias)
+
+    def first(self, size: int) -> "Projection":
+        return Projection(self.table[:size], None if self.bias is None else self.bias[:size])
+
+    def tempered(self, temperature: float) -> "Projection":
+        if temperature == 1:
+            return self
+        bias = self.bias
+        if bias is not None:
+            bias = jnp.where(bias > losses.NO_TOKEN / 2, bias / temperature, bias)
+        return Projection(self.table / temperature, bias)
+
+    def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
+        matrix = self.table.astype(hidden.dtype)
+        logits = jnp.dot(hidden, matrix.T, preferred_element_type=jnp.float32)
+        return logits if self.bias is None else logits + self.bias
+
+    def cross_entropy(
+        self,
+        hidden: Float[Array, "B L M"],
+        labels: Int[ArrayLike, "B L"],
+        weights: Float[ArrayLike, "B L"],
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+        return losses.cross_entropy(hidden, *self, labels, weights, label_smoothing=label_smoothing)
+
+    def label_log_probs(
+        self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
+    ) -> Float[Array, "B L"]:
+        weights = jnp.ones(jnp.shape(labels), jnp.float32)
+        return _label_log_probs(losses.Inputs(hidden, *self, labels, weights))
+
+
+@jax.custom_vjp
+def _label_log_probs(inputs: losses.Inputs) -> Float[Array, "B L"]:
+    _, nll, _ = losses.in_chunks(inputs).by_position
+    return -nll
+
+
+def _forward(inputs: losses.Inputs):
+    return _label_log_probs(inputs), inputs
+
+
+def _backward(inputs: losses.Inputs, cotangent: Float[Array, "B L"]):
+    result = losses.in_chunks(inputs._replace(weights=-cotangent), gradients=True)
+    return (losses.Inputs(result.d_hidden, *result.d_output, None, None),)
+
+
+_label_log_probs.defvjp(_forward, _backward)
+
+
+@struct.dataclass
+class Cluster:
+    """Tokens of neighbouring ids: a table (N, E) of their vectors, and a projection of states.
+
+    The table may have further rows. Those whose bias is NO_TOKEN stand for no token.
+    """
+
+    rows: Projection
+    projection: Float[ArrayLike, "E M"] | None  # None: E is M
+    size: int = struct.field(pytree_node=False)  # the number of tokens
+
+    def narrowed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
+        """Projects states to the width of the table."""
+        if self.projection is None:
+            return hidden
+        return jnp.dot(hidden, self.projection.astype(hidden.dtype).T)
+
+    def log_probs(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B N"]:
+        return jax.nn.log_softmax(self.rows.logits(self.narrowed(hidden)))
+
+
+@struct.dataclass
+class AdaptiveSoftmax:
+    """A softmax in two steps, for a vocabulary in the order of frequency (Grave et al. 2017).
+
+    The head has a row for each of the most frequent tokens, and in its last rows one for each tail.
+    The probability of a token in a tail is that of the tail times that of the token within it
+    (section 4). The loss computes the logits of a tail only where a label belongs to it.
+    """
+
+    head: Cluster
+    tails: tuple[Cluster, ...]
+
+    def first(self, size: int) -> "AdaptiveSoftmax":
+        count = sum(cluster.size for cluster in (self.head, *self.tails))
+        if size != count:
+            raise ValueError(f"an adaptive softmax of {count} tokens has no part of {size}")
+        return self
+
+    def tempered(self, temperature: float) -> "AdaptiveSoftmax":
+        if temperature != 1:
+            raise UserError(
+                f"temperature={temperature}: an adaptive softmax has the temperature 1 alone; set "
+                "config.model.adaptive_cutoffs to () for others"
+            )
+        return self
+
+    def logits(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
+        """Returns the log-probabilities of all tokens (..., V) float32."""
+        head = self.head.log_probs(hidden)
+        parts = [head[..., : self.head.size]]
+        for number, tail in enumerate(self.tails):
+            of_tail = head[..., self._row(number), None]
+            parts.append(of_tail + tail.log_probs(hidden)[..., : tail.size])
+        return jnp.concatenate(parts, axis=-1)
+
+    def cross_entropy(
+        self,
+        hidden: Float[Array, "B L M"],
+        labels: Int[ArrayLike, "B L"],
+        weights: Float[ArrayLike, "B L"],
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+        """Returns (loss, nll, correct). A label is correct if it is the likeliest of both steps."""
+        if label_smoothing:
+            raise UserError(
+                f"config.task.label_smoothing={label_smoothing}: an adaptive softmax has none; set "
+                "it to 0, or config.model.adaptive_cutoffs to ()"
+            )
+        first = self.head.size
+        head_labels, inside = labels, []
+        for number, tail in enumerate(self.tails):
+            inside.append((labels >= first) & (labels < first + tail.size))
+            head_labels = jnp.where(inside[-1], self._row(number), head_labels)
+            first += tail.size
+        of_head = (self.head.narrowed(hidden), *self.head.rows, head_labels, weights)
+        loss, correct = losses.selected_cross_entropy(*of_head)
+        first = self.head.size
+        for tail, selected in zip(self.tails, inside):
+            of_tail = (tail.narrowed(hidden), *tail.rows, labels - first, weights)
+            tail_loss, is_likeliest = losses.selected_cross_entropy(*of_tail, selected=selected)
+            loss += tail_loss
+            correct = jnp.where(selected, correct * is_likeliest, correct)
+            first += tail.size
+        return loss, loss, jnp.sum(correct * weights)
+
+    def label_log_probs(
+        self, hidden: Float[Array, "B L M"], labels: Int[ArrayLike, "B L"]
+    ) -> Float[Array, "B L"]:
+        first = self.head.size
+        head_labels, within_tails = labels, 0.0
+        for number, tail in enumerate(self.tails):
+            inside = (labels >= first) & (labels < first + tail.size)
+            head_labels = jnp.where(inside, self._row(number), head_labels)
+            of_tail = jnp.where(inside, labels - first, 0)
+            log_probs = tail.rows.label_log_probs(tail.narrowed(hidden), of_tail)
+            within_tails += jnp.where(inside, log_probs, 0.0)
+            first += tail.size
+        of_head = self.head.rows.label_log_probs(self.head.narrowed(hidden), head_labels)
+        return of_head + within_tails
+
+    def _row(self, number: int) -> int:
+        """Returns the row of a tail in the head's table."""
+        return self.head.rows.table.shape[0] - len(self.tails) + number
+
+
+def token_log_probs(
+    hidden: Float[Array, "B L M"], output: Output, labels: Int[ArrayLike, "B L"]
+) -> tuple[Float[Array, "B L"], Bool[Array, "B L"]]:
+    """Returns the log-probabilities of the labels (B, L) float32.
+
+    Also returns whether the label has the largest logit (B, L) bool. Each device computes one row
+    at a time.
+    """
+
+    def rows(logits, labels):
+        label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        log_probs = label_logits - jax.nn.logsumexp(logits, axis=-1)
+        return log_probs, label_logits >= logits.max(axis=-1)
+
+    return map_logits(rows, hidden, output, labels)
+
+
+def map_logits(
+    function: Callable[..., Any],
+    hidden: Float[Array, "B L M"],
+    output: Output,
+    *arrays: Shaped[ArrayLike, "B L"],
+) -> Any:
+    """Returns a tree of arrays (B, L): `function` of the logits and of `arrays`, for each row.
+
+    The logits are those of `output` for the states `hidden`. Each device computes one row at a
+    time, so that the logits of a large vocabulary take little memory. `function` gets logits (rows,
+    L, V) float32, and returns arrays (rows, L).
+    """
+    parts = sharding.parts("batch")
+
+    # (B, ...) -> (B / parts, parts, ...). Each device has one row of `parts`.
+    def split(x):
+        x = x.reshape(parts, -1, *x.shape[1:]).swapaxes(0, 1)
+        return sharding.constrain(x, None, "batch", *[None] * (x.ndim - 2))
+
+    # (B / parts, parts, L) -> (B, L)
+    def join(x):
+        return x.swapaxes(0, 1).reshape(hidden.shape[:2])
+
+    def rows(inputs):
+        hidden, *arrays = inputs  # (parts, L, M), (parts, L)
+        logits = sharding.constrain(output.logits(hidden), "batch", None, "vocab")
+        return function(logits, *arrays)
+
+    inputs = tuple(split(jnp.asarray(x)) for x in (hidden, *arrays))
+    return jax.tree.map(join, jax.lax.map(rows, inputs))
+
+
+# --------------------------------------------------------------------------------------------------
+# The heads that fine-tuning puts on a pre-trained model.
+
+
+class Head(nn.Module):
+    """Dropout and one affine map: (..., M) -> float32 (..., features).
+
+    With `pools`, dropout, an affine map and tanh precede them. A head of `zeros` begins with a
+    kernel of zeros. All is computed in float32: bfloat16 would round different scores to equal
+    ones.
+    """
+
+    features: int
+    dropout: float = 0.0
+    use_bias: bool = True
+    pools: bool = False
+    zeros: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
+        model = (x.shape[-1],)
+        init = nn.initializers.truncated_normal(0.02)
+        x = Dropout(self.dropout)(x, train=train).astype(jnp.float32)
+        if self.pools:
+            pooler = Linear(model, model, axes=("embed", "mlp"), kernel_init=init, name="pooler")
+            x = Dropout(self.dropout)(jnp.tanh(pooler(x)), train=train)
+        output = Linear(
+            model,
+            (self.features,),
+            axes=("embed", None),
+            use_bias=self.use_bias,
+            head=True,
+            kernel_init=nn.initializers.zeros if self.zeros else init,
+            name="out",
+        )
+        return output(x)
+
+
+class RewardHead(nn.Module):
+    """A reward, by a head of one feature: (..., M) -> float32 (..., 2).
+
+    The first number is the output of the head, which is learned. The second one is normalised: the
+    first less `mean`, over `deviation`. These two are no part of the loss. They are measured, so
+    that the normalised rewards of reference texts have mean 0 and variance 1 (Ziegler et al. 2019,
+    section 2.1).
+    """
+
+    score: Head
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B 2"]:
+        mean = self.param("mean", declared(nn.initializers.zeros, ()), ())
+        deviation = self.param("deviation", declared(nn.initializers.ones, ()), ())
+        reward = self.score(x, train=train)
+        normalised = jax.lax.stop_gradient((reward - mean) / deviation)
+        return jnp.concatenate([reward, normalised], axis=-1)
+
+
+class ConcatenationHead(nn.Module):
+    """Two blocks of a norm, dropout and an affine map, with rectified units between them.
+
+    (..., M) -> float32 (..., features) (Howard & Ruder 2018, section 3.3). The norms are layer
+    norms, where the paper has batch norms: the outputs of a row depend on no other row.
+    """
+
+    features: int
+    dropout: float = 0.0
+    width: int = 50
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B M"], *, train: bool = False) -> Float[Array, "*B F"]:
+        x = x.astype(jnp.float32)
+        x = Dropout(self.dropout)(LayerNorm(name="input_norm")(x), train=train)
+        hidden = Linear((x.shape[-1],), (self.width,), axes=("embed", None), name="hidden")
+        x = LayerNorm(name="hidden_norm")(jax.nn.relu(hidden(x)))
+        return Head(self.features, self.dropout, name="output")(x, train=train)
+
+
+class RecurrentHead(nn.Module):
+    """A two-layer bidirectional LSTM on frozen features (Devlin et al. 2018, section 5.3).
+
+    States of several layers, (B, L, width) each, filled (B, L) bool -> float32 (B, L, features).
+    The layers' states are concatenated, or summed with learned weights that add up to 1. Where it
+    is `scaled`, a learned number multiplies the sum, and dropout follows (Peters et al. 2018,
+    section 3.2). Where it `pools`, the outputs are (B, features), from the largest values over the
+    positions (Conneau et al. 2017, section 3.2.3).
+    """
+
+    features: int
+    concatenate: bool = False
+    width: int = 768  # of both directions together
+    dropout: float = 0.0
+    scaled: bool = False
+    pools: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        states: Sequence[Float[Array, "B L _"]],
+        filled: Bool[Array, "B L"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B L F"] | Float[Array, "B F"]:
+        if self.concatenate:
+            x = jnp.concatenate(states, axis=-1)
+        else:
+            x = self._mixed(jnp.stack(states), train)
+        cell = LSTM(self.width // 2)
+        for layer in range(2):
+            forward = Unidirectional(cell, name=f"lstm_{layer}_forward")
+            backward = Unidirectional(cell, reverse=True, name=f"lstm_{layer}_backward")
+            x = jnp.concatenate([forward(x, filled)[0], backward(x, filled)[0]], axis=-1)
+        if self.pools:
+            x = jnp.where(filled[..., None], x, -jnp.inf).max(axis=1)
+            x = jnp.where(filled.any(axis=1)[:, None], x, 0)  # a row of padding alone
+        return Head(self.features, self.dropout, name="tags")(x, train=train)
+
+    def _mixed(self, states: Float[Array, "layers B L M"], train: bool) -> Float[Array, "B L M"]:
+        """Returns the weighted sum of the layers' states."""
+        init = declared(nn.initializers.zeros, (None,))
+        weights = jax.nn.softmax(self.param("weights", init, (len(states),)))
+        if self.scaled:
+            weights = weights * self.param("scale", declared(nn.initializers.ones, ()), ())
+        x = jnp.einsum("s,sblm->blm", weights.astype(states.dtype), states)
+        return Dropout(self.dropout)(x, train=train) if self.scaled else x
+
+
+# --------------------------------------------------------------------------------------------------
+# Embeddings of tokens and positions.
 
 # The kinds of positions that a model defines up to its `max_length`.
 BOUNDED = ("learned", "normalized", "binary")
@@ -131,3 +521,100 @@ def position_codes(
         columns = columns >> jnp.arange(features) % max((max_length - 1).bit_length(), 1) & 1
     codes = columns.astype(jnp.float32)
     return codes / max_length if kind == "normalized" else codes
+
+
+# --------------------------------------------------------------------------------------------------
+# Positions that reach attention: rotations of queries and keys, and biases of the scores.
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Rotary positions (Su et al. 2021, section 3.2.2).
+
+    The pair of columns i and i + D/2 of a head turns by the angle p / theta^(2i/D) at position p:
+    Llama's layout. A `factor` above 1 slows slow rotations down by it, for rows longer than the
+    `trained_length`. Rotations that turn at least 4 times in that length keep their rate, and those
+    between 1 and 4 times change gradually (Grattafiori et al. 2024; the code of Llama 3.1).
+    """
+
+    theta: float = 10_000.0
+    factor: float = 1.0
+    trained_length: int = 8192
+
+    def rates(self, head_dim: int) -> np.ndarray:
+        """Returns the angle of each pair of columns from one position to the next (D/2,)."""
+        rates = self.theta ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+        turns = self.trained_length * rates / (2 * math.pi)
+        unscaled = np.clip((turns - 1) / 3, 0, 1)
+        return rates * (unscaled + (1 - unscaled) / self.factor)
+
+    def __call__(
+        self, x: Float[Array, "B L H D"], positions: Int[Array, "#B L"]
+    ) -> Float[Array, "B L H D"]:
+        """Returns the rotated queries or keys. The rotation is computed in float32."""
+        angles = positions[..., None] * self.rates(x.shape[-1]).astype(np.float32)  # (B, L, D/2)
+        cos = jnp.cos(angles)[:, :, None]
+        sin = jnp.sin(angles)[:, :, None]
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+class RelativeBias(nn.Module):
+    """A learned bias of the scores by head and distance (Raffel et al. 2020, section 2.1).
+
+    Distances share buckets: half of them are exact, the others grow logarithmically up to
+    `max_distance`, and the last one holds all larger distances. Without `causal`, keys behind the
+    query have half of the buckets. One table serves all layers of a stack.
+    """
+
+    num_heads: int
+    causal: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+    table_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
+
+    @nn.compact
+    def __call__(self, distance: Int[Array, "#B #Q K"]) -> Float[Array, "#B H #Q K"]:
+        """Returns the bias of the scores, float32. A distance is that of `Mask.distance`."""
+        init = declared(self.table_init, (None, "heads"), decays=True)
+        table = self.param("table", init, (self.num_buckets, self.num_heads), jnp.float32)
+        furthest = self.max_distance
+        by_distance = table[self.bucket(np.arange(-furthest, furthest + 1))]
+        index = jnp.clip(distance, -furthest, furthest) + furthest
+        return jnp.moveaxis(jnp.take(by_distance, index, axis=0), -1, 1)
+
+    def bucket(self, distance: Int[np.ndarray, "*B"]) -> Int[np.ndarray, "*B"]:
+        """Returns the bucket of each distance from a query back to a key.
+
+        The arithmetic is that of the published code in float32. NumPy computes it, since an
+        accelerator's logarithm may be less exact.
+        """
+        count = self.num_buckets if self.causal else self.num_buckets // 2
+        # Later keys have the second half of the buckets.
+        offset = 0 if self.causal else count * (distance < 0)
+        distance = np.maximum(distance, 0) if self.causal else np.abs(distance)
+        exact = count // 2
+        # The argument of the logarithm is at least 1 where it is used.
+        ratio = (np.maximum(distance, exact) / exact).astype(np.float32)
+        growth = np.log(ratio) / np.float32(math.log(self.max_distance / exact))
+        coarse = exact + (growth * (count - exact)).astype(np.int32)
+        return offset + np.where(distance < exact, distance, np.minimum(coarse, count - 1))
+
+
+def alibi(distance: Int[Array, "#B #Q K"], num_heads: int) -> Float[Array, "#B H #Q K"]:
+    """Returns the bias of ALiBi (Press et al. 2022): minus the distance times the head's slope."""
+    bias = -jnp.abs(distance)[:, None].astype(jnp.float32)
+    return bias * alibi_slopes(num_heads)[:, None, None]
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """Returns the slopes of the heads (H,) float32.
+
+    They are 2^(-8i/H), i = 1..H, for a power of two. Otherwise the remaining heads have every
+    second slope of twice the largest power of two below H, as in the published code.
+    """
+    power = 2 ** int(math.log2(num_heads))
+    slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    between = 2.0 ** (-4 * np.arange(1, 2 * power + 1, 2) / power)
+    return np.concatenate([slopes, between])[:num_heads].astype(np.float32)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from transformer_jax.configuration import layer_numbers
+from transformer_jax.configuration import sections
 from transformer_jax.layers.parameters import Declared, Traits
 
 A, B = "_lora_A", "_lora_B"  # endings of names
@@ -109,7 +109,7 @@ class Adapters:
 
     def chosen(self, num_layers: int) -> list[int]:
         """Returns the numbers of the layers with adapters, in a stack of `num_layers`, in order."""
-        return sorted({*layer_numbers.chosen(self.layers, num_layers)})
+        return sorted({*sections.chosen(self.layers, num_layers)})
 
     def _in_all_layers(self, num_layers: int, *arrays: jax.Array) -> list[jax.Array]:
         """Returns arrays (layers with adapters, ...) as (layers, ...), zero in the others."""

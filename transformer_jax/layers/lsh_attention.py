@@ -15,9 +15,7 @@ from jaxtyping import Array, Float, Int, UInt16
 from transformer_jax.layers import activations
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.chunked_attention import HIDDEN, Places, attend, pairs, segments_of
-from transformer_jax.layers.dot_product import dot_product
-from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.segments import padded
+from transformer_jax.layers.masks import Mask, dot_product, padded
 
 # The score of a token's own key, which is the highest one otherwise. A token sees itself only where
 # it sees no other one.
@@ -87,7 +85,7 @@ class LSHAttention(Attention):
         """Returns argmax [q R; -q R], a digit for each factor of the number of buckets."""
         q = jax.lax.stop_gradient(q).astype(jnp.float32)
 
-        def of_round(rotations):  # (H, D, N)
+        def on_round(rotations):  # (H, D, N)
             rotated = jnp.einsum("blhd,hdn->bhln", q, rotations)
             buckets, step, start = 0, 1, 0
             for factor in self.num_buckets:
@@ -97,7 +95,7 @@ class LSHAttention(Attention):
                 step, start = step * factor, start + factor // 2
             return buckets.astype(jnp.uint16)
 
-        by_round = jax.lax.map(of_round, jnp.moveaxis(rotations, 2, 0))  # (R, B, H, L)
+        by_round = jax.lax.map(on_round, jnp.moveaxis(rotations, 2, 0))  # (R, B, H, L)
         return jnp.moveaxis(by_round, 0, 2)
 
     def _by_chunks(

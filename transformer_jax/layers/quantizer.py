@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.layers.linear import Linear
-from transformer_jax.layers.parameters import declared
+from transformer_jax.layers.parameters import Linear, declared
 
 
 class Quantized(NamedTuple):

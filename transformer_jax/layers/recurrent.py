@@ -1,16 +1,371 @@
-"""Recurrent layers: one direction, both directions, and stacks of them."""
+"""Recurrent layers: their cells, their recurrence, and dropout of attention weights."""
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float
+from flax import struct
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
 
-from transformer_jax.layers.cells import Cell, State, zero_state
-from transformer_jax.layers.linear import Dropout, Linear
-from transformer_jax.layers.parameters import declared
-from transformer_jax.layers.recurrence import Product, Weights, recur
+from transformer_jax.distributed import sharding
+from transformer_jax.layers.parameters import Dropout, Linear, declared
+
+# --------------------------------------------------------------------------------------------------
+# A recurrence whose gradients of the weights are one product over all steps.
+#
+# Differentiating `jax.lax.scan` adds the gradient of each weight matrix up in every step. Here the
+# backward pass keeps the two factors of that gradient, and multiplies them once for all steps.
+
+# The matrices (I, O) of a step by name, each with a bias (O,), one for each position (L, *B, O), or
+# None.
+Weights = Mapping[str, tuple[Float[Array, "I O"], Float[Array, "*L O"] | None]]
+Product = Callable[[str, Float[Array, "*B I"]], Float[Array, "*B O"]]
+# (product, shared, (inputs, masks), state) -> (state, output)
+Step = Callable[[Product, Any, tuple[Any, Any], Any], tuple[Any, Any]]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def recur(
+    step: Step, weights: Weights, shared: Any, positions: tuple[Any, Any], state: Any
+) -> tuple[Any, Any]:
+    """Applies a step to each position in turn. Returns the outputs (L, ...) and the last state.
+
+    Args:
+      step: a hashable function of `product`, `shared`, the position's inputs and masks, and the
+        state before it. `product(name, x)` is x W + b with the weights of that name, which a step
+        uses once. It returns the state after the position, and the output.
+      weights: the matrices and biases of `product`. An input that is added to a product is best
+        its bias for each position: then it takes no memory beside the product.
+      shared: a tree of arrays that all steps see, such as the keys of an attention.
+      positions: inputs and masks, two trees of arrays (L, ...). A mask has no gradient.
+      state: a tree of arrays, the state before the first position.
+    """
+    return _forward(step, weights, shared, positions, state)[0]
+
+
+def _forward(step, weights, shared, positions, state):
+    biases = {name: bias for name, (_, bias) in weights.items() if bias is not None}
+    of_positions = {name: bias for name, bias in biases.items() if bias.ndim > 1}
+
+    def one(state, position):
+        position, of_position = position
+        bias_of = biases | of_position
+        products = {}
+
+        def product(name, x):
+            products[name] = x @ weights[name][0]
+            if name in bias_of:
+                products[name] += bias_of[name]
+            return products[name]
+
+        after, output = step(product, shared, position, state)
+        return after, (output, state, products)
+
+    last, (outputs, states, products) = jax.lax.scan(one, state, (positions, of_positions))
+    return (outputs, last), (weights, shared, positions, states, products)
+
+
+def _backward(step, residuals, gradients):
+    weights, shared, (inputs, masks), states, products = residuals
+    of_outputs, of_last = gradients
+    # Transposed once, outside the loop: XLA on CPU is faster with matrices that are row-major.
+    transposed = {name: matrix.T for name, (matrix, _) in weights.items()}
+
+    def one(carry, position):
+        of_state, of_shared = carry
+        inputs, masks, state, products, of_output = position
+
+        def replayed(products, shared, inputs, state):
+            factors = {}
+
+            def product(name, x):
+                factors[name] = x
+                return _with_value(x, transposed[name], products[name])
+
+            return step(product, shared, (inputs, masks), state), factors
+
+        _, pull_back, factors = jax.vjp(replayed, products, shared, inputs, state, has_aux=True)
+        of_products, added, of_inputs, of_state = pull_back((of_state, of_output))
+        of_shared = jax.tree.map(jnp.add, of_shared, added)
+        return (of_state, of_shared), (of_inputs, factors, of_products)
+
+    zeros = jax.tree.map(jnp.zeros_like, shared)
+    (of_state, of_shared), (of_inputs, factors, of_products) = jax.lax.scan(
+        one,
+        (of_last, zeros),
+        (inputs, masks, states, products, of_outputs),
+        reverse=True,
+    )
+    of_weights = {name: _of_weights(weights[name], factors, of_products, name) for name in weights}
+    return of_weights, of_shared, (of_inputs, None), of_state
+
+
+recur.defvjp(_forward, _backward)
+
+
+def _of_weights(weights, factors, of_products, name):
+    matrix, bias = weights
+    x = factors[name].reshape(-1, matrix.shape[0])  # (L * B, I)
+    of_product = of_products[name].reshape(-1, matrix.shape[1])  # (L * B, O)
+    of_bias = None
+    if bias is not None:
+        of_bias = of_product.sum(axis=0) if bias.ndim == 1 else of_products[name]
+    return x.T @ of_product, of_bias
+
+
+@jax.custom_vjp
+def _with_value(x, transposed, value):
+    """Returns x @ matrix, whose value is known. Its gradient goes to `x` and to `value`."""
+    return value
+
+
+def _with_value_forward(x, transposed, value):
+    return value, transposed
+
+
+def _with_value_backward(transposed, gradient):
+    return gradient @ transposed, jnp.zeros_like(transposed), gradient
+
+
+_with_value.defvjp(_with_value_forward, _with_value_backward)
+
+
+# --------------------------------------------------------------------------------------------------
+# Recurrent cells: the vanilla cell, the gated recurrent unit and long short-term memory.
+#
+# A cell is a step of a recurrence. The input projection of all positions is computed beforehand. A
+# cell that `adds_input` to its product "recurrent" takes None where it is that product's bias.
+
+# The first array is the output.
+State = tuple[Float[Array, "B _"], ...]
+Name = Literal["rnn", "gru", "gru_reset_before", "lstm"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Vanilla:
+    """h' = tanh(x + h R), or with a rectifier in place of tanh (Elman 1990)."""
+
+    width: int
+    nonlinearity: Literal["tanh", "relu"] = "tanh"
+    gates: ClassVar[int] = 1
+    adds_input: ClassVar[bool] = True
+    candidate_bias: ClassVar[bool] = False
+
+    @property
+    def state_widths(self) -> tuple[int, ...]:
+        """The widths of the arrays of a state, the output's first."""
+        return (self.width,)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the recurrent matrices by name."""
+        return {"recurrent": (self.width, self.width)}
+
+    def __call__(
+        self, product: Product, x: Float[Array, "B gates F"] | None, state: State
+    ) -> State:
+        (output,) = state
+        z = product("recurrent", output)
+        z = z if x is None else x[:, 0] + z
+        return (jnp.tanh(z) if self.nonlinearity == "tanh" else jax.nn.relu(z),)
+
+
+@dataclasses.dataclass(frozen=True)
+class GRU:
+    """The gated recurrent unit. The gates are reset, update and candidate, in this order.
+
+    The candidate is tanh(x + r * (h R + b)) with `reset_after`, as in torch and cuDNN. Otherwise it
+    is tanh(x + (r * h) R) (Cho et al. 2014, section 2.3).
+    """
+
+    width: int
+    reset_after: bool = True
+    gates: ClassVar[int] = 3
+    adds_input: ClassVar[bool] = False
+
+    @property
+    def candidate_bias(self) -> bool:
+        """Whether the recurrent product of the candidate has a bias of its own."""
+        return self.reset_after
+
+    @property
+    def state_widths(self) -> tuple[int, ...]:
+        """The widths of the arrays of a state, the output's first."""
+        return (self.width,)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the recurrent matrices by name."""
+        if self.reset_after:
+            return {"recurrent": (self.width, 3 * self.width)}
+        return {
+            "recurrent": (self.width, 2 * self.width),
+            "candidate": (self.width, self.width),
+        }
+
+    def __call__(self, product: Product, x: Float[Array, "B gates F"], state: State) -> State:
+        (output,) = state
+        h = product("recurrent", output).reshape(len(x), -1, self.width)
+        reset = jax.nn.sigmoid(x[:, 0] + h[:, 0])
+        update = jax.nn.sigmoid(x[:, 1] + h[:, 1])
+        if self.reset_after:
+            candidate = jnp.tanh(x[:, 2] + reset * h[:, 2])
+        else:
+            candidate = jnp.tanh(x[:, 2] + product("candidate", reset * output))
+        return ((1 - update) * candidate + update * output,)
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTM:
+    """Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000).
+
+    The gates are input, forget, candidate and output, in this order. The forget gate has a bias of
+    1 beside the parameter: at initialization the cell keeps its content. With a `projection`, the
+    output has that width (Sak et al. 2014). `clip` bounds the cell and the projected output.
+    """
+
+    width: int
+    projection: int | None = None
+    clip: float | None = None
+    gates: ClassVar[int] = 4
+    adds_input: ClassVar[bool] = True
+    candidate_bias: ClassVar[bool] = False
+
+    @property
+    def state_widths(self) -> tuple[int, ...]:
+        """The widths of the arrays of a state, the output's first."""
+        return (self.projection or self.width, self.width)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the recurrent matrices by name."""
+        shapes = {"recurrent": (self.state_widths[0], 4 * self.width)}
+        if self.projection:
+            shapes["projection"] = (self.width, self.projection)
+        return shapes
+
+    def __call__(
+        self, product: Product, x: Float[Array, "B gates F"] | None, state: State
+    ) -> State:
+        output, cell = state
+        gates = product("recurrent", output).reshape(-1, self.gates, self.width)
+        i, f, g, o = jnp.moveaxis(gates if x is None else x + gates, 1, 0)
+        cell = jax.nn.sigmoid(f + 1) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        cell = self._clipped(cell)
+        output = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        if self.projection:
+            output = self._clipped(product("projection", output))
+        return output, cell
+
+    def _clipped(self, x):
+        return x if self.clip is None else jnp.clip(x, -self.clip, self.clip)
+
+
+Cell = Vanilla | GRU | LSTM
+
+
+def make(name: Name, width: int) -> Cell:
+    """Returns the cell of this name and width."""
+    match name:
+        case "rnn":
+            return Vanilla(width)
+        case "gru":
+            return GRU(width)
+        case "gru_reset_before":
+            return GRU(width, reset_after=False)
+        case "lstm":
+            return LSTM(width)
+    raise ValueError(f"{name!r}: must be one of 'rnn', 'gru', 'gru_reset_before', 'lstm'")
+
+
+def zero_state(cell: Cell, rows: int, dtype: jnp.dtype) -> State:
+    """Returns the state before the first position, zeros (rows, width)."""
+    return tuple(jnp.zeros((rows, width), dtype) for width in cell.state_widths)
+
+
+# --------------------------------------------------------------------------------------------------
+# Dropout of attention weights, as a function of the place of a weight.
+#
+# Whether a weight is kept depends on a seed of its row and head, and on the numbers of its query
+# and key, by integer operations alone. A kernel that never has all weights in memory computes the
+# same mask block by block, in the forward and in the backward pass, on any mesh.
+
+
+@struct.dataclass
+class WeightDropout:
+    """Sets a fraction `rate` of the weights to zero and scales the rest by 1 / (1 - rate)."""
+
+    seeds: UInt32[Array, "B H 2"]
+    rate: float = struct.field(pytree_node=False)
+
+    def __call__(
+        self,
+        weights: Float[Array, "B H Q K"],
+        queries: Int[Array, "#B Q"] | None = None,
+        keys: Int[Array, "#B K"] | None = None,
+    ) -> Float[Array, "B H Q K"]:
+        """Returns the weights after dropout.
+
+        `queries` and `keys` are their numbers, by default their places.
+        """
+        queries = jnp.arange(weights.shape[2])[None] if queries is None else queries
+        keys = jnp.arange(weights.shape[3])[None] if keys is None else keys
+        return self.drop(weights, queries[:, None, :, None], keys[:, None, None, :])
+
+    def drop(
+        self,
+        weights: Float[Array, "B H *S"],
+        queries: Int[Array, "#B #H *#S"],
+        keys: Int[Array, "#B #H *#S"],
+    ) -> Float[Array, "B H *S"]:
+        """Returns weights of any further axes after dropout, by the numbers of query and key."""
+        seeds = self.seeds.reshape(*self.seeds.shape[:2], *[1] * (weights.ndim - 2), 2)
+        keep = is_kept((seeds[..., 0], seeds[..., 1]), queries, keys, self.rate)
+        return jnp.where(keep, weights / (1 - self.rate), 0.0)
+
+    def repeated(self, count: int) -> "WeightDropout":
+        """Returns the dropout of rows each of which has become so many."""
+        return self if count == 1 else self.replace(seeds=jnp.repeat(self.seeds, count, axis=0))
+
+    def for_heads(self, heads: slice) -> "WeightDropout":
+        """Returns the dropout of some of the heads."""
+        return self.replace(seeds=self.seeds[:, heads])
+
+
+def drawn(key: jax.Array, rate: float, batch: int, heads: int) -> WeightDropout:
+    """Returns the dropout of a layer in a step, with a seed for each row of the batch and head."""
+    return WeightDropout(sharding.draw_rows(jax.random.bits, key, (batch, heads, 2)), rate)
+
+
+def is_kept(
+    seeds: tuple[UInt32[Array, "*#S"], UInt32[Array, "*#S"]],
+    queries: Int[Array, "*#Q"],
+    keys: Int[Array, "*#K"],
+    rate: float,
+) -> Bool[Array, "*S"]:
+    """Returns True with probability 1 - rate for each query and key."""
+    by_query = _mixed(queries.astype(jnp.uint32) ^ seeds[0])
+    # An odd factor, 2^32 / golden ratio, spreads successive keys over all bits.
+    by_key = keys.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + seeds[1]
+    return _mixed(by_query ^ by_key) >= jnp.uint32(round(rate * 2**32))
+
+
+def _mixed(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
+    """Returns a bijection of 32 bits in which each bit of the result depends on all bits of x.
+
+    The constants are those of lowbias32 (https://nullprogram.com/blog/2018/07/31/).
+    """
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> jnp.uint32(16))
+
+
+# --------------------------------------------------------------------------------------------------
+# Recurrent layers: one direction, both directions, and stacks of them.
 
 
 class Unidirectional(nn.Module):

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from transformer_jax.distributed import sharding
 from transformer_jax.layers.blocks import Stack
-from transformer_jax.layers.linear import Dropout
 from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout
 
 Pair = tuple[Float[Array, "B L M"], Float[Array, "B L M"]]
 
@@ -72,11 +72,11 @@ class ReversibleBlock(nn.Module):
         chunks = jnp.pad(x, ((0, 0), (0, -length % size), (0, 0)))
         chunks = chunks.reshape(batch, -1, size, features)
 
-        def of_chunk(mlp, carry, x):
+        def on_chunk(mlp, carry, x):
             return carry, mlp(x, train=train)
 
         scan = nn.scan(
-            nn.remat(of_chunk, prevent_cse=False),
+            nn.remat(on_chunk, prevent_cse=False),
             variable_broadcast="params",
             split_rngs={"params": False, "dropout": True},
             in_axes=1,

@@ -179,10 +179,10 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
     `update(states, arrays of queries, arrays of keys, visible)` returns the states of a pair.
     """
 
-    def of_queries(k_state, part):
+    def on_queries(k_state, part):
         (q_arrays, q_places), q_state = part
 
-        def of_keys(q_state, part):
+        def on_keys(q_state, part):
             (k_arrays, k_places), k_state = part
             sizes = (q_arrays[0].shape[-2], k_arrays[0].shape[-2])
             by_position = mask.replace(query_slots=q_places.starts - k_places.starts)
@@ -199,11 +199,11 @@ def _pairs(update: Callable, queries, keys, mask: Mask, states: tuple) -> tuple:
                 lambda: states,
             )
 
-        q_state, k_state = jax.lax.scan(of_keys, q_state, (keys, k_state))
+        q_state, k_state = jax.lax.scan(on_keys, q_state, (keys, k_state))
         return k_state, q_state
 
     q_state, k_state = states
-    k_state, q_state = jax.lax.scan(of_queries, k_state, (queries, q_state))
+    k_state, q_state = jax.lax.scan(on_queries, k_state, (queries, q_state))
     return q_state, k_state
 
 

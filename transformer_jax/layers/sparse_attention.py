@@ -4,22 +4,82 @@ With a stride of about the root of the length L, each set has about as many keys
 L (stride + L / stride), not with the square of L.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from transformer_jax.layers import activations, kernels, weight_dropout
+from transformer_jax.layers import activations, attention, recurrent
 from transformer_jax.layers.attention import Attention
-from transformer_jax.layers.dot_product import Keys, Queries, dot_product
-from transformer_jax.layers.masks import Mask
-from transformer_jax.layers.segments import at, padded, places_of
-from transformer_jax.layers.sparse_patterns import Attends, Pattern
-from transformer_jax.layers.weight_dropout import WeightDropout
+from transformer_jax.layers.masks import Keys, Mask, Queries, at, dot_product, padded, places_of
+from transformer_jax.layers.recurrent import WeightDropout
+
+# The patterns of Sparse Transformers: two sets of keys of each query (Child et al. 2019).
+# The sets that the heads of a layer attend to. "split": the first half of the heads attends to near
+# keys, the second half to far keys.
+Attends = Literal["near", "far", "both", "split"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """The near and the far keys of a query (section 4.3). Places count from 0 in each text.
+
+    strided: near keys are the last `stride` places. Far keys are at distances of 0, `stride`, 2
+      `stride` and so on.
+    fixed: a text has blocks of `stride` places. Near keys are those of the query's own block. Far
+      keys are the last `num_summaries` places of each block.
+
+    The methods take places of queries and of keys, and ignore that later keys are hidden.
+    """
+
+    name: Literal["strided", "fixed"]
+    stride: int
+    num_summaries: int = 1
+
+    def near(self, queries: Int[Array, "*#A"], keys: Int[Array, "*#A"]) -> Bool[Array, "*#A"]:
+        """Returns whether a key is near."""
+        if self.name == "strided":
+            return queries - keys < self.stride
+        return queries // self.stride == keys // self.stride
+
+    def far(self, queries: Int[Array, "*#A"], keys: Int[Array, "*#A"]) -> Bool[Array, "*#A"]:
+        """Returns whether a key is far."""
+        if self.name == "strided":
+            return (queries - keys) % self.stride == 0
+        return self.is_summary(keys)
+
+    def is_summary(self, places: Int[Array, "*A"]) -> Bool[Array, "*A"]:
+        """Returns whether a place is far from later blocks of the fixed pattern."""
+        return places % self.stride >= self.stride - self.num_summaries
+
+    def first_near(self, places: Int[Array, "*A"]) -> Int[Array, "*A"]:
+        """Returns the first place of a query's near keys. It may be before the text."""
+        if self.name == "strided":
+            return places - self.stride + 1
+        return places - places % self.stride
+
+    def num_pairs(self, length: int, attends: Attends) -> float:
+        """Returns the number of pairs of a query and a visible key: the mean of all heads."""
+        block, place = np.divmod(np.arange(length), self.stride)
+        if self.name == "strided":
+            near = np.where(block > 0, self.stride, place + 1)
+            earlier, own = block, 1
+        else:
+            near = place + 1
+            earlier = block * self.num_summaries
+            own = np.maximum(near - (self.stride - self.num_summaries), 0)
+        far = earlier + own
+        # The far keys of the own block are near keys, too.
+        pairs = {"near": near, "far": far, "both": near + earlier, "split": (near + far) / 2}
+        return float(pairs[attends].sum())
+
 
 _HIDDEN = jnp.finfo(jnp.float32).min
 # Draws the dropout of the weights for so many rows and heads; None: there is none.
@@ -52,7 +112,7 @@ class SparseAttention(Attention):
         def drawn(rows: int, heads: int) -> WeightDropout | None:
             if not train or not self.dropout:
                 return None
-            return weight_dropout.drawn(self.make_rng("dropout"), self.dropout, rows, heads)
+            return recurrent.drawn(self.make_rng("dropout"), self.dropout, rows, heads)
 
         options = dict(attends=self.attends, drawn=drawn)
         if decode or activations.requested(self, "weights"):
@@ -147,7 +207,7 @@ def _to_set(q, k, v, mask: Mask, pattern: Pattern, *, attends: Attends, drawn: D
 def _attention(q: Queries, k: Keys, v: Keys, mask: Mask, drawn: Drawn) -> Queries:
     """Attention by the kernel for these arrays."""
     dropout = drawn(len(q), q.shape[2])
-    kernel = kernels.pick(q, k, mask, dropout is not None)
+    kernel = attention.pick(q, k, mask, dropout is not None)
     return kernel(q, k, v, mask, dropout)
 
 
@@ -246,7 +306,7 @@ def _by_blocks(
     dropout = drawn(len(q), heads)
 
     @jax.checkpoint
-    def of_block(block: dict[str, Array]) -> Queries:
+    def on_block(block: dict[str, Array]) -> Queries:
         queries, own_slots = block["queries"] / head_dim**0.5, block["slots"][:, -stride:, None]
         limits, own_segments = block["limits"][..., None], block["segments"][:, -stride:, None]
         visible = [(far.slots < limits) & (far.segments == own_segments)]
@@ -273,7 +333,7 @@ def _by_blocks(
     blocks = dict(queries=_blocks(q, stride), limits=_blocks(limits, stride))
     read = dict(slots=slots, segments=segments) | (dict(keys=k, values=v) if with_near else {})
     blocks |= {name: _with_previous(_blocks(x, stride)) for name, x in read.items()}
-    return jnp.moveaxis(jax.lax.map(of_block, blocks), 0, 1).reshape(q.shape)
+    return jnp.moveaxis(jax.lax.map(on_block, blocks), 0, 1).reshape(q.shape)
 
 
 def _float32(equation: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -10,15 +10,10 @@ from transformer_jax.pictures.attention_maps import (
     mean_attention,
     place_of,
 )
-from transformer_jax.pictures.bars import bars
-from transformer_jax.pictures.confusion_matrix import confusion
-from transformer_jax.pictures.contact_map import contact_maps
 from transformer_jax.pictures.figure import save
-from transformer_jax.pictures.image_grids import images, shares
-from transformer_jax.pictures.learning_curves import curves, growth
-from transformer_jax.pictures.noised import noised
-from transformer_jax.pictures.position_vectors import positions, similarity
-from transformer_jax.pictures.word_neighbours import neighbours
+from transformer_jax.pictures.image_grids import contact_maps, images, noised, shares
+from transformer_jax.pictures.learning_curves import bars, confusion, curves, growth
+from transformer_jax.pictures.position_vectors import neighbours, positions, similarity
 
 __all__ = [
     "attended_by",

@@ -4,7 +4,7 @@ import pathlib
 import textwrap
 from typing import TYPE_CHECKING
 
-from transformer_jax.storage import errors, whole
+from transformer_jax.storage import buckets
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
     Raises UserError if the file cannot be written.
     """
     path = pathlib.Path(path)
-    with errors.writing(path), whole.appearing(path) as temporary:
+    with buckets.writing(path), buckets.appearing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
 
 

@@ -1,14 +1,19 @@
-"""Figures of images in rows, and of shares of their patches over them."""
+"""Figures of images, of noised texts, and of a protein's contacts."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float, Int
 
-from transformer_jax.pictures.figure import new_figure, verbatim
+from transformer_jax.pictures.figure import WEIGHT_COLOURS, new_figure, verbatim
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures of images in rows, and of shares of their patches over them.
 
 _SIDE = 1.3  # inches of an image
 _SHARE_COLOURS = "inferno"
@@ -56,3 +61,94 @@ def _show(axes, picture: np.ndarray) -> None:
         axes.imshow(picture[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     else:
         axes.imshow(picture, interpolation="nearest")
+
+
+# --------------------------------------------------------------------------------------------------
+# The figure of noised texts.
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+_LINE = 96  # characters
+_INCHES = 0.083  # width of a character
+_COLOURS = "rainbow"  # from the first piece of a text to the last
+_OF_NOISE = "lightgrey"  # of masks and sentinels
+
+Pieces = Sequence[tuple[str, int | None]]
+
+
+def noised(texts: Mapping[str, Pieces], title: str = "") -> "Figure":
+    """Returns a figure of texts by name, each a list of (piece, place in the text as it was).
+
+    The colour of a piece is that of its place. Pieces without a place, such as masks, are grey.
+    """
+    from matplotlib import colormaps
+
+    last = max((place for pieces in texts.values() for _, place in pieces if place), default=1)
+    margin = max(map(len, texts)) + 2
+    lines = [
+        ("" if number else name, line)
+        for name, pieces in texts.items()
+        for number, line in enumerate(_lines(pieces))
+    ]
+    figure = new_figure(((margin + _LINE) * _INCHES, 0.3 * len(lines) + 0.5), title)
+    axes = figure.subplots()
+    axes.set(xlim=(-margin, _LINE), ylim=(len(lines) - 0.5, -0.5))
+    axes.set_axis_off()
+    style = dict(family="monospace", fontsize=9, va="center")
+    for number, (name, pieces) in enumerate(lines):
+        axes.text(-margin, number, verbatim(name), **style)
+        column = 0
+        for piece, place in pieces:
+            colour = _OF_NOISE if place is None else colormaps[_COLOURS](0.15 + 0.7 * place / last)
+            box = dict(boxstyle="square,pad=0.15", facecolor=colour, edgecolor="none", alpha=0.6)
+            axes.text(column, number, verbatim(piece), bbox=box, **style)
+            column += len(piece) + 0.8
+    return figure
+
+
+def _lines(pieces: Pieces) -> list[Pieces]:
+    """Returns the pieces in lines."""
+    lines, width = [[]], 0
+    for piece in pieces:
+        width += len(piece[0]) + 0.8
+        if width > _LINE:
+            lines.append([])
+            width = len(piece[0]) + 0.8
+        lines[-1].append(piece)
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------
+# The figure of a protein's contacts.
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+
+def contact_maps(
+    probabilities: Float[np.ndarray, "N N"],
+    touch: Int[np.ndarray, "N N"] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Returns a figure of the probabilities that residues touch, beside the truth if it is known.
+
+    `touch` is 1 where two residues touch. Residues count from 1.
+    """
+    panels = {"predicted": probabilities} | ({} if touch is None else {"true": touch})
+    figure = new_figure((0.8 + 4.2 * len(panels), 4.6), title)
+    edges = (0.5, len(probabilities) + 0.5)
+    for axes, (name, values) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items()
+    ):
+        image = axes.imshow(
+            values,
+            cmap=WEIGHT_COLOURS,
+            vmin=0,
+            vmax=1,
+            origin="lower",
+            extent=(*edges, *edges),
+            interpolation="nearest",
+        )
+        axes.set_title(name, fontsize=10)
+        axes.set(xlabel="residue", ylabel="residue")
+    figure.colorbar(image, ax=figure.axes, label="probability of a contact", shrink=0.8)
+    return figure

@@ -1,14 +1,18 @@
-"""Figures of metrics over a run, and of costs that grow."""
+"""Figures of metrics over a run, of costs, of numbers by name, and of confusions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_jax.pictures.figure import new_figure, verbatim
+from transformer_jax.pictures.figure import WEIGHT_COLOURS, new_figure, verbatim
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures of metrics over a run, and of costs that grow.
 
 # Panels by the last part of a metric's name. Every run has the first, evaluations the second.
 _PANELS = {
@@ -128,4 +132,55 @@ def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "")
         axes.grid(alpha=0.3, which="both")
     figure.axes[0].set_ylabel(unit)
     figure.axes[0].legend(fontsize=8)
+    return figure
+
+
+# --------------------------------------------------------------------------------------------------
+# A figure of numbers by name.
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+
+def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
+    """Returns a figure with a bar for each (name, number from 0 to 1), the first at the top."""
+    figure = new_figure((8, 1.4 + 0.3 * len(values)), title)
+    axes = figure.subplots()
+    names = [verbatim(name) for name, _ in values]
+    places = range(len(values))
+    drawn = axes.barh(places, [number for _, number in values])
+    axes.bar_label(drawn, fmt="%.2f", padding=3)
+    axes.set(xlabel=label, xlim=(0, 1.1), yticks=places, yticklabels=names)
+    axes.invert_yaxis()
+    return figure
+
+
+# --------------------------------------------------------------------------------------------------
+# The figure of a confusion matrix.
+if TYPE_CHECKING:  # slow to import, and a program may draw nothing
+    from matplotlib.figure import Figure
+
+_MAX_WITH_COUNTS = 20  # labels
+
+
+def confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str = "") -> "Figure":
+    """Returns a figure of how often each label (row) was predicted as each label (column).
+
+    Colours are shares of a row. Cells show their counts if there are at most 20 labels.
+    """
+    counts = np.asarray(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    label_length = max(map(len, labels)) * 0.09
+    size = (2.2 + 0.6 * len(labels) + label_length, 1.4 + 0.45 * len(labels) + label_length)
+    figure = new_figure(size, title)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap=WEIGHT_COLOURS, vmin=0, vmax=1, aspect="auto")
+    names = [verbatim(label) for label in labels]
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="predicted label", ylabel="true label")
+    if len(labels) <= _MAX_WITH_COUNTS:
+        for (row, column), count in np.ndenumerate(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=9)
+    figure.colorbar(image, ax=axes, label="share of the label's examples")
     return figure

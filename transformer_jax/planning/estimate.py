@@ -1,17 +1,263 @@
-"""The memory and the lower bound of the time of a training step, from its compiled program."""
+"""The parameters, the operations, the memory and the least time of a training, from its shapes."""
 
+import copy
 import dataclasses
+import itertools
+import math
 import os
 import re
 import time
 
 import jax
+import jax.extend.core
 
 from transformer_jax import hardware
 from transformer_jax.config import UserError
+from transformer_jax.data.rows import Phase
+from transformer_jax.layers.parameters import names, split
 from transformer_jax.planning import hlo, topology
-from transformer_jax.planning.roofline import Roofline, compute_seconds, weight_bytes_read
-from transformer_jax.planning.shardings import bytes_per_device
+from transformer_jax.training import state
+
+# --------------------------------------------------------------------------------------------------
+# Parameters and operations of a config, by shapes and formulas. No arrays and no data.
+
+
+def parameters(task) -> dict[str, int]:
+    """Returns the number of parameters, without rows that only pad a vocabulary.
+
+    For a model with pre-training heads, the heads and the encoder are also counted separately; so
+    are the trained parameters where others are frozen.
+    """
+    params = state.abstract_params(task)
+    model = task.model
+    counts = {"params": _size(params) - model.num_padding()}
+    if heads := [name for name in model.heads if name in params]:
+        counts["params_heads"] = sum(_size(params[name]) for name in heads)
+        counts["params_encoder"] = counts["params"] - counts["params_heads"]
+    trained, unchanged = split(params, lambda path: task.group(path) is None)
+    if unchanged:
+        counts["params_trained"] = _size(trained)
+    return counts
+
+
+def training(task) -> tuple[float, int]:
+    """Returns the FLOPs and the target positions, with padding, of the whole run.
+
+    The FLOPs are those of forward and backward passes over the rows of each phase, as in
+    metrics.jsonl. For fine-tuning they are an upper bound: rows count at full length.
+    """
+    train = task.config.train
+    growing = Phase((), train.batch, first_batch=train.first_batch, ramp_steps=train.ramp_steps)
+    steps_of_phases = task.phase_steps
+    if steps_of_phases is None:
+        rows = [growing.rows_before(train.num_steps)]
+    else:
+        rows = [train.batch * steps for steps in steps_of_phases]
+    flops = sum(task.flops(shape) * count for shape, count in enumerate(rows))
+    positions = sum(task.positions(shape) * count for shape, count in enumerate(rows))
+    return flops, positions
+
+
+def _size(tree) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+# --------------------------------------------------------------------------------------------------
+# FLOPs of a function as JAX traces it. Formulas of FLOPs must agree with it.
+
+
+def flops(function, *arguments) -> float:
+    """Returns the FLOPs of the matrix products and convolutions in `function(*arguments)`.
+
+    A multiply-add counts as two. The arguments may be shapes. A scan counts each iteration.
+    """
+    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _of_jaxpr(jaxpr) -> float:
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            summed = math.prod(left[axis] for axis in contracted)
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * summed
+        elif name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+            output = equation.outvars[0].aval.shape
+            total += 2 * math.prod(output) * math.prod(kernel) / features
+        iterations = equation.params.get("length", 1) if name == "scan" else 1
+        inner = jax.extend.core.jaxprs_in_params(equation.params)
+        total += iterations * sum(map(_of_jaxpr, inner))
+    return total
+
+
+# --------------------------------------------------------------------------------------------------
+# The arrays of a training step: parameters, optimizer state and batch, with their shards.
+_HEADER = ("", "shape", "sharding", "MB a device")
+
+
+def bytes_per_device(tree) -> int:
+    """Returns the bytes on a device of a tree of sharded ShapeDtypeStructs.
+
+    They include the padding of a TPU's tiles.
+    """
+    return sum(
+        _elements(leaf.sharding)(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _elements(sharding):
+    return _tiled if next(iter(sharding.device_set)).platform == "tpu" else math.prod
+
+
+def _tiled(shape: tuple[int, ...]) -> int:
+    """Returns the elements that an array of 4-byte numbers takes on a TPU.
+
+    The two innermost axes fill tiles of 8 x 128, or of fewer rows where the array has fewer. The
+    compiler chooses the innermost axes that waste the least.
+    """
+    if len(shape) < 2:
+        return _rounded_up(math.prod(shape), 128)
+    return min(
+        math.prod(shape)
+        // (shape[i] * shape[j])
+        * _rounded_up(shape[i], min(8, 1 << (shape[i] - 1).bit_length()))
+        * _rounded_up(shape[j], 128)
+        for i, j in itertools.permutations(range(len(shape)), 2)
+    )
+
+
+def _rounded_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def table(program) -> list[str]:
+    """Returns the lines of a table of all parameters, optimizer arrays and batch arrays.
+
+    Each line has the shape, the mesh axes of each dimension and the bytes on a device. An array of
+    the optimizer has its kind, such as mu or nu, and the name of its parameter.
+    """
+    parts = {
+        "parameter": program.state.params,
+        "optimizer": program.state.opt_state,
+        "batch": program.batch,
+    }
+    rows = [row for part, tree in parts.items() for row in _rows(part, tree)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        f"{name:{widths[0]}}  {shape:{widths[1]}}  {split:{widths[2]}}  {size:>{widths[3]}}"
+        for name, shape, split, size in rows
+    ]
+
+
+def axes(sharding) -> str:
+    """Returns the mesh axes of each dimension, such as "(fsdp, -, tensor)".
+
+    Axes with a single device are left out.
+    """
+    sizes = sharding.mesh.shape
+    dimensions = []
+    for entry in sharding.spec:
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        dimensions.append("*".join(axis for axis in axes if sizes[axis] > 1) or "-")
+    return f"({', '.join(dimensions)})"
+
+
+def _rows(part: str, tree):
+    yield (part, *_HEADER[1:])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield (
+            "  " + _name(path),
+            str(leaf.shape),
+            axes(leaf.sharding),
+            f"{bytes_per_device(leaf) / 1e6:.2f}",
+        )
+
+
+def _name(path) -> str:
+    """Returns the words of a path, without optax's wrappers and the labels that they give."""
+    wrappers = ("inner_state", "inner_states")
+    fields = [getattr(key, "name", None) for key in path]
+    words = [
+        name
+        for field, key in zip([None, *fields], path)
+        if field != "inner_states"
+        for name in names([key])
+    ]
+    kinds = [field for field in fields if field and field not in wrappers]
+    return "/".join([*kinds, *words]) or str(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits of an update's time: operations, memory traffic and network traffic at peak rates.
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Seconds of an update by each of three limits. The largest binds if it hides the other two.
+
+    compute_s is a lower bound: the matrix products at the peak rate, with those of the layers that
+    full rematerialisation repeats. Products that the policy "dots" repeats are not counted.
+
+    memory_s is an estimate. The state is read and written once. In every microbatch, the other
+    arrays that are live at the peak are written once and read once. The forward and the backward
+    pass read the gathered weights. Activations that live within a layer are not counted.
+
+    network_s is a lower bound: the least that every collective sends, over all links of a chip.
+    GPUs send within a host over NVLink, and to other hosts over the network; both at once.
+    """
+
+    compute_s: float
+    memory_s: float
+    network_s: float
+
+    @property
+    def step_s(self) -> float:
+        return max(dataclasses.astuple(self))
+
+    @property
+    def bound(self) -> str:
+        return max(("compute", "memory", "network"), key=lambda name: getattr(self, f"{name}_s"))
+
+
+def compute_seconds(config, task, chip: hardware.Chip, devices: int) -> float:
+    """Returns the seconds that an update's matrix products take at the peak rate.
+
+    They include the products that full rematerialisation repeats.
+    """
+    repeated = _layers_flops(task) / 3 if config.model.get("remat") == "full" else 0
+    return (task.flops(0) + repeated) * config.train.batch / chip.flops / devices
+
+
+def weight_bytes_read(config, program, parameters: int) -> float:
+    """Returns the bytes of weights that a device's matrix products read in a microbatch.
+
+    `parameters` are the bytes of parameters on a device. The weights are split over the tensor axis
+    alone and have the dtype of computation.
+    """
+    passes = 3 if config.model.get("remat") == "full" else 2
+    width = 1 if config.model.get("dtype") == "float32" else 0.5
+    return passes * parameters * program.mesh.shape["fsdp"] * width
+
+
+def _layers_flops(task) -> float:
+    """Returns `task.flops` without the output projection, which no rematerialisation repeats.
+
+    The size of the vocabulary enters the FLOPs through this projection only.
+    """
+    if not task.model.vocab_size:
+        return task.flops(0)
+    without_output = copy.copy(task)
+    without_output.model = task.model.clone(vocab_size=0)
+    return without_output.flops(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# The memory and the lower bound of the time of a training step, from its compiled program.
 
 # The least optimization of the TPU compiler takes a quarter to a third of the time. It partitions
 # alike: the collectives of GPT-3 175B on v5p:4x4x4 have the same bytes. The peak there was 57.1 GB

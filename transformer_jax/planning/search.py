@@ -11,9 +11,14 @@ from transformer_jax import hardware
 from transformer_jax.config import UserError, set_key
 from transformer_jax.layers.blocks import REMAT
 from transformer_jax.pictures.progress import say
-from transformer_jax.planning.estimate import Estimate, arguments, chip_of, estimate
-from transformer_jax.planning.roofline import compute_seconds
-from transformer_jax.training.program import Program
+from transformer_jax.planning.estimate import (
+    Estimate,
+    arguments,
+    chip_of,
+    compute_seconds,
+    estimate,
+)
+from transformer_jax.training.step import Program
 
 MAX_COMPILED = 12  # programs
 

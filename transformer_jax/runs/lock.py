@@ -1,15 +1,129 @@
-"""A workdir that is being written to belongs to one run at a time."""
+"""A workdir belongs to one run at a time: a lock on a disk, a lease in a bucket."""
 
 import contextlib
 import fcntl
+import json
 import os
 import pathlib
+import socket
 import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
 
 from transformer_jax.config import UserError
 from transformer_jax.distributed import hosts
-from transformer_jax.runs import lease
-from transformer_jax.storage import buckets, errors
+from transformer_jax.pictures.progress import say
+from transformer_jax.storage import buckets
+from transformer_jax.storage.buckets import Path
+from transformer_jax.storage.key_values import PATIENCE
+
+# --------------------------------------------------------------------------------------------------
+# Holding a workdir in a bucket, which has no locks: an object names the holder, who renews it.
+
+RENEWAL = 10  # seconds between two renewals
+SILENCE = 60  # seconds without a renewal after which the holder counts as dead
+
+
+@contextlib.contextmanager
+def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[None]:
+    """Holds the object `lock`, which messages call `name`; renews it, and frees it at the end.
+
+    A lock that is not renewed for SILENCE seconds is taken over. The process that waits counts
+    them, so the clocks of two machines are never compared. Raises UserError where the holder is
+    alive. A thread calls `overtaken` with a message when another process has taken this lock.
+    """
+    identity = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "place": _place(),
+        "run": uuid.uuid4().hex,
+    }
+    content = json.dumps(identity).encode()
+    ended = threading.Event()
+    generation = lock.write_if(content, _generation_to_replace(lock, name))
+    if generation is None:
+        raise UserError(f"{name}: another run has begun there at the same moment")
+
+    def renew() -> None:
+        nonlocal generation
+        while not ended.wait(RENEWAL):
+            # A bucket that fails for a while may recover. No other process takes over meanwhile,
+            # unless it reaches the bucket.
+            with contextlib.suppress(OSError):
+                if (renewed := lock.write_if(content, generation)) is None:
+                    overtaken(
+                        f"{name}: another run has taken over, since no renewal from this process "
+                        f"reached the bucket within {SILENCE} s (or {lock} was deleted)"
+                    )
+                    return
+                generation = renewed
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(PATIENCE)  # an unreachable bucket: the lease expires by itself
+        if generation is not None and not thread.is_alive():
+            with contextlib.suppress(OSError):
+                lock.write_if(None, generation, PATIENCE)
+
+
+def _generation_to_replace(lock: Path, name: str) -> bytes:
+    """Returns the generation of a lock that nobody holds. Raises UserError where it is lease."""
+    seen = lock.stamped()
+    if seen.state == "missing":
+        return seen.stamp.generation
+    holder = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        holder = json.loads(lock.read_bytes())
+    if _is_dead_here(holder):
+        return seen.stamp.generation
+    description = f"process {holder.get('process')} on {holder.get('host')}"
+    say(
+        f"{name} is lease by {description}: waiting up to {SILENCE} s for a renewal "
+        f"(if that process has ended, delete {lock})"
+    )
+    began = time.monotonic()
+    while time.monotonic() - began < SILENCE:
+        time.sleep(min(1, SILENCE / 10))
+        now = lock.stamped()
+        if now.stamp.generation == seen.stamp.generation:
+            continue
+        if now.state == "missing":
+            return now.stamp.generation
+        raise UserError(
+            f"{name}: another run is at work there, {description}, and has just renewed its "
+            f"lock. If it is killed, the lock is free {SILENCE} s later"
+        )
+    say(f"no renewal from {description} for {SILENCE} s: taking over")
+    return seen.stamp.generation
+
+
+def _is_dead_here(holder: dict) -> bool:
+    """Returns whether a holder on this machine is a process that has ended."""
+    here = _place()
+    if not here or holder.get("place") != here:
+        return False
+    return not os.path.exists(f"/proc/{holder['process']}")
+
+
+def _place() -> str | None:
+    """Returns an id of this boot of the machine and of this container.
+
+    Process numbers are unique within it. None where the system gives no such id.
+    """
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# A workdir that is being written to belongs to one run at a time.
 
 
 @contextlib.contextmanager
@@ -23,7 +137,7 @@ def held(workdir: pathlib.Path | buckets.Path):
         with _leased(workdir):
             yield
         return
-    with errors.writing(f"--workdir={workdir}"):
+    with buckets.writing(f"--workdir={workdir}"):
         workdir.mkdir(parents=True, exist_ok=True)
         lock = open(workdir / ".lock", "w")
     with lock:
@@ -43,8 +157,8 @@ def held(workdir: pathlib.Path | buckets.Path):
 @contextlib.contextmanager
 def _leased(workdir: buckets.Path):
     with contextlib.ExitStack() as stack:
-        with errors.writing("--workdir"):
-            stack.enter_context(lease.held(workdir / ".lock", f"--workdir={workdir}", _end_process))
+        with buckets.writing("--workdir"):
+            stack.enter_context(lease(workdir / ".lock", f"--workdir={workdir}", _end_process))
         yield
 
 

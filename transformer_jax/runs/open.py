@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import variants
+from transformer_jax.configuration import classes
 from transformer_jax.distributed import sharding
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import Overrides, make_task
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import Overrides, make_task
 from transformer_jax.storage import buckets
 from transformer_jax.training import state
 from transformer_jax.training.checkpoint import Checkpoints
@@ -47,12 +47,12 @@ def open_run(
     a file is not named or has changed.
     """
     workdir = buckets.folder_of_run(workdir)
-    files, overrides = variants.split(dict(overrides).items())
+    files, overrides = classes.split(dict(overrides).items())
     class_files = {"model": model_file, "task": task_file, "source": source_file}
-    files |= {name: variants.named(name, file) for name, file in class_files.items() if file}
-    recorded = record.read(workdir, files)
+    files |= {name: classes.named(name, file) for name, file in class_files.items() if file}
+    recorded = spec.read(workdir, files)
     config = recorded.config
-    for section in files.keys() - variants.in_config(config).keys():
+    for section in files.keys() - classes.in_config(config).keys():
         raise UserError(
             f"config.{section}.name={files[section]}: {workdir} is a run of "
             f"config.{section}.name={config[section].name!r}; leave it out"
@@ -61,7 +61,7 @@ def open_run(
         configs.set_key(config, key, value)
     configs.validate(config)
     task = make_task(config, workdir)
-    if record.of_tokenizer(task) != recorded.fingerprint["tokenizer"]:
+    if spec.tokenizer_fingerprint(task) != recorded.fingerprint["tokenizer"]:
         raise UserError(f"{workdir}/tokenizer: not the tokenizer this run was trained with")
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, read_only=True)
     last, count = checkpoints.pick(step), config.decode.average

@@ -7,12 +7,13 @@ from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.huggingface import family as families
 from transformer_jax.huggingface import peft, tensors
+from transformer_jax.layers import parameters
 from transformer_jax.layers.low_rank import Adapters
-from transformer_jax.runs import record
+from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.runs.spec import make_task
 from transformer_jax.storage import buckets
-from transformer_jax.training import frozen, state
+from transformer_jax.training import state
 
 
 def read(folder, workdir, base, architecture: str | None = None) -> None:
@@ -25,18 +26,18 @@ def read(folder, workdir, base, architecture: str | None = None) -> None:
     task, params = open_run(base, devices=jax.local_devices()[:1])
     params = jax.tree.map(np.array, jax.device_get(params))
     config = task.config
-    family = families.of_run(config, architecture)
+    family = families.run_family(config, architecture)
     stored = peft.Stored.open(buckets.path(folder), family, config.model)
     configs.set_key(config, configs.INIT_FROM, str(base))
     for key, value in stored.lora(params, task.heads).items():
         configs.set_key(config, f"lora.{key}", value)
     configs.validate(config)
     task = make_task(config)
-    shapes, _ = frozen.split(state.abstract_params(task), frozen.names(params).__contains__)
+    shapes, _ = parameters.split(state.abstract_params(task), parameters.paths(params).__contains__)
     adapters = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    params = frozen.merged(params, adapters)
+    params = parameters.merged(params, adapters)
     stored.fill(_of_vocabulary(params, task), Adapters.of(config.lora))
-    record.create(workdir, task, params)
+    spec.create(workdir, task, params)
 
 
 def write(run, folder, step="best", architecture: str | None = None) -> None:
@@ -47,7 +48,7 @@ def write(run, folder, step="best", architecture: str | None = None) -> None:
     task, params = open_run(run, step, merged=False, devices=jax.local_devices()[:1])
     if task.config.lora.rank is None:
         raise UserError(f"--workdir={run}: has no adapters, config.lora.rank is none")
-    family = families.of_run(task.config, architecture)
+    family = families.run_family(task.config, architecture)
     peft.write(folder, _of_vocabulary(jax.device_get(params), task), family, task)
 
 

@@ -111,9 +111,9 @@ def check() -> None:
 
 def _files():
     """Returns the files of classes that the flags name: a recorded path is not followed."""
-    from transformer_jax.configuration import variants
+    from transformer_jax.configuration import classes
 
-    files, _ = variants.split(cli.overrides())
+    files, _ = classes.split(cli.overrides())
     return files
 
 

@@ -8,20 +8,18 @@ from collections.abc import Callable, Sequence
 
 from transformer_jax.config import UserError
 from transformer_jax.pictures.progress import say
-from transformer_jax.planning import counts
-from transformer_jax.runs.record import Files
-from transformer_jax.runs.resolve import make_task
-from transformer_jax.scaling import approaches, laws
+from transformer_jax.planning import estimate
+from transformer_jax.runs.spec import Files, make_task
+from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
-from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run
-from transformer_jax.scaling.parametric import bootstrap, parametric
+from transformer_jax.scaling.laws import Allocation, Law, PowerLaw, Run, bootstrap, parametric
 from transformer_jax.scaling.runs import NO_FILES, measured
 from transformer_jax.storage import buckets
-from transformer_jax.storage.whole import write_whole
+from transformer_jax.storage.buckets import write_whole
 
 AXES = {"L(N)": "params", "L(D)": "tokens", "L(C)": "flops"}
 # the third approach, "parametric law", needs no fit besides the law
-APPROACHES = {"training curves": approaches.envelope, "iso-FLOP parabolas": approaches.isoflop}
+APPROACHES = {"training curves": laws.envelope, "iso-FLOP parabolas": laws.isoflop}
 PREDICTION = "prediction.json"
 
 
@@ -136,8 +134,8 @@ def fit(runs: Sequence[Run], samples: int = 100, seed: int = 0) -> Fits:
         *(functools.partial(allocation_values, name) for name in allocations),
     ]
     intervals = {}
-    for estimate in estimates:
-        intervals |= bootstrap(runs, estimate, samples, seed)
+    for estimated in estimates:
+        intervals |= bootstrap(runs, estimated, samples, seed)
     return Fits(power_laws, law, allocations, intervals, refused | refused_allocations)
 
 
@@ -174,8 +172,8 @@ def predict(config, runs: Sequence[Run], folder, samples: int = 100) -> dict:
         )
     task = make_task(config)
     law = parametric(runs)
-    params = counts.parameters(task)["params"]
-    flops, tokens = counts.training(task)
+    params = estimate.parameters(task)["params"]
+    flops, tokens = estimate.training(task)
 
     def loss(drawn):
         return {"loss": float(parametric(drawn, near=law)(params, tokens))}

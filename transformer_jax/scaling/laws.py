@@ -1,12 +1,15 @@
-"""Power laws of the loss, and the quantities that fits give (Hoffmann et al. 2022, section 3)."""
+"""Scaling laws: power laws, compute-optimal models, and the parametric law."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import interpolate, optimize, stats
 
 from transformer_jax.config import UserError
+
+# --------------------------------------------------------------------------------------------------
+# Power laws of the loss, and the quantities that fits give (Hoffmann et al. 2022, section 3).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,3 +131,263 @@ def loss_law(runs: Sequence[Run], quantity: str) -> PowerLaw:
     """
     best = frontier(runs, quantity)
     return PowerLaw.fit([getattr(run, quantity) for run in best], [run.loss for run in best])
+
+
+# --------------------------------------------------------------------------------------------------
+# The compute-optimal model by training curves and by iso-FLOP parabolas.
+#
+# They are approaches 1 and 2 of Hoffmann et al. 2022, sections 3.1 and 3.2.
+_NUM_GRID = 1500  # amounts of compute at which the curves are compared (section 3.1)
+_NUM_NEAREST = 5  # sizes around the lowest; farther away the loss is not a parabola
+# Budgets with a smaller difference in log are equal: a run has a whole number of updates.
+_SAME_BUDGET = 0.1
+
+
+def envelope(runs: Sequence[Run]) -> Allocation:
+    """Approach 1: the size with the lowest training curve, at each amount of compute.
+
+    A size counts once, at the middle (in log) of its stretch of the envelope: the middles of a
+    staircase's steps have its slope. The first and the last size are left out, because their
+    stretches continue beyond the trained budgets. Raises UserError if fewer than two sizes remain.
+    """
+    runs = [run for run in runs if len(run.curve) >= 5]
+    if not runs:
+        raise UserError(
+            "training curves: no metrics.jsonl has five lines or more with the training loss"
+        )
+    sizes = sorted({run.params for run in runs})
+    lowest = max(min(run.curve[0, 0] for run in runs if run.params == size) for size in sizes)
+    highest = min(max(run.curve[-1, 0] for run in runs if run.params == size) for size in sizes)
+    if lowest >= highest:
+        raise UserError(
+            "training curves: there is no amount of compute that every size was trained with"
+        )
+    grid = np.geomspace(lowest, highest, _NUM_GRID)
+    winners = np.argmin([_smoothed(run.curve, grid) for run in runs], axis=0)
+    best_size = np.array([runs[i].params for i in winners])
+    tokens = grid * np.array([runs[i].tokens / runs[i].flops for i in winners])
+    points = [
+        (_log_mean(grid[best_size == size]), size, _log_mean(tokens[best_size == size]))
+        for size in sizes
+        if size in best_size and size not in (best_size[0], best_size[-1])
+    ]
+    return Allocation.fit(points, "training curves")
+
+
+def _log_mean(values: np.ndarray) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def _smoothed(curve: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Returns the loss of a curve at the amounts of compute in `grid`, infinite outside the curve.
+
+    A smoothing spline in log-log gives it. Cross-validation chooses its stiffness.
+    """
+    spline = interpolate.make_smoothing_spline(*np.log(curve.T))
+    return np.where(
+        (grid >= curve[0, 0]) & (grid <= curve[-1, 0]), np.exp(spline(np.log(grid))), np.inf
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parabola:
+    """The loss of a budget's runs as a parabola in log N."""
+
+    flops: float
+    runs: list[Run]
+    coefficients: np.ndarray  # for numpy.polyval
+    best: float | None  # N; None: the lowest point is outside the sizes
+
+
+def parabolas(runs: Sequence[Run]) -> list[Parabola]:
+    """Returns a parabola for each budget with three sizes or more, the smallest budget first."""
+    fitted = []
+    for group in _budgets(runs):
+        if len({run.params for run in group}) < 3:
+            continue
+        lowest = min(range(len(group)), key=lambda i: group[i].loss)
+        start = min(max(lowest - _NUM_NEAREST // 2, 0), max(len(group) - _NUM_NEAREST, 0))
+        nearest = group[start : start + _NUM_NEAREST]
+        # a resample may have the same run several times
+        if len({run.params for run in nearest}) < 3:
+            continue
+        log_params = np.log([run.params for run in nearest])
+        coefficients = np.polyfit(log_params, [run.loss for run in nearest], 2)
+        vertex = -coefficients[1] / (2 * coefficients[0])
+        inside = np.log(group[0].params) < vertex < np.log(group[-1].params)
+        best = float(np.exp(vertex)) if coefficients[0] > 0 and inside else None
+        flops = float(np.exp(np.mean(np.log([run.flops for run in group]))))
+        fitted.append(Parabola(flops, group, coefficients, best))
+    return fitted
+
+
+def _budgets(runs: Sequence[Run]) -> list[list[Run]]:
+    """Returns the runs of each budget, ordered by size."""
+    ordered = sorted(runs, key=lambda run: run.flops)
+    breaks = [
+        i
+        for i in range(1, len(ordered))
+        if np.log(ordered[i].flops / ordered[i - 1].flops) > _SAME_BUDGET
+    ]
+    return [
+        sorted(ordered[first:last], key=lambda run: run.params)
+        for first, last in zip([0, *breaks], [*breaks, len(ordered)])
+    ]
+
+
+def isoflop(runs: Sequence[Run]) -> Allocation:
+    """Approach 2: the lowest point of a parabola through the losses of each compute budget.
+
+    Raises UserError if fewer than two budgets have one.
+    """
+    points = []
+    for parabola in parabolas(runs):
+        if parabola.best:
+            log_tokens = np.interp(
+                np.log(parabola.best),
+                np.log([run.params for run in parabola.runs]),
+                np.log([run.tokens for run in parabola.runs]),
+            )
+            points.append((parabola.flops, parabola.best, float(np.exp(log_tokens))))
+    return Allocation.fit(points, "iso-FLOP parabolas")
+
+
+# --------------------------------------------------------------------------------------------------
+# The parametric law L(N, D): approach 3 of Hoffmann et al. 2022, section 3.3.
+HUBER = 1e-3  # larger residuals of the log loss count linearly (section 3.3)
+_NUM_STARTS = 8  # of the grid of starts, the best
+
+
+def parametric(runs: Sequence[Run], near: Law | None = None) -> Law:
+    """Fits the law to the logarithm of the losses, with Huber's loss (equation 3).
+
+    The fit begins at the best of a grid of starts, or at `near` alone. For each alpha and beta of
+    the grid, E, A and B are the non-negative least squares. Raises UserError for fewer than five
+    runs, two sizes or two amounts of data.
+    """
+    num_sizes = len({run.params for run in runs})
+    num_amounts = len({run.tokens for run in runs})
+    if len(runs) < 5 or min(num_sizes, num_amounts) < 2:
+        raise UserError(
+            "the parametric law has five unknowns: it needs five runs or more, of several sizes "
+            f"and amounts of data; there are {len(runs)}"
+        )
+    problem = _Problem(runs)
+    starts = [problem.start_near(near)] if near else problem.grid_of_starts()
+    best = min((problem.fitted(start) for start in starts), key=lambda fit: fit.cost)
+    return problem.law(best.x)
+
+
+class _Problem:
+    """The least-squares problem in theta = (log E, log A', alpha, log B', beta).
+
+    A' and B' belong to N and D divided by their geometric means.
+    """
+
+    def __init__(self, runs: Sequence[Run]):
+        log_params = np.log([run.params for run in runs])
+        log_tokens = np.log([run.tokens for run in runs])
+        self.log_loss = np.log([run.loss for run in runs])
+        self.mean_params = log_params.mean()
+        self.mean_tokens = log_tokens.mean()
+        self.n = log_params - self.mean_params
+        self.d = log_tokens - self.mean_tokens
+
+    def terms(self, theta) -> np.ndarray:
+        """Returns the three terms of the law for each run (3, runs)."""
+        e, a, alpha, b, beta = theta
+        return np.array(
+            [
+                np.full_like(self.n, np.exp(e)),
+                np.exp(a - alpha * self.n),
+                np.exp(b - beta * self.d),
+            ]
+        )
+
+    def residuals(self, theta) -> np.ndarray:
+        return np.log(self.terms(theta).sum(axis=0)) - self.log_loss
+
+    def slopes(self, theta) -> np.ndarray:
+        """Returns the Jacobian of the residuals (runs, 5)."""
+        share = self.terms(theta) / self.terms(theta).sum(axis=0)
+        columns = [share[0], share[1], -self.n * share[1], share[2], -self.d * share[2]]
+        return np.stack(columns, axis=1)
+
+    def fitted(self, start):
+        return optimize.least_squares(
+            self.residuals,
+            start,
+            self.slopes,
+            loss="huber",
+            f_scale=HUBER,
+            bounds=([-20, -20, 0, -20, 0], [20, 20, 5, 20, 5]),
+            x_scale="jac",
+            ftol=1e-12,
+            xtol=1e-12,
+            gtol=1e-12,
+            max_nfev=500,
+        )
+
+    def grid_of_starts(self) -> list[np.ndarray]:
+        """Returns the best of a grid over alpha and beta."""
+        exponents = np.geomspace(0.05, 2, 12)
+        starts = [self._start(alpha, beta) for alpha in exponents for beta in exponents]
+        starts.sort(key=lambda start: start[1])
+        return [theta for theta, _ in starts[:_NUM_STARTS]]
+
+    def _start(self, alpha: float, beta: float) -> tuple[np.ndarray, float]:
+        """Returns theta and its error: E, A and B by least squares of the relative error."""
+        columns = np.stack(
+            [np.ones_like(self.n), np.exp(-alpha * self.n), np.exp(-beta * self.d)], axis=1
+        )
+        coefficients, error = optimize.nnls(
+            columns / np.exp(self.log_loss)[:, None], np.ones_like(self.n)
+        )
+        e, a, b = np.log(np.maximum(coefficients, 1e-3))
+        return np.array([e, a, alpha, b, beta]), error
+
+    def start_near(self, law: Law) -> np.ndarray:
+        e = np.log(law.E) if law.E else -15
+        a = np.log(law.A) - law.alpha * self.mean_params
+        b = np.log(law.B) - law.beta * self.mean_tokens
+        return np.clip([e, a, law.alpha, b, law.beta], -15, 15)
+
+    def law(self, theta) -> Law:
+        e, a, alpha, b, beta = theta
+        residuals = self.log_loss - np.log(self.terms(theta).sum(axis=0))
+        variance = ((self.log_loss - self.log_loss.mean()) ** 2).sum()
+        return Law(
+            float(np.exp(e)),
+            float(np.exp(a + alpha * self.mean_params)),
+            float(alpha),
+            float(np.exp(b + beta * self.mean_tokens)),
+            float(beta),
+            float(1 - (residuals**2).sum() / variance),
+        )
+
+
+def bootstrap(
+    runs: Sequence[Run],
+    estimate: Callable[[list[Run]], dict[str, float]],
+    samples: int = 100,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]]:
+    """Returns 80 % intervals of the values of `estimate`, from the 10th to the 90th percentile.
+
+    `estimate` is called on runs that are drawn with replacement. Draws that it refuses are left
+    out. The intervals are absent if it refuses more than half of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    estimates = []
+    for _ in range(samples):
+        drawn = [runs[i] for i in rng.integers(len(runs), size=len(runs))]
+        try:
+            estimates.append(estimate(drawn))
+        except UserError:
+            continue
+    if len(estimates) < samples / 2:
+        return {}
+    return {
+        key: tuple(float(x) for x in np.percentile([values[key] for values in estimates], (10, 90)))
+        for key in estimates[0]
+    }

@@ -6,8 +6,8 @@ import tempfile
 
 import numpy as np
 
-from transformer_jax.runs.record import Files
-from transformer_jax.scaling import approaches, laws
+from transformer_jax.runs.spec import Files
+from transformer_jax.scaling import laws
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.fits import AXES, PREDICTION, Fits
 from transformer_jax.scaling.runs import NO_FILES, measured
@@ -56,7 +56,7 @@ def _laws(runs, fits):
 def _optimum(runs, fits, folder, files):
     from matplotlib.figure import Figure
 
-    parabolas = approaches.parabolas(runs)
+    parabolas = laws.parabolas(runs)
     figure = Figure(figsize=(15 if parabolas else 10, 4.5), layout="constrained")
     panels = figure.subplots(1, 3 if parabolas else 2)
     if parabolas:

@@ -8,17 +8,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
-from transformer_jax.configuration import variants
+from transformer_jax.configuration import classes
 from transformer_jax.pictures.progress import say
-from transformer_jax.planning import counts
-from transformer_jax.runs import record
-from transformer_jax.runs.resolve import make_task
+from transformer_jax.planning import estimate
+from transformer_jax.runs import spec
+from transformer_jax.runs.spec import make_task
 from transformer_jax.runs.train import train as train_run
 from transformer_jax.scaling.family import HELD_OUT
 from transformer_jax.scaling.laws import Run
 from transformer_jax.storage import buckets
 
-NO_FILES: record.Files = types.MappingProxyType({})
+NO_FILES: spec.Files = types.MappingProxyType({})
 
 
 def train(configs: Mapping[str, ConfigDict], folder) -> None:
@@ -33,10 +33,10 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
                 f"config.train.patience={config.train.patience} ({name}): the runs of a "
                 "scaling law must not end early; leave it at 0"
             )
-    costs = {name: counts.training(make_task(config))[0] for name, config in configs.items()}
+    costs = {name: estimate.training(make_task(config))[0] for name, config in configs.items()}
     done = 0.0
     for number, (name, config) in enumerate(configs.items(), 1):
-        if measured(folder / name, variants.in_config(config)):
+        if measured(folder / name, classes.in_config(config)):
             say(f"{name}: done")
         else:
             say(
@@ -47,7 +47,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
         done += costs[name]
 
 
-def collect(folder, files: record.Files = NO_FILES) -> list[Run]:
+def collect(folder, files: spec.Files = NO_FILES) -> list[Run]:
     """Returns the measurements of the finished runs in `folder`, without the held-out one.
 
     Unfinished runs are named on stderr. `files` are those of `record.read`. Raises UserError if no
@@ -69,12 +69,12 @@ def collect(folder, files: record.Files = NO_FILES) -> list[Run]:
     return [run for run in runs.values() if run]
 
 
-def measured(folder: pathlib.Path | buckets.Path, files: record.Files = NO_FILES) -> Run | None:
+def measured(folder: pathlib.Path | buckets.Path, files: spec.Files = NO_FILES) -> Run | None:
     """Returns the measurements in metrics.jsonl of the run in `folder`, or None if unfinished."""
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         return None
-    config = record.read(folder, files).config
-    lines = record.metrics(folder)
+    config = spec.read(folder, files).config
+    lines = spec.metrics(folder)
     final_losses = [
         line["valid/loss"]
         for line in lines
@@ -85,7 +85,7 @@ def measured(folder: pathlib.Path | buckets.Path, files: record.Files = NO_FILES
         return None
     return Run(
         folder.name,
-        counts.parameters(make_task(config, folder))["params"],
+        estimate.parameters(make_task(config, folder))["params"],
         logged[-1]["train/tokens_total"],
         logged[-1]["train/flops_total"],
         final_losses[-1],

@@ -1,8 +1,6 @@
-"""Paths in a bucket: gs://BUCKET/NAME, and s3://BUCKET/NAME for data.
+"""Files on disks and in buckets: paths, errors, and writes that are whole or not at all."""
 
-Orbax and TFDS use these paths too, through etils.epath, so every request goes through `key_values`.
-"""
-
+import contextlib
 import fnmatch
 import functools
 import glob
@@ -10,13 +8,85 @@ import io
 import os
 import pathlib
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorstore as ts
 from etils import epath
 
-from transformer_jax.config import UserError
-from transformer_jax.storage import key_values, stream
+from transformer_jax.config import RunError, UserError
+from transformer_jax.storage import key_values
+
+# --------------------------------------------------------------------------------------------------
+# Errors of a disk or a bucket, as one line that names the path.
+
+
+@contextlib.contextmanager
+def reading(subject: Any) -> Iterator[None]:
+    """Raises an OSError of the context as a UserError: "SUBJECT: can't be read (REASON)".
+
+    `subject` is the path, or the flag or key with its value.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{subject}: can't be read ({error.strerror or error})") from None
+
+
+@contextlib.contextmanager
+def writing(subject: Any, kind: type[Exception] = UserError, note: str = "") -> Iterator[None]:
+    """Raises an OSError of the context as `kind`: "SUBJECT: can't be written (REASON)NOTE"."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{subject}: can't be written ({error.strerror or error}){note}") from None
+
+
+# --------------------------------------------------------------------------------------------------
+# Files and folders that appear whole or not at all.
+
+
+@contextlib.contextmanager
+def appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary path beside `path`, on the same disk and with the same suffix.
+
+    The caller writes a file or a folder there. When the context ends, it is renamed to `path`.
+    After an error it is deleted, and `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.stem}.half{path.suffix}")
+    _delete(temporary)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        _delete(temporary)
+
+
+def write_whole(path: os.PathLike, content: str) -> None:
+    """Writes a file on a disk or in a bucket; a reader never sees a part of it."""
+    if not isinstance(path, pathlib.Path):
+        path.write_text(content)  # an object in a bucket changes at once
+        return
+    with appearing(path) as temporary:
+        temporary.write_text(content)
+
+
+def _delete(path: pathlib.Path) -> None:
+    """Deletes the file or folder, if it exists. An error here must not hide the first one."""
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Paths in a bucket: gs://BUCKET/NAME, and s3://BUCKET/NAME for data.
+#
+# Orbax and TFDS use these paths too, through etils.epath, so every request goes through
+# `key_values`.
 
 # Orbax writes this file last: a checkpoint in a bucket counts once it exists.
 _COMMIT = "commit_success.txt"
@@ -84,15 +154,15 @@ def version(name) -> tuple[int, int] | tuple[str]:
 def is_empty(name) -> bool:
     """Whether a file has no content."""
     file = path(name)
-    return stream.is_empty(file) if isinstance(file, Path) else file.stat().st_size == 0
+    return key_values.is_empty(file) if isinstance(file, Path) else file.stat().st_size == 0
 
 
 def open_at(name, start: int, block_size: int | None = None) -> io.BufferedReader:
     """Opens a file for reading bytes from `start` on; a bucket sends `block_size` bytes at once."""
     file = path(name)
     if isinstance(file, Path):
-        raw = stream.Stream(file, start, block_size)
-        return io.BufferedReader(raw, block_size or stream.READ_SIZE)
+        raw = key_values.Stream(file, start, block_size)
+        return io.BufferedReader(raw, block_size or key_values.READ_SIZE)
     opened = file.open("rb")
     opened.seek(start)
     return opened
@@ -101,7 +171,7 @@ def open_at(name, start: int, block_size: int | None = None) -> io.BufferedReade
 def size(name) -> int:
     """The number of bytes of a file."""
     file = path(name)
-    return stream.size(file) if isinstance(file, Path) else file.stat().st_size
+    return key_values.size(file) if isinstance(file, Path) else file.stat().st_size
 
 
 class Path(epath.gpath.PosixGPath):
@@ -149,7 +219,7 @@ class Path(epath.gpath.PosixGPath):
         """A stream to read from. Objects are written whole, by `write_bytes`."""
         if mode not in ("r", "rb"):
             raise io.UnsupportedOperation(f"{self}: mode {mode!r}")
-        reader = io.BufferedReader(stream.Stream(self), stream.READ_SIZE)
+        reader = io.BufferedReader(key_values.Stream(self), key_values.READ_SIZE)
         return reader if mode == "rb" else io.TextIOWrapper(reader, "utf-8")
 
     def read_part(self, start: int, stop: int | None) -> "ts.Future[ts.KvStore.ReadResult]":
@@ -258,3 +328,66 @@ def _fits(parts, pattern) -> bool:
     if pattern[0] == "**":
         return _fits(parts, pattern[1:]) or _fits(parts[1:], pattern)
     return fnmatch.fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+
+
+# --------------------------------------------------------------------------------------------------
+# Files that grow or are redrawn, for a run in a bucket.
+
+
+class Mirror:
+    """A local folder, `local`, for files that are appended to or drawn again.
+
+    For a `folder` on a disk it is the folder itself. A bucket takes only whole objects. For a
+    folder in a bucket, `local` is therefore temporary, and `send` copies every changed file.
+    """
+
+    def __init__(self, folder: pathlib.Path | Path, *fetched: str):
+        """`fetched` names files that are copied from the bucket first.
+
+        `send` does not overwrite them in the bucket where another run has written them meanwhile.
+        """
+        self.folder = self.local = folder
+        self._temporary = None
+        if not isinstance(folder, Path):
+            return
+        self._temporary = tempfile.TemporaryDirectory(prefix="transformer_jax-")
+        self.local = pathlib.Path(self._temporary.name)
+        self._sent: dict[str, tuple[int, int]] = {}  # size and time of change, by name
+        self._generations: dict[str, bytes | None] = {}  # of the fetched objects, by name
+        for name in fetched:
+            self._generations[name] = (folder / name).stamped().stamp.generation
+            with contextlib.suppress(FileNotFoundError):
+                (self.local / name).write_bytes((folder / name).read_bytes())
+
+    def send(self) -> None:
+        """Copies the changed files to the bucket.
+
+        Raises RunError where another run has written one of the fetched files.
+        """
+        if not self._temporary:
+            return
+        for file in sorted(self.local.rglob("*")):
+            status = file.stat()
+            name = file.relative_to(self.local).as_posix()
+            version = status.st_size, status.st_mtime_ns
+            if not file.is_file() or self._sent.get(name) == version:
+                continue
+            self._send_file(name, file.read_bytes())
+            self._sent[name] = version
+
+    def _send_file(self, name: str, content: bytes) -> None:
+        target = self.folder / name
+        if name not in self._generations:
+            target.write_bytes(content)
+            return
+        self._generations[name] = target.write_if(content, self._generations[name])
+        if self._generations[name] is None:
+            raise RunError(
+                f"{target}: another run has written this file. This run ends, and saves nothing "
+                "more; use one workdir for each run"
+            )
+
+    def close(self) -> None:
+        """Deletes the temporary folder."""
+        if self._temporary:
+            self._temporary.cleanup()

@@ -6,11 +6,11 @@ from functools import cached_property
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
-from transformer_jax.data.both_ways import BothWaysTexts
+from transformer_jax.data.texts import BothWaysTexts
 from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.tasks.base import TextTask, check_row_length, perplexities, perplexity
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.objectives.texts import TextTask, check_row_length, perplexities, perplexity
 
 _WAYS = ("forward", "backward")
 

@@ -6,15 +6,14 @@ from functools import cached_property
 import numpy as np
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, EvaluationProgram
 from transformer_jax.data import arguments
-from transformer_jax.data.text_windows import TextWindows
+from transformer_jax.data.texts import TextWindows
 from transformer_jax.inference import lowering
-from transformer_jax.inference.sampling import Sampling
+from transformer_jax.inference.generation import Sampling
+from transformer_jax.objectives.texts import NextTokens, perplexities, perplexity
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import ngrams
-from transformer_jax.tasks.base import perplexities, perplexity
-from transformer_jax.tasks.next_tokens import NextTokens
-from transformer_jax.tasks.task import Context, EvaluationProgram
 
 _COUNTED = 2**24  # bytes of the training text that n-gram models count
 _SAMPLING = Sampling(temperature=0.8)  # of the texts that an evaluation prints

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.chat_rows import ChatRows
 from transformer_jax.data.tokenizers.chat import MARKS
-from transformer_jax.tasks.next_tokens import NextTokens
+from transformer_jax.objectives.texts import NextTokens
 
 
 @dataclasses.dataclass

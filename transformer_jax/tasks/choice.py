@@ -49,7 +49,7 @@ class Choice(FineTuning):
     def read(self, split):
         beginning = [self.beginning] if self.beginning else []
         columns = [*self.context, *beginning, *self.choices, self.label]
-        return tables.of_split(self.config.data, split, columns)
+        return tables.open_table(self.config.data, split, columns)
 
     def examples(self, records):
         texts, labels = [], []

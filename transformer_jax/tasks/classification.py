@@ -15,12 +15,11 @@ import scipy.special
 import scipy.stats
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import inference
+from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.encoder import fitted
 from transformer_jax.finetuning.features import FeatureBased
-from transformer_jax.finetuning.predictions import Prediction, Unlabelled
-from transformer_jax.finetuning.zero_shot import ZeroShot
-from transformer_jax.layers.heads import ConcatenationHead
+from transformer_jax.finetuning.predictions import Prediction, Unlabelled, ZeroShot
+from transformer_jax.layers.embeddings import ConcatenationHead
 from transformer_jax.losses import label_nll
 from transformer_jax.pictures.progress import say
 from transformer_jax.scores import predictions as scores
@@ -84,7 +83,7 @@ class Classification(FeatureBased):
     def read(self, split):
         texts = [self.text, self.pair] if self.pair else [self.text]
         columns = [*texts, self.label]
-        return inference.of_split(self.config.data, split, columns, self.skip_malformed)
+        return tables.open_inference(self.config.data, split, columns, self.skip_malformed)
 
     @cached_property
     def names(self) -> list[str]:

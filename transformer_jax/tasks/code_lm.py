@@ -12,13 +12,13 @@ from ml_collections import ConfigDict
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
-from transformer_jax.data.image_rows import LabelledRows, View
-from transformer_jax.distributed.placement import Placement
+from transformer_jax.data.images import LabelledRows, View
+from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference.image_codes import Coder, CodeSampler
-from transformer_jax.tasks.base import SourceTask, perplexity
+from transformer_jax.objectives.texts import SourceTask, perplexity
 from transformer_jax.tasks.image_codes import check_codes
-from transformer_jax.tasks.task import Context, Loss
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure

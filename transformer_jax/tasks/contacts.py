@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import proteins
 from transformer_jax.finetuning.predictions import Prediction
 from transformer_jax.inference import contacts
-from transformer_jax.tasks.protein_task import ProteinTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.objectives.proteins import ProteinTask
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure

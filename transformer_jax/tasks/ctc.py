@@ -10,20 +10,17 @@ import numpy as np
 import optax
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
-from transformer_jax.data.sound import Utterances
 from transformer_jax.data.sources.text_files import matching_files, text_lines
-from transformer_jax.data.speech_rows import Masking, TranscribedRows
-from transformer_jax.data.spelling import ENGLISH, Spelling
+from transformer_jax.data.speech import ENGLISH, Masking, Spelling, TranscribedRows, Utterances
 from transformer_jax.inference import ctc
-from transformer_jax.inference.answering import Answering, Answers
-from transformer_jax.inference.spelling_model import SpellingModel
-from transformer_jax.inference.transcribing import Transcriber, Transcript
-from transformer_jax.layers.heads import Head
+from transformer_jax.inference.ctc import SpellingModel, Transcriber, Transcript
+from transformer_jax.inference.translating import Answering, Answers
+from transformer_jax.layers.embeddings import Head
+from transformer_jax.objectives.speech import SpeechTask
 from transformer_jax.pictures.progress import track
-from transformer_jax.scores.word_errors import WordErrors
-from transformer_jax.tasks.speech import SpeechTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.scores.texts import WordErrors
 
 _READ_TOGETHER = 64  # utterances
 
@@ -202,7 +199,7 @@ class CTC(Answering, SpeechTask):
         else:
             lines = _transcripts(Utterances(self.source.records("train")))
         texts = [self.spelling.encode(line) for line in lines if line.strip()]
-        return SpellingModel.of_texts(
+        return SpellingModel.count_texts(
             texts, self.lm_order, len(self.vocabulary), self.spelling.boundary
         )
 

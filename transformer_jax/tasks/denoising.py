@@ -5,10 +5,9 @@ from functools import cached_property
 
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments, tokenizers
-from transformer_jax.data.denoising_rows import DenoisingRows
-from transformer_jax.data.noise import NUM_SENTINELS, Composition
+from transformer_jax.data.noises import NUM_SENTINELS, Composition, DenoisingRows
 from transformer_jax.inference.translating import Translator, check_lengths
-from transformer_jax.tasks.pairs import PairTask
+from transformer_jax.objectives.texts import PairTask
 
 
 @dataclasses.dataclass
@@ -49,7 +48,7 @@ class Denoising(PairTask):
                     "are the sentinels"
                 )
             size -= NUM_SENTINELS
-        shared = tokenizers.of_run(
+        shared = tokenizers.run_tokenizer(
             self.tokenizer_folder, self.config.data, self.texts.training_text, size
         )
         self.texts.check(shared, self.model.vocab_size)

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.distributed import sharding
 from transformer_jax.losses import num_chunks
 from transformer_jax.tasks.masked_lm import MaskedLM
-from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
@@ -110,7 +110,7 @@ class Distillation(MaskedLM):
 
     def loss(self, params, batch, context: Context) -> Loss:
         hidden = self.states(self.model, params, batch, context)
-        loss = self.of_states(params, batch, hidden)
+        loss = self.loss_of_states(params, batch, hidden)
         teacher = jax.lax.stop_gradient(params["teacher"])
         of_teacher = self.states(self._teacher, teacher, batch, Context())
         filled = (batch["segment_ids"] > 0).astype(jnp.float32)  # (B, L)
@@ -173,7 +173,7 @@ def divergence(
     of the length, and the backward pass computes them again.
     """
 
-    def of_chunk(total, chunk):
+    def on_chunk(total, chunk):
         of_student, of_teacher, weights = chunk
         log_q = student.log_softmax(of_student, temperature)
         log_p = teacher.log_softmax(of_teacher, temperature)
@@ -192,5 +192,5 @@ def divergence(
         return jnp.moveaxis(x, 1, 0)
 
     arrays = tuple(map(split, (student.states, teacher.states, weights)))
-    total, _ = jax.lax.scan(jax.checkpoint(of_chunk), jnp.zeros(()), arrays)
+    total, _ = jax.lax.scan(jax.checkpoint(on_chunk), jnp.zeros(()), arrays)
     return temperature**2 * total

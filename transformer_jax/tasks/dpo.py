@@ -14,14 +14,13 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows
-from transformer_jax.finetuning import lengths
+from transformer_jax.finetuning import predictions
+from transformer_jax.objectives import preferences
+from transformer_jax.objectives.preferences import Pairs, PreferenceTask
+from transformer_jax.objectives.texts import Continued, check_row_length
 from transformer_jax.pictures.progress import say
-from transformer_jax.tasks import preferences
-from transformer_jax.tasks.base import check_row_length
-from transformer_jax.tasks.continued import Continued
-from transformer_jax.tasks.preferences import Pairs, PreferenceTask
-from transformer_jax.tasks.task import Context, Loss
 
 
 @dataclasses.dataclass
@@ -57,7 +56,7 @@ class DPO(PreferenceTask, Continued):
             )
         self._reference = build_model(ConfigDict({"model": dict(self.reference_model)}))
         self._check()
-        self.lengths = lengths.of_mesh(self.config.mesh, self.length)
+        self.lengths = predictions.lengths_on_mesh(self.config.mesh, self.length)
         self.num_row_shapes = len(self.lengths)
 
     def _check(self) -> None:
@@ -91,7 +90,7 @@ class DPO(PreferenceTask, Continued):
     def room(self) -> int:
         return self.length + 1  # the last token is predicted, but not read
 
-    def _examples(self, split: str) -> lengths.Examples | None:
+    def _examples(self, split: str) -> predictions.Examples | None:
         records = self.read(split)
         if records is None:
             return None
@@ -100,7 +99,7 @@ class DPO(PreferenceTask, Continued):
             raise UserError(f"config.data.{split}_files: no example in it")
         say(f"{split}: {len(examples):,} examples")
         num_tokens = np.array([preferences.num_tokens(example) - 1 for example in examples])
-        return lengths.Examples(examples, self._row, num_tokens, self.lengths, self._shapes)
+        return predictions.Examples(examples, self._row, num_tokens, self.lengths, self._shapes)
 
     def _row(self, example) -> rows.Row:
         """Returns the rows of an example.
@@ -129,7 +128,7 @@ class DPO(PreferenceTask, Continued):
         valid = self._examples("valid")  # raises its errors before training
         train = self._examples("train")
         drawn = rows.train_rows([train], self.config)
-        batches = lengths.Batches(drawn, train, self.group_by_length)
+        batches = predictions.Batches(drawn, train, self.group_by_length)
         evaluated = {} if valid is None else {"valid": rows.EvalRows(valid)}
         return types.SimpleNamespace(train=batches, eval=evaluated)
 
@@ -161,7 +160,7 @@ class DPO(PreferenceTask, Continued):
         of_reference = log_probs(self._reference, reference, batch, Context())
         log_ratios = of_policy - of_reference  # (B, K)
         pairs = Pairs.of(log_ratios, filled)
-        loss = pairs.of_prompts(self.of_pairs(pairs.differences, self.preferred(batch))).sum()
+        loss = pairs.prompt_means(self.pair_losses(pairs.differences, self.preferred(batch))).sum()
         count = filled[:, 0].sum(dtype=jnp.int32)
         rewards = pairs._replace(differences=self.beta * pairs.differences)
         num_filled = batch["weights"].sum(dtype=jnp.int32)
@@ -173,7 +172,7 @@ class DPO(PreferenceTask, Continued):
         }
         return Loss({"loss": loss}, measured)
 
-    def of_pairs(self, differences, preferred) -> Float[Array, "B P"]:
+    def pair_losses(self, differences, preferred) -> Float[Array, "B P"]:
         """Returns the losses of pairs, from the differences of their log-ratios."""
         if self.objective == "sigmoid":
             return preferences.bradley_terry(self.beta * differences, preferred)

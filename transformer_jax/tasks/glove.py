@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data.cooccurrences import WordPairs
-from transformer_jax.tasks.task import Context, Loss
-from transformer_jax.tasks.word_task import WordTask
+from transformer_jax.contracts.task import Context, Loss
+from transformer_jax.data.word_contexts import WordPairs
+from transformer_jax.objectives.words import WordTask
 
 
 @dataclasses.dataclass

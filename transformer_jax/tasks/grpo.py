@@ -7,10 +7,9 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from transformer_jax.inference.answers import Answers
-from transformer_jax.tasks import advantages
-from transformer_jax.tasks.policy import Policy
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.contracts.task import Context, Loss
+from transformer_jax.objectives import rollouts
+from transformer_jax.objectives.rollouts import Answers, Policy
 
 
 @dataclasses.dataclass
@@ -44,7 +43,7 @@ class GRPO(Policy):
         answered = self.answered(params, batch, context)
         answered |= self.in_parts(lambda rows: self._before(params, rows), answered)
         groups = answered["rewards"].reshape(-1, self.group_size)
-        gains = advantages.group_advantages(groups, divides_by_deviation=self.divides_by_deviation)
+        gains = rollouts.group_advantages(groups, divides_by_deviation=self.divides_by_deviation)
         return answered | {"advantages": gains.reshape(-1)}, None
 
     def _before(self, params, rows):
@@ -71,8 +70,8 @@ class GRPO(Policy):
             unbiased_kl=self.unbiased_kl,
         )
         terms = {
-            "policy": of_answers(of_policy, filled).sum(),
-            "kl": of_answers(divergence, filled).sum(),
+            "policy": token_mean(of_policy, filled).sum(),
+            "kl": token_mean(divergence, filled).sum(),
         }
         count = jnp.int32(len(filled))
         measured = self.measures(batch) | self.changes(log_ratios, filled)
@@ -103,13 +102,13 @@ def objectives(
     `to_reference` are those of the reference less those of the policy, and `gains` the advantages
     of answers.
     """
-    of_policy = advantages.clipped_policy_loss(log_ratios, gains[:, None], clip)
-    divergence = advantages.divergence_estimates(to_reference)
+    of_policy = rollouts.clipped_policy_loss(log_ratios, gains[:, None], clip)
+    divergence = rollouts.divergence_estimates(to_reference)
     if unbiased_kl:
         divergence *= jnp.exp(log_ratios)
     return of_policy, divergence
 
 
-def of_answers(x: Float[Array, "B T"], filled: Bool[Array, "B T"]) -> Float[Array, " B"]:
+def token_mean(x: Float[Array, "B T"], filled: Bool[Array, "B T"]) -> Float[Array, " B"]:
     """Returns the mean over the tokens of each answer."""
     return jnp.where(filled, x, 0.0).sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)

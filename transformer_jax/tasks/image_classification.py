@@ -11,18 +11,18 @@ import scipy.special
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows, store
-from transformer_jax.data.image_rows import FileRows, LabelledRows
+from transformer_jax.data.images import FileRows, LabelledRows
 from transformer_jax.distributed import hosts
-from transformer_jax.distributed.placement import Placement, gathered, split_rows
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.finetuning.predictions import Prediction
 from transformer_jax.inference.batching import chunks
-from transformer_jax.layers.heads import Head
+from transformer_jax.layers.embeddings import Head
 from transformer_jax.losses import label_nll
+from transformer_jax.objectives.images import ImageTask
 from transformer_jax.pictures.progress import track
 from transformer_jax.scores import predictions as scores
-from transformer_jax.tasks.image_task import ImageTask
-from transformer_jax.tasks.task import Context, Loss
 
 _EVALUATION = Context()
 _FEW_CLASSES = 100  # The size of a confusion matrix is their square.
@@ -127,7 +127,7 @@ class ImageClassification(ImageTask):
     def logits(self, params, images, context: Context = _EVALUATION) -> jax.Array:
         """Returns the logits (B, classes) float32 of images uint8 (B, S, S, C)."""
         of_model, of_head = jax.random.split(context.rng) if context.train else (None, None)
-        apply = partial(self.model.apply, {"params": self.of_model(params)})
+        apply = partial(self.model.apply, {"params": self.model_params(params)})
         train = context.train and not self.frozen
         rngs = {"dropout": of_model} if train else None
         hidden = apply(images, train=train, rngs=rngs, method="hidden")
@@ -174,7 +174,7 @@ class ImageClassification(ImageTask):
         Of few classes, these include the macro F1 and the confusion matrix. Raises UserError where
         the run has no such split.
         """
-        component = arguments.held_out(self.of_split, split, "files")
+        component = arguments.held_out(self.split_rows, split, "files")
         labels, classes = component.labels, len(self.names)
         losses, predicted = np.zeros(len(labels)), np.zeros(len(labels), int)
         start = 0

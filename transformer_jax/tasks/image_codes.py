@@ -1,4 +1,4 @@
-"""Codes of images: training an autoencoder whose middle is discrete (van den Oord et al. 2017)."""
+"""Image tokenizer training: VQ-VAE (van den Oord et al. 2017)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ import numpy as np
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.inference.image_codes import Coder
-from transformer_jax.tasks.image_task import ImageTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.objectives.images import ImageTask
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ class ImageCodes(ImageTask):
 
     def _usage(self, params) -> dict[str, float]:
         """Returns how evenly the codes of the held-out images are used."""
-        component = self.of_split("valid")
+        component = self.split_rows("valid")
         numbers = [(number, 0) for number in range(len(component))]
         images = np.stack([row["images"] for row in component.rows(numbers)])
         counts = np.bincount(self.coder(params).codes(images).ravel())

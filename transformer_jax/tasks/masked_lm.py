@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
-from transformer_jax.data.masked_rows import MaskedRows
+from transformer_jax.data.masking import MaskedRows
 from transformer_jax.losses import label_nll
-from transformer_jax.tasks.masked_texts import MaskedTextTask, masked_loss, states
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.objectives.texts import MaskedTextTask, masked_loss, states
 
 
 @dataclasses.dataclass
@@ -96,13 +96,13 @@ class MaskedLM(MaskedTextTask):
         return batch["segment_ids"].max(axis=-1) > 0
 
     def loss(self, params, batch, context: Context) -> Loss:
-        return self.of_states(params, batch, self.states(self.model, params, batch, context))
+        return self.loss_of_states(params, batch, self.states(self.model, params, batch, context))
 
     def states(self, model, params, batch, context: Context) -> jax.Array:
         """Returns a model's states of the rows (B, L, M)."""
         return states(model, params, batch["tokens"], self.inputs(batch), context)
 
-    def of_states(self, params, batch, hidden: jax.Array) -> Loss:
+    def loss_of_states(self, params, batch, hidden: jax.Array) -> Loss:
         """Returns the loss of the rows whose states are `hidden` (B, L, M)."""
         terms, metrics, _ = masked_loss(self.model, params, batch, hidden)
         if self.next_sentence:

@@ -12,13 +12,13 @@ from jaxtyping import Array, Float, Num
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
-from transformer_jax.data.image_rows import PermutedRows
+from transformer_jax.data.images import PermutedRows
 from transformer_jax.layers import patches
-from transformer_jax.layers.linear import compute_dtype
-from transformer_jax.layers.patch_decoder import PatchDecoder
-from transformer_jax.tasks.image_task import ImageTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.layers.parameters import compute_dtype
+from transformer_jax.layers.patches import PatchDecoder
+from transformer_jax.objectives.images import ImageTask
 
 _EPSILON = 1e-6  # added to the variance of a patch, as in the published code
 _EVALUATION = Context()
@@ -112,7 +112,7 @@ class MaskedPatches(ImageTask):
         """Returns the predictions of all patches; "order" has the visible ones first."""
         visible = batch["order"][:, : self.num_visible]
         states = self.model.apply(
-            {"params": self.of_model(params)},
+            {"params": self.model_params(params)},
             batch["images"],
             visible=visible,
             train=context.train,

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, proteins
-from transformer_jax.data.long_lines import LongLines
-from transformer_jax.distributed.placement import Placement
+from transformer_jax.data.arguments import LongLines
+from transformer_jax.distributed.sharding import Placement
 from transformer_jax.finetuning.predictions import Prediction
-from transformer_jax.inference import mutations
-from transformer_jax.scores import residue_ngrams
-from transformer_jax.tasks.base import perplexity
-from transformer_jax.tasks.masked_texts import MASKED, masked_loss, states
-from transformer_jax.tasks.protein_task import ProteinTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.inference import contacts
+from transformer_jax.objectives.proteins import ProteinTask
+from transformer_jax.objectives.texts import MASKED, masked_loss, perplexity, states
+from transformer_jax.scores import ngrams
 
 _COUNTED = 2**24  # residues of the training split that n-gram models count
 
@@ -89,10 +88,8 @@ class MaskedResidues(ProteinTask):
             proteins.Stored(self.source.records(name)).text(self.tokenizer, _COUNTED)
             for name in ("train", split)
         )
-        ngrams = residue_ngrams.scores(
-            counted, evaluated, self.tokenizer.vocab_size, self.tokenizer.eos_id
-        )
-        return scores | {"ngrams": ngrams}
+        size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
+        return scores | {"ngrams": ngrams.residue_scores(counted, evaluated, size, end)}
 
     def predict(
         self, params, lines: Iterable[str], *, long: str | None = None
@@ -111,19 +108,19 @@ class MaskedResidues(ProteinTask):
         mutants = []
         with treatment:
             for number, line in enumerate(arguments.as_texts(lines), 1):
-                mutant = mutations.of_line(number, line) if line.strip() else None
+                mutant = contacts.read_mutant(number, line) if line.strip() else None
                 if mutant and len(mutant.residues) > room:
                     treatment.add(number)
                     mutant = None
                 mutants.append(mutant)
         placement = Placement.of(params, self.config.mesh)
         batch = placement.rows(self.config.decode.batch)
-        marginals = mutations.Marginals(self.model, self.tokenizer, batch, placement)
+        marginals = contacts.Marginals(self.model, self.tokenizer, batch, placement)
         scores = marginals(params, [mutant for mutant in mutants if mutant])
         return (_prediction(mutant, scores) for mutant in mutants)
 
 
-def _prediction(mutant: mutations.Mutant | None, scores: Iterator) -> Prediction:
+def _prediction(mutant: contacts.Mutant | None, scores: Iterator) -> Prediction:
     if mutant is None:
         return Prediction("", {"score": None, "mutations": {}})
     values = next(scores).tolist()

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.data.speech_rows import MaskedRows, Masking
-from transformer_jax.models.wav2vec2 import Predictions
-from transformer_jax.tasks.speech import SpeechTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.contracts.task import Context, Loss
+from transformer_jax.data.speech import MaskedRows, Masking
+from transformer_jax.families.wav2vec2 import Predictions
+from transformer_jax.objectives.speech import SpeechTask
 
 _NOTHING = 1e-7  # beside a probability, in its logarithm
 _NEVER = -1e9  # the logit of a distractor that equals the true code

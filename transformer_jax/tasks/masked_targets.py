@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import token_types
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
-from transformer_jax.data.masked_targets import MaskedColumnRows
+from transformer_jax.data.packing import MaskedColumnRows
 from transformer_jax.inference import attention
 from transformer_jax.inference.translating import most_tokens
-from transformer_jax.models.cloze import token_types
-from transformer_jax.pictures.attended import Attended
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.tasks.text_to_text import TextToText
 
 

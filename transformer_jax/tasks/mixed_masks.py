@@ -3,9 +3,8 @@
 import dataclasses
 
 from transformer_jax.config import UserError
-from transformer_jax.data.masked_rows import are_weights
-from transformer_jax.data.mixed_masks import OBJECTIVES, MixedRows
-from transformer_jax.models.cloze import token_types
+from transformer_jax.contracts.model import token_types
+from transformer_jax.data.masking import OBJECTIVES, MixedRows, are_weights
 from transformer_jax.tasks.masked_lm import MaskedLM
 
 

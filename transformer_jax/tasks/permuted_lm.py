@@ -6,10 +6,10 @@ from functools import cached_property, partial
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, permuted_rows, tokenizers
 from transformer_jax.inference.encoder import EncoderUse
-from transformer_jax.tasks.base import TextTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.objectives.texts import TextTask
 
 _MIN_LENGTH = 16
 

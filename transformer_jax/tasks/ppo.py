@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from transformer_jax.data.prompt_rows import WithTexts
-from transformer_jax.data.text_windows import TextWindows
-from transformer_jax.inference.answers import Answers
-from transformer_jax.layers.heads import Head
-from transformer_jax.tasks import advantages
-from transformer_jax.tasks.base import check_row_length
-from transformer_jax.tasks.policy import Policy
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.contracts.task import Context, Loss
+from transformer_jax.data.chat_rows import WithTexts
+from transformer_jax.data.texts import TextWindows
+from transformer_jax.layers.embeddings import Head
+from transformer_jax.objectives import rollouts
+from transformer_jax.objectives.rollouts import Answers, Policy
+from transformer_jax.objectives.texts import check_row_length
 
 
 @dataclasses.dataclass
@@ -111,13 +110,13 @@ class PPO(Policy):
         is_last = filled & ~jnp.pad(filled[:, 1:], ((0, 0), (0, 1)))
         rewards = jnp.where(is_last, answered["rewards"][:, None], 0.0) - coefficient * log_ratios
         if self.whitens_rewards:
-            rewards = advantages.whitened(rewards, filled, shifts_mean=False)
-        gains = advantages.generalized_advantages(
+            rewards = rollouts.whitened(rewards, filled, shifts_mean=False)
+        gains = rollouts.generalized_advantages(
             rewards, answered["old_values"], filled, discount=self.discount, decay=self.decay
         )
         answered |= {
             "returns": gains + answered["old_values"],
-            "advantages": advantages.whitened(gains, filled),
+            "advantages": rollouts.whitened(gains, filled),
             "coefficient": jnp.broadcast_to(coefficient, answered["rewards"].shape),
         }
         texts = {name: array for name, array in batch.items() if name.startswith("text_")}
@@ -136,7 +135,7 @@ class PPO(Policy):
     def _log_probs_and_values(self, params, rows):
         answers = Answers.of(rows)
         states = self.policy_states(params, answers)
-        log_probs = self.of_states(self.model, params, states, answers)
+        log_probs = self.log_probs_of_states(self.model, params, states, answers)
         values = self._value.apply({"params": params["value"]}, states)[..., 0]
         return log_probs, jnp.where(answers.filled(self.max_tokens), values, 0.0)
 
@@ -144,7 +143,7 @@ class PPO(Policy):
         """Returns the coefficient of the next step."""
         if self.target_kl is None:
             return coefficient
-        return advantages.adapted_coefficient(
+        return rollouts.adapted_coefficient(
             coefficient,
             log_ratios.sum(axis=1).mean(),
             target=self.target_kl,
@@ -162,8 +161,8 @@ class PPO(Policy):
         filled = Answers.of(batch).filled(self.max_tokens)
         log_probs, values = self._log_probs_and_values(params, batch)
         log_ratios = log_probs - batch["old_log_probs"]
-        of_policy = advantages.clipped_policy_loss(log_ratios, batch["advantages"], self.clip)
-        of_value = advantages.clipped_value_loss(
+        of_policy = rollouts.clipped_policy_loss(log_ratios, batch["advantages"], self.clip)
+        of_value = rollouts.clipped_value_loss(
             values, batch["old_values"], batch["returns"], self.clip
         )
         terms = {

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
-from transformer_jax.data.replaced_rows import NUM_DRAWS, ReplacedRows
+from transformer_jax.data.masking import NUM_DRAWS, ReplacedRows
 from transformer_jax.inference.filling import Filling
-from transformer_jax.inference.sampling import drawn
-from transformer_jax.layers.outputs import Output, of_logits
-from transformer_jax.tasks.masked_texts import MaskedTextTask
-from transformer_jax.tasks.task import Context, Loss
+from transformer_jax.inference.generation import drawn
+from transformer_jax.layers.embeddings import Output, map_logits
+from transformer_jax.objectives.texts import MaskedTextTask
 
 
 @dataclasses.dataclass
@@ -184,7 +184,7 @@ def _sampled(states: jax.Array, output: Output, draws: jax.Array) -> jax.Array:
         uniform = draws.reshape(-1).astype(jnp.float32) / NUM_DRAWS
         return drawn(weights, uniform).reshape(draws.shape)
 
-    return of_logits(sample, *jax.lax.stop_gradient((states, output)), draws)
+    return map_logits(sample, *jax.lax.stop_gradient((states, output)), draws)
 
 
 def _placed(batch, values: jax.Array) -> jax.Array:

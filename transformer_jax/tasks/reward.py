@@ -2,24 +2,21 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.data.completions import Example, fitted
-from transformer_jax.data.sources.preferences import prompt_of, text_of
+from transformer_jax.data.chat_rows import Example, fitted
+from transformer_jax.data.sources.chat import prompt_of, text_of
 from transformer_jax.data.sources.text_files import from_json
 from transformer_jax.data.tokenizers.chat import Prompt
 from transformer_jax.finetuning.base import FineTuning
-from transformer_jax.finetuning.encoder import Encoder
 from transformer_jax.finetuning.predictions import Unlabelled
-from transformer_jax.layers.heads import RewardHead
-from transformer_jax.tasks import preferences
-from transformer_jax.tasks.preferences import Pairs, PreferenceTask
+from transformer_jax.layers.embeddings import RewardHead
+from transformer_jax.objectives import preferences
+from transformer_jax.objectives.preferences import Pairs, PreferenceTask
 
 
 @dataclasses.dataclass
@@ -86,7 +83,7 @@ class Reward(PreferenceTask, FineTuning):
         pairs = Pairs.of(rewards, filled)
         losses = preferences.bradley_terry(pairs.differences, self.preferred(batch))
         count = self.counted(batch).sum(dtype=jnp.int32)
-        return pairs.of_prompts(losses).sum(), count, pairs.metrics()
+        return pairs.prompt_means(losses).sum(), count, pairs.metrics()
 
     def scores(self, examples, outputs):
         """Returns the share of pairs in the right order, and measures of normalised rewards."""
@@ -136,32 +133,6 @@ class Reward(PreferenceTask, FineTuning):
         examples = [example for line in self._unlabelled(pairs) for example in line.examples]
         outputs = self._outputs(params, examples, "scoring (batches)")
         return (float(rewards[0]) for rewards in _normalised(examples, outputs))
-
-
-def rewards(
-    model: Any, params, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
-) -> Float[Array, " B"]:
-    """Returns the normalised rewards of texts (B,) float32, for a task that learns from them.
-
-    `model` is the Causal model of a run of this task, and `params` are the run's parameters. A text
-    is the first `lengths` of its `tokens`, a prompt and a completion with its end token. A model
-    with dropout has none.
-    """
-    encoder = Encoder(model, marks_texts=False)
-    segment_ids = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
-    batch = dict(tokens=tokens, segment_ids=segment_ids, token_types=jnp.zeros_like(tokens))
-    hidden = encoder.hidden(params, batch, None, train=False)
-    vectors = encoder.summary(params, hidden, batch)
-    head = RewardHead(encoder.head(1, 0.0))
-    return head.apply({"params": params["head"]}, vectors)[:, 1]
-
-
-def init(model: Any, rng: jax.Array) -> dict:
-    """Returns initial parameters for `rewards`, boxed with their logical axes."""
-    encoder = Encoder(model, marks_texts=False)
-    head_key, encoder_key = jax.random.split(rng)
-    head = RewardHead(encoder.head(1, 0.0)).init(head_key, jnp.zeros((1, model.d_model)))
-    return {**encoder.init(encoder_key, summary=True), "head": head["params"]}
 
 
 def _normalised(examples: Iterable[Example], outputs: Iterable[np.ndarray]) -> list[np.ndarray]:

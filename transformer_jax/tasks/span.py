@@ -11,10 +11,10 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import squad
+from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
-from transformer_jax.layers.heads import Head
+from transformer_jax.layers.embeddings import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
 
@@ -86,7 +86,7 @@ class Span(FineTuning):
     # examples
 
     def read(self, split):
-        return squad.of_split(self.config.data, split)
+        return tables.open_squad(self.config.data, split)
 
     def examples(self, records):
         records = list(records)

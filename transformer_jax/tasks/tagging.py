@@ -10,7 +10,7 @@ import numpy as np
 import scipy.special
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import conll, tables
+from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.features import FeatureBased
 from transformer_jax.finetuning.predictions import Unlabelled
 from transformer_jax.losses import label_nll
@@ -47,7 +47,7 @@ class Tagging(FeatureBased):
 
     def read(self, split):
         paths = tables.split_files(self.config.data, split)
-        return paths and conll.Conll(paths, self.prefix)
+        return paths and tables.Conll(paths, self.prefix)
 
     @cached_property
     def names(self) -> list[str]:

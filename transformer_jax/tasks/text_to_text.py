@@ -7,15 +7,18 @@ from functools import cached_property, partial
 
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments, sentences, tokenizers
-from transformer_jax.data.pair_rows import ColumnRows
-from transformer_jax.inference.answering import Answering, Answers
-from transformer_jax.inference.translating import Hypothesis, Translator, check_lengths
+from transformer_jax.data.packing import ColumnRows
+from transformer_jax.inference.translating import (
+    Answering,
+    Answers,
+    Hypothesis,
+    Translator,
+    check_lengths,
+)
+from transformer_jax.objectives.texts import PairTask
 from transformer_jax.pictures.progress import track
-from transformer_jax.scores.bleu import Bleu
-from transformer_jax.scores.bootstrap import Measure
-from transformer_jax.scores.exact_match import ExactMatch
-from transformer_jax.scores.rouge import Rouge
-from transformer_jax.tasks.pairs import PairTask
+from transformer_jax.scores.predictions import Measure
+from transformer_jax.scores.texts import Bleu, ExactMatch, Rouge
 
 _MEASURES = {
     "rouge": partial(Rouge, partial(sentences.split, manner="punctuation")),

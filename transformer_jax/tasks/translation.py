@@ -5,11 +5,10 @@ from functools import cached_property, partial
 
 from transformer_jax.config import UserError
 from transformer_jax.data import arguments, tokenizers
-from transformer_jax.data.pair_rows import PairRows
-from transformer_jax.inference.answering import Answering, Answers
-from transformer_jax.inference.translating import check_lengths
-from transformer_jax.scores import bleu
-from transformer_jax.tasks.pairs import PairTask
+from transformer_jax.data.packing import PairRows
+from transformer_jax.inference.translating import Answering, Answers, check_lengths
+from transformer_jax.objectives.texts import PairTask
+from transformer_jax.scores import texts
 
 
 @dataclasses.dataclass
@@ -40,7 +39,7 @@ class Translation(Answering, PairTask):
 
     @property
     def measures(self):
-        return (bleu.Bleu(),)
+        return (texts.Bleu(),)
 
     def evaluations(self):
         valid = self.texts.text("valid")
@@ -60,9 +59,9 @@ class Translation(Answering, PairTask):
         """
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
         outputs, references = self.translated_pairs(params, pairs)
-        signatures = bleu.signatures(outputs, references, pairs.target_language)
+        signatures = texts.signatures(outputs, references, pairs.target_language)
         intervals = {"intervals": self.intervals(outputs, references)}
-        return bleu.scores(outputs, references) | signatures | intervals
+        return texts.scores(outputs, references) | signatures | intervals
 
     def answers(self, params, split):
         pairs = arguments.held_out(self.texts.text, split, "source", "target")
@@ -71,4 +70,4 @@ class Translation(Answering, PairTask):
         return Answers(sources, references, outputs)
 
     def _score(self, pairs, count, params) -> dict[str, float]:
-        return bleu.scores(*self.translated_pairs(params, pairs, count))
+        return texts.scores(*self.translated_pairs(params, pairs, count))

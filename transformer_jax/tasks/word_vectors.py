@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError, build_model
-from transformer_jax.data.word_windows import WordTexts
+from transformer_jax.contracts.task import Context, Loss
+from transformer_jax.data.word_contexts import WordTexts
 from transformer_jax.distributed import sharding
-from transformer_jax.tasks.negative_sampling import negative_sampling
-from transformer_jax.tasks.task import Context, Loss
-from transformer_jax.tasks.word_task import WordTask
+from transformer_jax.objectives.words import WordTask, negative_sampling
 
 # Stochastic gradient descent as such. The loss of a block sees the update by the block before it.
 _DESCENT = dict(name="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0, groups=())

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
-from transformer_jax.data.sentence_rows import Sentences
-from transformer_jax.tasks.base import check_row_length
-from transformer_jax.tasks.negative_sampling import negative_sampling
-from transformer_jax.tasks.task import Context, Loss
-from transformer_jax.tasks.word_task import WordTask
+from transformer_jax.data.word_contexts import Sentences
+from transformer_jax.objectives.texts import check_row_length
+from transformer_jax.objectives.words import WordTask, negative_sampling
 
 
 @dataclasses.dataclass

@@ -1,21 +1,33 @@
-"""The checkpoints of a run, written and read with Orbax."""
+"""The checkpoints of a run, written and read with Orbax, and their digests."""
 
+import concurrent.futures
 import contextlib
+import fnmatch
+import functools
+import hashlib
 import json
+import logging
 import math
+import os
 import pathlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
+from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from transformer_jax.config import RunError, UserError
+from transformer_jax.distributed import hosts
+from transformer_jax.layers import parameters
 from transformer_jax.storage import buckets
-from transformer_jax.storage.whole import write_whole
-from transformer_jax.training import digests, frozen, orbax_use
+from transformer_jax.storage.buckets import write_whole
 from transformer_jax.training import state as states
 
 FORMAT = 1
@@ -59,20 +71,18 @@ class Checkpoints:
         self._verified: set[int] = set()  # steps whose files equal their digests
         self._has_digests = isinstance(self.folder, pathlib.Path)
         if isinstance(self.folder, buckets.Path):
-            orbax_use.assume_flat_buckets()
+            assume_flat_buckets()
         if read_only:
-            options = orbax_use.reading(self._score)
+            options = reading(self._score)
         else:
-            options = orbax_use.writing(
+            options = writing(
                 config,
                 self._score,
-                part_written=partial(self._write_digests, digests.write_part),
-                written=partial(self._write_digests, digests.write),
+                part_written=partial(self._write_digests, write_part_of_digests),
+                written=partial(self._write_digests, write_digests),
             )
         with self._writing():
-            self._manager = orbax_use.Manager(
-                self.folder, options=options, handler_registry=orbax_use.handlers()
-            )
+            self._manager = Manager(self.folder, options=options, handler_registry=handlers())
 
     def __enter__(self):
         return self
@@ -101,7 +111,7 @@ class Checkpoints:
         }
         trained = state.params
         if self._is_frozen:
-            trained, unchanged = frozen.split(state.params, self._is_frozen)
+            trained, unchanged = parameters.split(state.params, self._is_frozen)
             self._write_frozen(unchanged)
         args = ocp.args.Composite(
             params=ocp.args.PyTreeSave(trained),
@@ -114,7 +124,7 @@ class Checkpoints:
         """Writes the frozen parameters, unless they are written."""
         if not params or self._frozen:
             return
-        digest = frozen.digest(params)
+        digest = digest_of_params(params)
         with Checkpoints(self._folder_of(digest), self._config) as written:
             if not written.steps():
                 written.save_params(params)
@@ -128,7 +138,7 @@ class Checkpoints:
 
         Several processes may call it one after another; the first writes.
         """
-        path = self.folder / str(step) / orbax_use.SCORES
+        path = self.folder / str(step) / SCORES
         if scores and not path.exists():
             write_whole(path, json.dumps(scores))
         self._manager.reload()
@@ -160,15 +170,15 @@ class Checkpoints:
     def _writing(self):
         """Raises an error of the disk or bucket as a RunError of one line."""
         try:
-            with orbax_use.without_warnings():
+            with without_warnings():
                 yield
         # TensorStore raises ValueErrors, and the system OSErrors.
         except (ValueError, OSError) as error:
-            reason = orbax_use.reason(error)
+            why = reason(error)
             if self._saving is None:
-                raise RunError(f"{self.folder}: can't be opened ({reason})") from None
+                raise RunError(f"{self.folder}: can't be opened ({why})") from None
             raise RunError(
-                f"checkpoint {self.folder / str(self._saving)} can't be written ({reason}); "
+                f"checkpoint {self.folder / str(self._saving)} can't be written ({why}); "
                 "earlier checkpoints are complete"
             ) from None
 
@@ -178,7 +188,7 @@ class Checkpoints:
         Returns (state, totals). Sums of metrics that were not saved begin at zero. Raises RunError
         where a file is damaged.
         """
-        rest = orbax_use.restored_as(abstract_state.rest())
+        rest = restored_as(abstract_state.rest())
         params, items = self._params(step, abstract_state.params, rest=rest)
         sums = _restored_sums(items.meta["sums"], abstract_state.metrics)
         state = abstract_state.replace(params=params, metrics=sums, **items.rest)
@@ -192,13 +202,13 @@ class Checkpoints:
         """(the parameters of a step, frozen ones included; the items that `args` restore)."""
         unchanged = {}
         if written := self._frozen_of(step):
-            names = frozen.names(written.abstract_params(0))
-            abstract_params, apart = frozen.split(abstract_params, names.__contains__)
+            names = parameters.paths(written.abstract_params(0))
+            abstract_params, apart = parameters.split(abstract_params, names.__contains__)
             unchanged = written.restore_params(apart, 0)
-        params = orbax_use.restored_as(abstract_params)
+        params = restored_as(abstract_params)
         meta = ocp.args.JsonRestore()
         items = self._read(step, ocp.args.Composite(params=params, meta=meta, **args))
-        return frozen.merged(items.params, unchanged), items
+        return parameters.merged(items.params, unchanged), items
 
     def _frozen_of(self, step: int) -> "Checkpoints | None":
         """The frozen parameters of a step, as a checkpoint 0; None where it has none."""
@@ -213,22 +223,22 @@ class Checkpoints:
     def abstract_params(self, step: int):
         """The tree of the parameters of a step, with shapes and dtypes."""
         self._verify(step)
-        with orbax_use.without_warnings():
+        with without_warnings():
             folder = self.folder / str(step) / "params"
             tree = ocp.StandardCheckpointer().metadata(folder).item_metadata.tree
         written = self._frozen_of(step)
-        return frozen.merged(tree, written.abstract_params(0)) if written else tree
+        return parameters.merged(tree, written.abstract_params(0)) if written else tree
 
     def _read(self, step, args):
         self._verify(step)
         try:
             items = self._manager.restore(step, args=args)
-            path = self.folder / str(step) / digests.NAME
+            path = self.folder / str(step) / DIGESTS
             if items.meta.get("sealed") and not path.exists():
-                raise FileNotFoundError(f"{digests.NAME}: missing")
+                raise FileNotFoundError(f"{DIGESTS}: missing")
         # Orbax and TensorStore raise these for damaged files.
         except (ValueError, KeyError, OSError) as error:
-            raise self._unreadable(step, orbax_use.reason(error)) from None
+            raise self._unreadable(step, reason(error)) from None
         return items
 
     def _verify(self, step):
@@ -237,11 +247,10 @@ class Checkpoints:
         Old checkpoints without digests pass.
         """
         folder = self.folder / str(step)
-        if step in self._verified or not (folder / digests.NAME).exists():
+        if step in self._verified or not (folder / DIGESTS).exists():
             return
-        damage = digests.damage(folder)
-        if damage:
-            raise self._unreadable(step, damage)
+        if found := damage(folder):
+            raise self._unreadable(step, found)
         self._verified.add(step)
 
     def _unreadable(self, step, reason) -> RunError:
@@ -298,3 +307,269 @@ def _restored_sums(saved: dict, abstract_metrics):
             for value, like in zip(values, pair)
         )
     return sums
+
+
+# --------------------------------------------------------------------------------------------------
+# Digests of the files in a checkpoint, to find out whether a file has changed.
+#
+# Each process computes those of the files that it has written. The compressed chunks that Orbax
+# writes have no checksum, and a flipped bit would pass for a weight.
+
+DIGESTS = "digests.json"  # {name: SHA-256} of the other files in its folder
+# One of several processes writes it for its files. Those are not in DIGESTS, but this file is.
+_PART = "digests-{}.json"
+# Orbax writes the time of the commit into this file, and nothing is restored from it.
+_STAMP = "_CHECKPOINT_METADATA"
+
+
+def write_part_of_digests(folder: pathlib.Path) -> None:
+    """Writes the digests of the files that this process, one of several, has written.
+
+    Orbax gives each process a folder for its parts of the arrays. Later it merges these into one
+    database, which refers to their files and does not change them.
+    """
+    own = [
+        name
+        for part in folder.glob(f"*/ocdbt.process_{jax.process_index()}")
+        for name in _files_below(folder, part)
+    ]
+    # The folder of an item, such as params, has a suffix until all is merged.
+    final = [re.sub(r"^([^./]*)[^/]*", r"\1", name) for name in own]
+    _save_digests(folder / _PART.format(jax.process_index()), zip(final, _digests_of(folder, own)))
+
+
+def write_digests(folder: pathlib.Path) -> None:
+    """Writes the digests of all files below `folder` that have none from `write_part`."""
+    parts = folder.glob(_PART.format("*"))
+    written = {name for part in parts for name in json.loads(part.read_bytes())}
+    names = [name for name in _files_below(folder, folder) if name not in {*written, _STAMP}]
+    _save_digests(folder / DIGESTS, zip(names, _digests_of(folder, names)))
+
+
+def _files_below(folder: pathlib.Path, below: pathlib.Path) -> list[str]:
+    """The files below a folder, relative to `folder`, in order."""
+    return sorted(str(path.relative_to(folder)) for path in below.rglob("*") if path.is_file())
+
+
+def _save_digests(path: pathlib.Path, digests: Iterable[tuple[str, str | None]]) -> None:
+    with path.open("w") as file:
+        json.dump(dict(digests), file, indent=0)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def damage(folder: pathlib.Path) -> str | None:
+    """Compares all files with their digests. Returns the first damage, or None.
+
+    Every process must call it: each reads a part of the files, and all return damage if one does.
+    """
+    reason = _damage_of_part(folder)
+    if jax.process_count() > 1:
+        is_damaged = multihost_utils.process_allgather(np.array(reason is not None)).any()
+        if is_damaged and not reason:
+            return "another process found damage"
+    return reason
+
+
+def _damage_of_part(folder: pathlib.Path) -> str | None:
+    try:
+        digests = json.loads((folder / DIGESTS).read_bytes())
+        parts = [name for name in digests if fnmatch.fnmatch(name, _PART.format("*"))]
+        if reason := _mismatch(folder, digests, parts):
+            return reason
+        for part in parts:
+            digests |= json.loads((folder / part).read_bytes())
+        return _mismatch(
+            folder, digests, sorted(digests)[jax.process_index() :: jax.process_count()]
+        )
+    except (ValueError, TypeError):
+        return f"{DIGESTS}: damaged"
+
+
+def _mismatch(folder: pathlib.Path, digests: Mapping[str, str], names: Sequence[str]) -> str | None:
+    for name, digest in zip(names, _digests_of(folder, names)):
+        if digest != digests[name]:
+            return f"{name}: {'checksum mismatch' if digest else 'missing'}"
+    return None
+
+
+def _digests_of(folder: pathlib.Path, names: Sequence[str]) -> list[str | None]:
+    """The SHA-256 of each named file in the folder; None for a missing file."""
+
+    def digest(name: str) -> str | None:
+        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return list(pool.map(digest, names))
+
+
+# --------------------------------------------------------------------------------------------------
+# The settings with which checkpoint.py uses Orbax: options, handlers, log and paths.
+
+# The scores of a checkpoint that was evaluated after it was saved.
+SCORES = "scores.json"
+# Bytes. Smaller arrays are written by one device that has a copy.
+_MIN_SLICE = 2**20
+
+
+def reading(score: Callable[[dict], float]) -> ocp.CheckpointManagerOptions:
+    """Options of a manager that only reads. `score(metrics)` is higher for better checkpoints."""
+    return ocp.CheckpointManagerOptions(
+        best_fn=score, read_only=True, create=False, save_interval_steps=0
+    )
+
+
+def writing(
+    config,
+    score: Callable[[dict], float],
+    *,
+    part_written: Callable[[], None],
+    written: Callable[[], None],
+) -> ocp.CheckpointManagerOptions:
+    """Options of a manager that keeps the newest `config.keep` checkpoints and the best one.
+
+    Process 0 calls `written` when all files of a checkpoint are written, before the folder gets its
+    name. Before that, each of several processes calls `part_written` when it has written its files.
+    """
+    sync = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(*, key: str, timeout_ms: int) -> None:
+        # Where a process has written its files, it waits for the others at this barrier.
+        if "async_write_complete" in key:
+            part_written()
+        sync(key=key, timeout_ms=timeout_ms)
+
+    policies = [preservation_policy.LatestN(config.keep)]
+    if config.best_metric:
+        best = preservation_policy.BestN(
+            get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False
+        )
+        policies.append(best)
+    return ocp.CheckpointManagerOptions(
+        best_fn=score,
+        preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
+        create=True,
+        cleanup_tmp_directories=True,
+        async_options=ocp.AsyncOptions(barrier_sync_fn=barrier, post_finalization_callback=written),
+    )
+
+
+class Manager(ocp.CheckpointManager):
+    """Reads scores that were added later. Scores that can't be read count as missing.
+
+    Whether a checkpoint is damaged is decided when it is restored.
+    """
+
+    def metrics(self, step):
+        with contextlib.suppress(ValueError):
+            scores = super().metrics(step)
+            path = self.directory / str(step) / SCORES
+            return json.loads(path.read_text()) if scores is None and path.exists() else scores
+
+
+def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """Handlers of the items of a checkpoint. Orbax's global registries do not change.
+
+    Several devices write parts of one array only if the array is large. To cut an array compiles a
+    program for its shape; on 8 devices this took most of the time of a small run.
+    """
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE)
+    leaves = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler()), (jax.Array, arrays)
+    )
+    return ocp.handlers.create_default_handler_registry(
+        params=ocp.PyTreeCheckpointHandler(type_handler_registry=leaves),
+        rest=ocp.PyTreeCheckpointHandler(type_handler_registry=leaves),
+        meta=ocp.JsonCheckpointHandler(),
+    )
+
+
+@contextlib.contextmanager
+def without_warnings():
+    """In the context Orbax logs only errors, and no warnings about its options."""
+    log = absl_logging.get_absl_logger()
+    log.addFilter(_is_important)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_important)
+
+
+def _is_important(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.pathname or record.levelno >= logging.ERROR
+
+
+def restored_as(abstract) -> ocp.args.PyTreeRestore:
+    """Arguments that restore a tree with the shapes, dtypes and shardings of `abstract`."""
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    return ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args)
+
+
+@functools.cache
+def assume_flat_buckets() -> None:
+    """Makes Orbax treat every bucket as one without hierarchical folders.
+
+    To find out, Orbax would import Google's client library, which is not installed, and it has no
+    option for this. `storage.buckets` lists and deletes the objects of both kinds of bucket.
+    """
+    from orbax.checkpoint._src.path import gcs_utils
+
+    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
+
+
+def reason(error) -> str:
+    """Returns the message of an error, in short.
+
+    TensorStore's messages contain long paths and notes. Their error code of the system has a short
+    message.
+    """
+    if code := re.search(r"\[os_error_code='?(\d+)", str(error)):
+        return os.strerror(int(code[1]))
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text[:200]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters that no update changes. A run writes them once, apart from its checkpoints.
+
+
+def digest_of_params(params) -> str:
+    """Returns a digest of names, shapes and bits of parameters, equal on every mesh.
+
+    Each device sums a hash of its own elements, and integer sums have no rounding.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    mesh = leaves[0][1].sharding.mesh
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    arrays = [leaf for _, leaf in leaves]
+    program = hosts.compiled(jax.jit(_checksums, out_shardings=replicated), arrays)
+    content = [
+        ["/".join(parameters.names(path)), leaf.shape, str(leaf.dtype), checksum.tolist()]
+        for (path, leaf), checksum in zip(leaves, jax.device_get(program(arrays)))
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _checksums(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [_checksum(array) for array in arrays]
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    """Returns two sums (2,) uint32 of hashes of the elements and their places."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    place = sum(
+        jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        * jnp.uint32(math.prod(x.shape[axis + 1 :]) % 2**32)
+        for axis in range(x.ndim)
+    )
+    # The multipliers are odd, so that each step is a bijection (as in MurmurHash3).
+    first = _mixed(bits.astype(jnp.uint32) ^ _mixed(place + jnp.uint32(1)))
+    return jnp.stack([first.sum(dtype=jnp.uint32), _mixed(first).sum(dtype=jnp.uint32)])
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """Returns MurmurHash3's final mix of uint32 numbers."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

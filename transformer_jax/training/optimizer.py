@@ -6,23 +6,20 @@ optimizer takes over a whole parameter, such as a norm, is taken over each layer
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Float
+from optax.contrib import ScheduleFreeState
 
 from transformer_jax.config import UserError
-from transformer_jax.configuration import optimizers, run_length
-from transformer_jax.layers.parameters import Traits
-from transformer_jax.training import adafactor, schedule_free
-from transformer_jax.training.adafactor import TraitsOf
+from transformer_jax.configuration import sections
+from transformer_jax.layers.parameters import Path, Traits, names, unsplit
 
-__all__ = ["by_path", "make", "names", "schedule"]
-
-Path = tuple[str, ...]
+TraitsOf = Callable[[Any], Traits]  # by a parameter's key path in jax
 # The root mean square of an orthogonal update, that of AdamW's: both then suit one learning rate
 # (Liu et al. 2025, section 2.2).
 _MUON_RMS = 0.2
@@ -35,8 +32,8 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
     group has no section in `config.optimizer.groups`, or a section no parameter.
     """
     by_name = {names(path): leaf for path, leaf in tree_leaves_with_path(traits)}
-    sections = optimizers.sections(config)
-    _check_groups({task.group(path) for path in by_name}, {*sections})
+    by_group = sections.optimizer_sections(config)
+    _check_groups({task.group(path) for path in by_name}, {*by_group})
 
     def traits_of(path) -> Traits:
         return by_name[names(path)]
@@ -49,10 +46,10 @@ def make(config, num_steps: int, task: Any, traits: Any) -> optax.GradientTransf
             by_layer = [_by_depth(section.layer_decay, below_top, traits_of)]
         return _chain(section, num_steps, traits_of, by_layer)
 
-    transforms = {_label(name): chain(section) for name, section in sections.items()}
+    transforms = {_label(name): chain(section) for name, section in by_group.items()}
     return optax.multi_transform(
         transforms | {_label(None): optax.set_to_zero()},
-        by_path(lambda path: _label(task.group(names(path)))),
+        map_paths(lambda path: _label(task.group(names(path)))),
     )
 
 
@@ -85,18 +82,18 @@ def _chain(
     Before update number `config.begin` they change neither the parameters nor their own state. The
     schedule is that of the updates from there on.
     """
-    begin = run_length.span(config.begin, num_steps)
+    begin = sections.span(config.begin, num_steps)
     rate = schedule(config, num_steps - begin)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = _direction(config, traits_of)
     if config.weight_decay:
-        mask = by_path(lambda path: traits_of(path).decays)
+        mask = map_paths(lambda path: traits_of(path).decays)
         chain.append(optax.add_decayed_weights(config.weight_decay, mask))
     if config.name == "lamb":
         chain.append(optax.stateless(lambda updates, params: _trust(updates, params, traits_of)))
     chain += [*by_layer, optax.scale_by_learning_rate(rate)]
     if config.name == "schedule_free":
-        chain = [schedule_free.averaging(optax.chain(*chain), rate, config.b1)]
+        chain = [schedule_free(optax.chain(*chain), rate, config.b1)]
     chain = optax.chain(*clip, *chain)
     return optax.conditionally_mask(chain, lambda count: count >= begin) if begin else chain
 
@@ -111,7 +108,7 @@ def _direction(config, traits_of: TraitsOf) -> list[optax.GradientTransformation
     """
     match config.name:
         case "adafactor":
-            return adafactor.direction(config.decay_exponent, traits_of)
+            return adafactor_direction(config.decay_exponent, traits_of)
         case "sgd":
             return [optax.trace(config.momentum)] if config.momentum else []
         case "rmsprop":
@@ -147,7 +144,7 @@ def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
         return update * (_MUON_RMS * max(sizes) ** 0.5)
 
     orthogonal = optax.contrib.scale_by_muon(
-        beta=config.muon_momentum, weight_dimension_numbers=by_path(sides)
+        beta=config.muon_momentum, weight_dimension_numbers=map_paths(sides)
     )
     scale = optax.stateless(lambda updates, _: tree_map_with_path(scaled, updates))
     return optax.multi_transform(
@@ -155,7 +152,7 @@ def _muon(config, traits_of: TraitsOf) -> optax.GradientTransformation:
             "matrices": optax.chain(orthogonal, scale),
             "others": optax.scale_by_adam(config.b1, config.b2, config.eps),
         },
-        by_path(lambda path: "matrices" if traits_of(path).inputs else "others"),
+        map_paths(lambda path: "matrices" if traits_of(path).inputs else "others"),
     )
 
 
@@ -205,14 +202,9 @@ def _by_depth(decay: float, below_top: Mapping[Path, int], traits_of: TraitsOf):
     return optax.stateless(lambda updates, _: tree_map_with_path(scaled, updates))
 
 
-def by_path(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def map_paths(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function of params: the tree of choose(path) for the path of each parameter."""
     return lambda params: tree_map_with_path(lambda path, _: choose(path), params)
-
-
-def names(path) -> Path:
-    """A jax key path as words, without the boxes that hold a parameter's logical axes."""
-    return tuple(str(key.key) for key in path if hasattr(key, "key"))
 
 
 def schedule(config, num_steps: int) -> optax.Schedule:
@@ -226,11 +218,11 @@ def schedule(config, num_steps: int) -> optax.Schedule:
     `decay_steps`, by default the length of the run. slanted_triangular rises from peak / ratio in
     the warm-up, and falls to it likewise (Howard & Ruder 2018, section 3.2).
     """
-    warmup_steps = run_length.span(config.warmup_steps, num_steps)
+    warmup_steps = sections.span(config.warmup_steps, num_steps)
     peak = config.learning_rate
     warmup = max(warmup_steps, 1)
-    cooldown = run_length.span(config.cooldown_steps, num_steps)
-    num_steps = run_length.span(config.decay_steps or 0, num_steps) or num_steps
+    cooldown = sections.span(config.cooldown_steps, num_steps)
+    num_steps = sections.span(config.decay_steps or 0, num_steps) or num_steps
 
     def progress(step, first):
         """The part of the updates from `first` to the end that lies before `step`."""
@@ -266,3 +258,165 @@ def schedule(config, num_steps: int) -> optax.Schedule:
         return peak * jnp.where(step < warmup_steps, step / warmup, after(step))
 
     return rate
+
+
+# --------------------------------------------------------------------------------------------------
+# Schedule-free training (Defazio et al. 2024): the mean of the parameters replaces a schedule.
+#
+# The parameters of a run are the averaged ones, x of the paper, so that evaluations, checkpoints
+# and all that opens a run see them. Gradients are taken at y, a point between x and z, the
+# parameters that the optimizer below moves.
+
+
+def schedule_free(
+    base: optax.GradientTransformation, rate: optax.Schedule, b1: float
+) -> optax.GradientTransformation:
+    """Returns `base` with averaged parameters. Its gradients are those at `gradient_point`.
+
+    optax's own transformation is of y; this one is of x.
+    """
+    # optax counts from 1.
+    of_y = optax.contrib.schedule_free(base, lambda count: rate(count - 1), b1)
+
+    def update(grads, state: ScheduleFreeState, x):
+        y = _between(x, state)
+        change, after = of_y.update(grads, state, y)
+        y = optax.apply_updates(y, change)
+        new = optax.contrib.schedule_free_eval_params(after, y)
+        return jax.tree.map(lambda new, old: new - old, new, x), after
+
+    return optax.GradientTransformation(of_y.init, update)
+
+
+def gradient_point(params, opt_state: optax.OptState):
+    """Returns the parameters at which gradients are taken: `params` of other optimizers."""
+    states = jax.tree.leaves(opt_state, is_leaf=_is_averaging)
+    for state in filter(_is_averaging, states):
+        params = _between(params, state)
+    return params
+
+
+def _is_averaging(node) -> bool:
+    return isinstance(node, ScheduleFreeState)
+
+
+def _between(x, state: ScheduleFreeState):
+    """Returns y = (1 - b1) z + b1 x of the parameters that the state has; the others stay."""
+
+    def mixed(z, x):
+        is_other = isinstance(z, optax.MaskedNode)  # a parameter of another group
+        return x if is_other else (1 - state.b1) * z + state.b1 * x
+
+    return jax.tree.map(mixed, state.z, x, is_leaf=lambda z: isinstance(z, optax.MaskedNode))
+
+
+# --------------------------------------------------------------------------------------------------
+# Adafactor (Shazeer & Stern 2018): mean squares of the rows and the columns of each matrix.
+#
+# As optax.adafactor, with two differences. The layers of a stack are matrices of their own. A
+# kernel of more than two axes is the matrix from its inputs to its outputs.
+
+_LEAST = 128  # rows and columns of a matrix whose mean square is factored
+_EPSILON = 1e-30  # epsilon 1 of the paper, added to the squares
+_THRESHOLD = 1.0  # largest root mean square of an update
+_LEAST_SCALE = 1e-3  # epsilon 2 of the paper, the least scale of a parameter
+
+
+class FactoredState(NamedTuple):
+    """The mean squares of gradients.
+
+    Attributes:
+      count: the updates so far.
+      rows: of a matrix the means over its columns, which have size 1; else the mean squares.
+      columns: of a matrix the means over its rows, likewise; else nothing.
+    """
+
+    count: jax.Array
+    rows: Any
+    columns: Any
+
+
+def adafactor_direction(
+    decay_exponent: float, traits_of: TraitsOf
+) -> list[optax.GradientTransformation]:
+    """Returns algorithms 4 and 5 of the paper: scaling by mean squares, clipping, and the scale of
+    the parameter.
+    """
+
+    def clipped(path, update):
+        return update / jnp.maximum(1.0, _rms(update, traits_of(path)) / _THRESHOLD)
+
+    def scaled(path, update, param):
+        return update * jnp.maximum(_rms(param, traits_of(path)), _LEAST_SCALE)
+
+    return [
+        _by_factors(decay_exponent, traits_of),
+        optax.stateless(lambda updates, _: tree_map_with_path(clipped, updates)),
+        optax.stateless(lambda updates, params: tree_map_with_path(scaled, updates, params)),
+    ]
+
+
+def _rms(x: Float[Array, "..."], traits: Traits) -> Float[Array, "..."]:
+    """Returns the root mean square of each layer, with size 1 in place of the other axes."""
+    axes = tuple(range(traits.is_stack, x.ndim))
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
+
+
+def _by_factors(decay_exponent: float, traits_of: TraitsOf) -> optax.GradientTransformation:
+    def zeros(path, param):
+        _, outputs = _sides(param, traits_of(path))
+        return jnp.zeros_like(jnp.sum(param, axis=outputs, keepdims=True))
+
+    def zeros_of_columns(path, param):
+        inputs, _ = _sides(param, traits_of(path))
+        if not inputs:
+            return optax.MaskedNode()
+        return jnp.zeros_like(jnp.sum(param, axis=inputs, keepdims=True))
+
+    def init(params):
+        return FactoredState(
+            jnp.zeros((), jnp.int32),
+            unsplit(tree_map_with_path(zeros, params)),
+            unsplit(tree_map_with_path(zeros_of_columns, params)),
+        )
+
+    def update(grads, state: FactoredState, params):
+        count = optax.safe_increment(state.count)
+        decay = 1.0 - count.astype(jnp.float32) ** -decay_exponent
+
+        def mean(old, grad, axes: tuple[int, ...]):
+            square = jnp.square(grad) + _EPSILON
+            return decay * old + (1 - decay) * square.mean(axis=axes, keepdims=True)
+
+        def mean_of_rows(path, grad, old):
+            return mean(old, grad, _sides(grad, traits_of(path))[1])
+
+        def mean_of_columns(path, grad, old):
+            inputs, _ = _sides(grad, traits_of(path))
+            return mean(old, grad, inputs) if inputs else old
+
+        def scaled(path, grad, row, column):
+            inputs, _ = _sides(grad, traits_of(path))
+            if not inputs:
+                return grad * jax.lax.rsqrt(row)
+            relative = row / row.mean(axis=inputs, keepdims=True)
+            return grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(column)
+
+        rows = tree_map_with_path(mean_of_rows, grads, state.rows)
+        columns = tree_map_with_path(mean_of_columns, grads, state.columns)
+        updates = tree_map_with_path(scaled, grads, rows, columns)
+        return updates, FactoredState(count, rows, columns)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _sides(x: Float[Array, "..."], traits: Traits) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the axes of a matrix's rows and those of its columns; none where it isn't factored.
+
+    An embedding is a matrix, too.
+    """
+    first = int(traits.is_stack)
+    between = first + max(traits.inputs, 1)
+    sides = tuple(range(first, between)), tuple(range(between, x.ndim))
+    least = min(math.prod(x.shape[axis] for axis in side) for side in sides)
+    return sides if least >= _LEAST else ((), ())

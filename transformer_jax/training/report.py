@@ -13,9 +13,8 @@ import tensorboardX
 from transformer_jax import pictures
 from transformer_jax.config import RunError
 from transformer_jax.pictures.progress import Bar, console, say
-from transformer_jax.storage import buckets, errors
-from transformer_jax.storage.mirror import Mirror
-from transformer_jax.storage.whole import appearing, write_whole
+from transformer_jax.storage import buckets
+from transformer_jax.storage.buckets import Mirror, appearing, write_whole
 
 _SECONDS_BETWEEN_CURVES = 60
 _SECONDS_BETWEEN_SENDS = 60  # to a bucket
@@ -49,7 +48,7 @@ class Reporter:
         self.folder = self._mirror.local
         self._lines, recorded = _reopened(self.folder / "metrics.jsonl", start)
         for line in recorded:
-            if not any(key.startswith("train/") for key in line):
+            if not any(key.startswith(("train/", "hook/")) for key in line):
                 self.evaluations.append({k: v for k, v in line.items() if k != "step"})
                 self.evaluated = self.evaluations[-1] if line["step"] == start else {}
         self._tensorboard = tensorboardX.SummaryWriter(
@@ -130,7 +129,7 @@ class Reporter:
         self.send()
 
     def _writing(self) -> contextlib.AbstractContextManager:
-        return errors.writing(self.workdir, RunError, "; the saved checkpoints are complete")
+        return buckets.writing(self.workdir, RunError, "; the saved checkpoints are complete")
 
 
 def _note(values: dict[str, float]) -> str:

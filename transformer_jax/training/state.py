@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax import metrics
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.distributed import hosts, sharding
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import optimizer
+from transformer_jax.layers import parameters
 
 _CARRY_AXES = ("batch",)  # the logical axes of a carry's arrays
 
@@ -82,7 +82,7 @@ def _placed(boxed, mesh: Mesh, table) -> Any:
             return leaf
         spec = sharding.spec(axes, table) if axes is not None else PartitionSpec()
         named = NamedSharding(mesh, spec)
-        sharding.check(leaf.shape, named, "parameter " + "/".join(optimizer.names(path)))
+        sharding.check(leaf.shape, named, "parameter " + "/".join(parameters.names(path)))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=named)
 
     return jax.tree_util.tree_map_with_path(

@@ -1,5 +1,7 @@
-"""The jitted steps of training, (state, batch) -> state, and of evaluation."""
+"""The jitted steps of training and evaluation, and the programs that a config compiles to."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformer_jax import metrics
+from transformer_jax import hardware, metrics
 from transformer_jax.config import UserError
+from transformer_jax.contracts.task import Context
 from transformer_jax.distributed import hosts, sharding
-from transformer_jax.tasks.task import Context
-from transformer_jax.training import frozen, schedule_free
+from transformer_jax.layers import parameters
+from transformer_jax.pictures.progress import say
+from transformer_jax.training import optimizer
+from transformer_jax.training import state as states
+from transformer_jax.training.optimizer import gradient_point
 
 # Folded into the key of a step for its experience, and into that of an epoch for its order. No
 # microbatch, minibatch or epoch has this number.
@@ -127,7 +133,7 @@ def _make_update(task, optimizer: Optimizer, shardings):
     """
 
     def update(state, batch, key):
-        point = schedule_free.point(state.params, state.opt_state)
+        point = gradient_point(state.params, state.opt_state)
         at_point = state.replace(params=point)
         rate = optimizer.rate(state.updates - state.skipped)
         (grads, sums), carry = _gradients(task, at_point, batch, (key, rate), shardings.params)
@@ -174,11 +180,11 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
     count = jax.tree.leaves(batch)[0].shape[0]
     trained, unchanged = _split(task, state.params)
 
-    def of_microbatch(number, microbatch, carry):
+    def on_microbatch(number, microbatch, carry):
         context = Context(jax.random.fold_in(key, number), state.step, carry, rate, train=True)
 
         def objective(trained):
-            params = frozen.merged(trained, unchanged)
+            params = parameters.merged(trained, unchanged)
             terms, measured, following = task.loss(params, microbatch, context)
             loss = sum(task.coefficients[t] * total / denominators[t] for t, total in terms.items())
             return loss, (measured, following)
@@ -187,10 +193,10 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
         return (grads, measured), following
 
     groups = sharding.row_groups(param_shardings) if task.sums_over_rows else 1
-    of_rows = of_microbatch
+    of_rows = on_microbatch
     if groups > 1:
         of_trained, _ = _split(task, param_shardings)
-        of_rows = partial(_by_group, of_microbatch, groups=groups, param_shardings=of_trained)
+        of_rows = partial(_by_group, on_microbatch, groups=groups, param_shardings=of_trained)
     if count == 1:
         totals, carry = of_rows(0, jax.tree.map(lambda x: x[0], batch), state.carry)
     else:
@@ -200,12 +206,12 @@ def _gradients(task, state, batch, key_and_rate, param_shardings):
     if groups > 1:
         totals = jax.tree.map(lambda x: x.sum(axis=0), totals)
     grads, sums = totals
-    return (frozen.merged(grads, jax.tree.map(jnp.zeros_like, unchanged)), sums), carry
+    return (parameters.merged(grads, jax.tree.map(jnp.zeros_like, unchanged)), sums), carry
 
 
 def _split(task, tree):
     """The trees of the trained and of the frozen parameters."""
-    return frozen.split(tree, lambda path: task.group(path) is None)
+    return parameters.split(tree, lambda path: task.group(path) is None)
 
 
 def _divided(tree, *counts: int):
@@ -234,35 +240,35 @@ def _joined(tree):
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def _summed(of_microbatch, microbatches):
-    """(sum of the totals, all carries) of (totals, carry) = of_microbatch(*microbatch)."""
+def _summed(on_microbatch, microbatches):
+    """(sum of the totals, all carries) of (totals, carry) = on_microbatch(*microbatch)."""
 
     def body(sums, microbatch):
-        totals, carry = of_microbatch(*microbatch)
+        totals, carry = on_microbatch(*microbatch)
         return jax.tree.map(jnp.add, sums, totals), carry
 
-    of_microbatch = jax.jit(of_microbatch, inline=True)  # so that it is traced once
+    on_microbatch = jax.jit(on_microbatch, inline=True)  # so that it is traced once
     first = jax.tree.map(lambda x: jax.eval_shape(lambda y: y[0], x), microbatches)
-    shapes, _ = jax.eval_shape(of_microbatch, *first)
+    shapes, _ = jax.eval_shape(on_microbatch, *first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(body, zeros, microbatches)
 
 
-def _by_group(of_microbatch, number, microbatch, carry, *, groups: int, param_shardings):
-    """of_microbatch(number, rows, carry) for each group of rows apart.
+def _by_group(on_microbatch, number, microbatch, carry, *, groups: int, param_shardings):
+    """on_microbatch(number, rows, carry) for each group of rows apart.
 
     Returns totals (groups, ...), split over the mesh axis "data", and the carry of all rows.
     Nothing is summed over the groups, so nothing crosses that axis. The sum over the microbatches
     then needs one reduction an update.
     """
 
-    def of_group(group, rows, carry):
+    def on_group(group, rows, carry):
         with sharding.within_group(group, groups):
-            (grads, sums), carry = of_microbatch(number, rows, carry)
+            (grads, sums), carry = on_microbatch(number, rows, carry)
         return (jax.lax.with_sharding_constraint(grads, param_shardings), sums), carry
 
     rows = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (microbatch, carry))
-    totals, carry = jax.vmap(of_group, spmd_axis_name="data")(jnp.arange(groups), *rows)
+    totals, carry = jax.vmap(on_group, spmd_axis_name="data")(jnp.arange(groups), *rows)
     return totals, _joined(carry)
 
 
@@ -353,3 +359,123 @@ def _of_part(score: Callable, part: dict[str, np.ndarray]) -> np.ndarray:
     shape = next(iter(part.values())).shape[:2]
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in part.items()}
     return np.float32(score(flat)).reshape(shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# The programs that a config compiles to on a mesh.
+
+# The positions of the updates between two progress lines are counted as int32.
+_MAX_POSITIONS = 2**31
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The mesh, the state, and the training and evaluation steps of a config.
+
+    Nothing is allocated or compiled before it is used.
+
+    Attributes:
+      mesh: the device mesh.
+      table: the mesh axes of each logical axis.
+      tx: the optimizer.
+      learning_rate: the learning rate by applied update, from 0.
+      batch_sharding: of a batch's arrays (microbatches, rows, ...).
+      batch: shapes, dtypes and shardings of a batch of the first row shape.
+      state: a TrainState of shapes, dtypes and shardings.
+      traits: the tree of the parameters' traits.
+      train_step: the jitted (state, batch) -> state.
+      eval_step: the jitted (params, batch, carry) -> (metrics, carry).
+    """
+
+    mesh: jax.sharding.Mesh
+    table: dict[str, tuple[str, ...]]
+    tx: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    batch_sharding: jax.sharding.NamedSharding
+    batch: dict[str, jax.ShapeDtypeStruct]
+    state: Any
+    traits: Any
+    train_step: Any
+    eval_step: Any
+
+    @functools.cached_property
+    def peak(self) -> float:
+        """The peak FLOP/s of the mesh.
+
+        MFU is the share of it that the FLOPs of the model take (Chowdhery et al. 2022,
+        appendix B).
+        """
+        rate, source = hardware.peak(self.mesh)
+        say(f"MFU is the share of {rate / 1e12:.4g} TFLOP/s, {source}")
+        return rate
+
+    @classmethod
+    def of(cls, config, task, devices=None) -> "Program":
+        """The program of a config on `devices`, by default all.
+
+        Raises UserError where the mesh does not divide the devices, a batch or a parameter.
+        """
+        mesh = sharding.make_mesh(config.mesh, devices)
+        table = sharding.rules(config.mesh)
+        batch_sharding = sharding.batch_sharding(mesh, table)
+        _check_positions(config.train, task)
+        # Every row shape is checked; a program is planned for the first.
+        batch, *_ = [
+            _batch(config.train, task.batch_spec(row_shape), batch_sharding)
+            for row_shape in range(task.num_row_shapes)
+        ]
+        traits = parameters.traits(task.param_shapes)
+        num_updates = config.train.num_steps * math.prod(task.passes)
+        tx = optimizer.make(config.optimizer, num_updates, task, traits)
+        state = states.abstract(task, tx, mesh, table)
+        learning_rate = optimizer.schedule(config.optimizer, num_updates)
+        train_step = make_train_step(task, Optimizer(tx, learning_rate), mesh, table, state)
+        if task.passes != (1, 1) and state.carry is not None:
+            raise UserError(
+                f"config.task.name={config.task.name!r}: has a carry, so it makes one pass over a "
+                f"batch, not (epochs, minibatches)={task.passes}"
+            )
+        if task.experience is not None or task.passes != (1, 1):
+            train_step.eval_shape(state, batch)  # raises where a batch can't be divided
+        return cls(
+            mesh=mesh,
+            table=table,
+            tx=tx,
+            learning_rate=jax.jit(learning_rate),  # one program, where its ops would be ten
+            batch_sharding=batch_sharding,
+            batch=batch,
+            state=state,
+            traits=traits,
+            train_step=train_step,
+            eval_step=make_eval_step(task, mesh, table),
+        )
+
+
+def _check_positions(train, task) -> None:
+    """Raises UserError where an int32 can't count the positions between two progress lines."""
+    row = max(task.positions(row_shape) for row_shape in range(task.num_row_shapes))
+    epochs, _ = task.passes
+    positions = row * train.batch * train.log_every * epochs
+    if positions >= _MAX_POSITIONS:
+        raise UserError(
+            f"config.train.log_every={train.log_every}: {positions:,} positions between two "
+            f"progress lines, must be less than {_MAX_POSITIONS:,}; log more often"
+        )
+
+
+def _batch(train, specs, batch_sharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a batch, (microbatches, rows of a microbatch, ...).
+
+    Raises UserError where the mesh does not divide the rows of a microbatch.
+    """
+    batch = {}
+    for name, spec in specs.items():
+        for size in (train.first_batch, spec.shape[0]):
+            shape = (train.accumulation, size // train.accumulation, *spec.shape[1:])
+            sharding.check(
+                shape,
+                batch_sharding,
+                "batch (config.train.accumulation, rows of a microbatch, positions)",
+            )
+        batch[name] = jax.ShapeDtypeStruct(shape, spec.dtype, sharding=batch_sharding)
+    return batch

@@ -18,28 +18,31 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from transformer_jax.data.grammar.adverbials import draw_adverbials
 from transformer_jax.data.grammar.clauses import (
+    BARE,
     FUTURE,
+    NOT_A,
+    NP,
     PAST,
     PERFECT,
     PRESENT,
     PROGRESSIVE,
+    A,
     Clause,
     english,
+    noun_phrase,
+    numeral,
 )
-from transformer_jax.data.grammar.corpus import split_of
-from transformer_jax.data.grammar.morphology import Noun, Verb
-from transformer_jax.data.grammar.noun_phrases import BARE, NOT_A, NP, A, noun_phrase, numeral
+from transformer_jax.data.grammar.corpus import split_of, statement
+from transformer_jax.data.grammar.morphology import NOUNS, VERBS, Noun, Verb
 from transformer_jax.data.grammar.phrases import (
     Draw,
     certain,
+    draw_adverbials,
     draw_modifiers,
     draw_number,
     draw_person,
 )
-from transformer_jax.data.grammar.statements import statement
-from transformer_jax.data.grammar.vocabulary import NOUNS, VERBS
 
 VERSION = "1"  # part of the data fingerprint; a change of any pair needs a new one
 LABELS = ("entailment", "neutral", "contradiction")

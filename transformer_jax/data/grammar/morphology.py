@@ -1,13 +1,15 @@
-"""Inflection of English and German words.
-
-A line of the lexicon becomes a noun, an adjective or a verb with all its forms in both languages.
-Regular forms follow rules. The lexicon lists irregular ones.
-"""
+"""Words of both languages with their forms, and numbers in words."""
 
 import re
 from dataclasses import dataclass
 
 from transformer_jax.data.grammar import lexicon
+
+# --------------------------------------------------------------------------------------------------
+# Inflection of English and German words.
+#
+# A line of the lexicon becomes a noun, an adjective or a verb with all its forms in both languages.
+# Regular forms follow rules. The lexicon lists irregular ones.
 
 SINGULAR, PLURAL = False, True
 NOM, ACC, DAT, GEN = range(4)
@@ -209,3 +211,131 @@ class Modal:
     full: str  # base of a full verb, which needs do-support; otherwise empty
     past: bool
     german: tuple[str, ...] | None  # by person
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers from 1 to 9999 in words.
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen".split()
+)
+
+TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+EINER = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn "
+    "sechzehn siebzehn achtzehn neunzehn".split()
+)
+
+ZEHNER = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+
+
+def english_number(n: int) -> str:
+    """Returns `n` in words: 2105 is "two thousand one hundred and five"."""
+    if n >= 100:
+        unit, word = (1000, "thousand") if n >= 1000 else (100, "hundred")
+        head = f"{ONES[n // unit]} {word}"
+        rest = n % unit
+        link = "and " if rest < 100 else ""
+        return f"{head} {link}{english_number(rest)}" if rest else head
+    if n < 20:
+        return ONES[n]
+    return TENS[n // 10] + (f"-{ONES[n % 10]}" if n % 10 else "")
+
+
+def german_number(n: int, last: bool = True) -> str:
+    """Returns `n` in words: 2105 is "zweitausendeinhundertfünf".
+
+    1 is "eins" if it is the last word, otherwise "ein".
+    """
+    if n >= 1000:
+        head = "tausend" if n < 2000 else EINER[n // 1000] + "tausend"
+        rest = german_number(n % 1000) if n % 1000 else ""
+        return head + ("ein" + rest if 100 <= n % 1000 < 200 else rest)
+    if n >= 100:
+        head = "hundert" if n < 200 else EINER[n // 100] + "hundert"
+        return head + (german_number(n % 100) if n % 100 else "")
+    if n < 20:
+        return "eins" if n == 1 and last else EINER[n]
+    return (EINER[n % 10] + "und" if n % 10 else "") + ZEHNER[n // 10]
+
+
+# --------------------------------------------------------------------------------------------------
+# The words of the lexicon with their forms.
+
+
+def _lines(table: str) -> list[str]:
+    return [line.strip() for line in table.strip().splitlines()]
+
+
+def _adverbs(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(tuple(entry.strip().split(" = ")) for entry in text.split(";"))
+
+
+def _modal(line: str) -> Modal:
+    english, german = line.strip().split(" = ")
+    forms, *link = english.split()
+    first, third = forms.split("/")
+    verb, tense = german.split()
+    full_verbs = {"want": "want", "wanted": "want", "have": "have", "had": "have", "like": "like"}
+    forms = IRREGULAR.get(verb)
+    if forms:
+        forms = forms[:4] if tense == "present" else forms[4:]
+        forms = (*forms, forms[3])
+    return Modal(
+        first=first,
+        third=third,
+        link=" ".join(link),
+        full=full_verbs.get(first, ""),
+        past=tense == "past",
+        german=forms,
+    )
+
+
+NOUNS = {
+    (noun := Noun(line, kind)).english: noun
+    for kind, table in lexicon.NOUNS.items()
+    for line in _lines(table)
+}
+
+
+def nouns(words: list[str]) -> tuple[Noun, ...]:
+    """Returns the nouns of a list of classes and single words."""
+    return tuple(
+        noun for word in words for noun in NOUNS.values() if word in (noun.kind, noun.english)
+    )
+
+
+for _kinds, _table in [*lexicon.ADJECTIVES.items(), *lexicon.NOUN_ADJECTIVES.items()]:
+    for _adjective in map(Adjective, _lines(_table)):
+        for _noun in nouns(_kinds.split()):
+            if all(_adjective.english != other.english for other in _noun.adjectives):
+                _noun.adjectives.append(_adjective)
+VERBS = {
+    frame: tuple(Verb(line, frame) for line in _lines(table))
+    for frame, table in lexicon.VERBS.items()
+}
+
+
+for _verb in (verb for verbs in VERBS.values() for verb in verbs):
+    _verb.nouns = nouns(_verb.objects)
+BE = VERBS["copula"][0]
+MODALS = {modal.first: modal for modal in map(_modal, _lines(lexicon.MODALS))}
+HABEN, SEIN, WERDEN = (  # in the present, by person
+    (*IRREGULAR[verb][:4], IRREGULAR[verb][3]) for verb in ("haben", "sein", "werden")
+)
+TIMES = {kind: _adverbs(text) for kind, text in lexicon.TIMES.items()}
+MANNERS = {kind: _adverbs(text) for kind, text in lexicon.MANNERS.items()}
+DEGREES = _adverbs(lexicon.DEGREES)
+REGIONS = tuple(tuple(re.split("  +", line)) for line in _lines(lexicon.REGIONS))
+PLACES = {
+    noun: tuple(key.split())
+    for key, words in lexicon.PLACES.items()
+    for noun in nouns(words.split())
+}
+SPOTS = tuple(
+    (key.split()[0].replace("_", " "), key.split()[1], noun)
+    for key, words in lexicon.SPOTS.items()
+    for noun in nouns(words.split())
+)
+VALUES = tuple(tuple(value.split(" = ")) for value in lexicon.VALUES.split("; "))

@@ -1,24 +1,27 @@
-"""Conversations: JSON lines of messages, or of prompts and completions, and built-in ones.
-
-A line is {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]},
-or {"prompt": ..., "completion": ...}: a message of the user, and one of the assistant. Each split
-is an object that can be iterated over again and has a fingerprint.
-"""
+"""Conversations, prompts and preferences between completions, as JSON lines or built in."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import parts
-from transformer_jax.data.sources.file_digests import sha256
+from transformer_jax.data.sources import text_files
+from transformer_jax.data.sources.tables import split_files
 from transformer_jax.data.sources.text_files import (
     Place,
     Span,
     from_json,
     matching_files,
+    sha256,
     text_lines,
 )
-from transformer_jax.data.tokenizers.chat import ROLES, Message
+from transformer_jax.data.tokenizers.chat import ROLES, Message, Prompt
+
+# --------------------------------------------------------------------------------------------------
+# Conversations: JSON lines of messages, or of prompts and completions, and built-in ones.
+#
+# A line is {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]},
+# or {"prompt": ..., "completion": ...}: a message of the user, and one of the assistant. Each split
+# is an object that can be iterated over again and has a fingerprint.
 
 CORPUS = "grammar"
 _HELD_OUT = 300  # built-in conversations of the validation and test splits
@@ -39,7 +42,7 @@ class Conversations:
 
     def parts(self) -> list["Conversations"]:
         files = [span.file for span in self.spans]
-        return [Conversations(spans) for spans in parts.of_documents(files, _boundary)]
+        return [Conversations(spans) for spans in text_files.document_parts(files, _boundary)]
 
     def __iter__(self) -> Iterator[Sequence[Message]]:
         for span in self.spans:
@@ -50,7 +53,7 @@ class Conversations:
 
 
 def _boundary(file: str):
-    return parts.next_line
+    return text_files.next_line
 
 
 def _conversation(value, place: Place) -> list[Message]:
@@ -127,7 +130,7 @@ class GrammarConversations:
         return versions | {"split": self.split, "size": self.size}
 
     def parts(self) -> list["GrammarConversations"]:
-        ranges = parts.ranges(self.size, self.size * _CONVERSATION_BYTES)
+        ranges = text_files.ranges(self.size, self.size * _CONVERSATION_BYTES)
         return [dataclasses.replace(self, start=start, size=stop) for start, stop in ranges]
 
     def __iter__(self) -> Iterator[list[Message]]:
@@ -152,7 +155,7 @@ def _translation(split: str, number: int) -> list[Message]:
     ]
 
 
-def of_split(data, split: str) -> Conversations | GrammarConversations | None:
+def open_conversations(data, split: str) -> Conversations | GrammarConversations | None:
     """Returns the conversations of a split that `config.data` names; None where it names none.
 
     Raises UserError where a file does not exist, where two sources are named, and where there are
@@ -177,3 +180,157 @@ def of_split(data, split: str) -> Conversations | GrammarConversations | None:
             "config.data.train_files is missing: the training conversations, as JSON lines"
         )
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Prompts that a model answers: JSON lines, or text with a prompt a line.
+#
+# A line of *.jsonl is {"prompt": ...}, {"messages": [...]} or a JSON string. Other keys are not
+# read.
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """The prompts of files. Lines without text are left out."""
+
+    paths: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return {"prompts": sha256(self.paths)}
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for path in self.paths:
+            for number, line in enumerate(text_lines(path), 1):
+                if line.strip():
+                    is_json = path.endswith(".jsonl")
+                    yield _prompt(line, f"{path}:{number}") if is_json else line
+
+
+def open_prompts(data, split: str) -> Prompts | None:
+    """Returns the prompts of a split that `config.data` names; None where it names none."""
+    paths = split_files(data, split)
+    return paths and Prompts(paths)
+
+
+def _prompt(line: str, where: str) -> Prompt:
+    """Returns the prompt of a line. Raises UserError where it has none."""
+    value = from_json(line, where)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: not a JSON object with 'prompt', and no JSON string")
+    return prompt_of(value, where)
+
+
+# --------------------------------------------------------------------------------------------------
+# Preferences between completions of a prompt, as JSON lines.
+#
+# A line is {"prompt": ..., "chosen": ..., "rejected": ...}, or a ranking, {"prompt": ...,
+# "completions": [the best, ..., the worst]}. The "label" of a pair, 1 by default, is the
+# probability that `chosen` is preferred. In place of the prompt may stand "messages": a
+# conversation that ends with a message of the user.
+FEWEST, MOST = 2, 9  # completions of a prompt (Ouyang et al. 2022, section 3.5: 4 to 9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """Completions of a prompt.
+
+    Attributes:
+      where: file and line, for error messages.
+      prompt: a text that may be empty, or messages.
+      completions: different texts, the best first.
+      label: the probability that each of them is preferred to those behind it.
+    """
+
+    where: str
+    prompt: Prompt
+    completions: tuple[str, ...]
+    label: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Preferences:
+    """The rankings of files. A pair is a ranking of two. Lines without text are left out."""
+
+    paths: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return {"preferences": sha256(self.paths)}
+
+    def __iter__(self) -> Iterator[Ranking]:
+        for path in self.paths:
+            for number, line in enumerate(text_lines(path), 1):
+                if line.strip():
+                    where = f"{path}:{number}"
+                    yield _ranking(from_json(line, where), where)
+
+
+def open_preferences(data, split: str) -> Preferences | None:
+    """Returns the rankings of a split that `config.data` names; None where it names none."""
+    paths = split_files(data, split)
+    return paths and Preferences(paths)
+
+
+def _ranking(value, where: str) -> Ranking:
+    """Returns the ranking of a JSON value. Raises UserError where it is none."""
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{where}: not a JSON object with 'prompt', 'chosen' and 'rejected', or with 'prompt' "
+            "and 'completions'"
+        )
+    if "completions" in value:
+        for key in ("chosen", "rejected", "label"):
+            if key in value:
+                raise UserError(f"{where}: {key!r} and 'completions': give a pair or a ranking")
+        completions = _completions(value["completions"], where)
+        named = {f"completion {number}": text for number, text in enumerate(completions, 1)}
+    else:
+        named = {f"'{key}'": text_of(value, key, where) for key in ("chosen", "rejected")}
+    _check_different(named, where)
+    return Ranking(where, prompt_of(value, where), tuple(named.values()), _label(value, where))
+
+
+def prompt_of(value: dict, where: str) -> Prompt:
+    """Returns the prompt of a JSON object. Raises UserError where there is none."""
+    if "messages" not in value:
+        return text_of(value, "prompt", where)
+    if "prompt" in value:
+        raise UserError(f"{where}: 'messages' and 'prompt': give one of them")
+    check_turns(value["messages"], where)
+    return value["messages"]
+
+
+def text_of(value: dict, key: str, where: str) -> str:
+    """Returns the text of a key. Raises UserError where there is none."""
+    if key not in value:
+        raise UserError(f"{where}: no key {key!r}")
+    if not isinstance(value[key], str):
+        raise UserError(f"{where}: {key!r} is no text")
+    return value[key]
+
+
+def _completions(texts, where: str) -> list[str]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{where}: 'completions' is no list of texts")
+    if not FEWEST <= len(texts) <= MOST:
+        raise UserError(
+            f"{where}: 'completions' has {len(texts)}: must have from {FEWEST} to {MOST}"
+        )
+    return texts
+
+
+def _check_different(named: dict[str, str], where: str) -> None:
+    names = {}
+    for name, text in named.items():
+        if text in names:
+            raise UserError(f"{where}: {names[text]} and {name} are equal: neither is preferred")
+        names[text] = name
+
+
+def _label(value: dict, where: str) -> float:
+    label = value.get("label", 1.0)
+    is_number = isinstance(label, int | float) and not isinstance(label, bool)
+    if not is_number or not 0 <= label <= 1:
+        raise UserError(f"{where}: 'label' must be a probability, a number from 0 to 1")
+    return float(label)

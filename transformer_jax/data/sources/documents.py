@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from typing import Literal
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import pairs, parts, tfds
-from transformer_jax.data.sources.file_digests import sha256
-from transformer_jax.data.sources.inference import EntailedPairs
+from transformer_jax.data.sources import pairs, text_files, tfds
 from transformer_jax.data.sources.pairs import SentencePairs
 from transformer_jax.data.sources.python_library import PythonDocstrings, PythonSources
+from transformer_jax.data.sources.tables import EntailedPairs
 from transformer_jax.data.sources.text_files import (
     Place,
     Span,
     from_json,
     matching_files,
+    sha256,
     text_lines,
 )
 
@@ -71,15 +71,15 @@ class TextFiles:
 
     def parts(self) -> list["TextSpans"]:
         spans = []
-        for file_spans in parts.of_documents(self.files, self._boundary):
+        for file_spans in text_files.document_parts(self.files, self._boundary):
             spans.append(TextSpans(file_spans, self.split_on, self.field))
         return spans
 
     def _boundary(self, file: str):
         """Returns the search for the end of a document of a file; None: the file is one."""
         if file.endswith(".jsonl") or self.split_on == "line":
-            return parts.next_line
-        return parts.next_blank_line if self.split_on == "blank_line" else None
+            return text_files.next_line
+        return text_files.next_blank_line if self.split_on == "blank_line" else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(TextSpans(tuple(map(Span, self.files)), self.split_on, self.field))
@@ -170,7 +170,7 @@ class Concatenation:
 Documents = TextFiles | TfdsText | PythonSources | Marked
 
 
-def of_split(data, split: str) -> Documents | None:
+def open_documents(data, split: str) -> Documents | None:
     """Returns the documents of a split ("train", "valid", "test") that `config.data` names.
 
     Returns None where it names none. With `config.data.marker` the documents are made from sentence
@@ -179,7 +179,7 @@ def of_split(data, split: str) -> Documents | None:
     _check_no_pairs(data, split)
     files_key = f"{split}_files"
     if split != "train" and data[files_key]:
-        return text_files(data, f"config.data.{files_key}", data[files_key])
+        return open_text_files(data, f"config.data.{files_key}", data[files_key])
     if data.marker:
         return _marked_pairs(data, split)
     _check_one_source(data, split)
@@ -193,7 +193,7 @@ def of_split(data, split: str) -> Documents | None:
     if data.tfds_name:
         prepared = tfds.prepared_split(data, split)
         return prepared and TfdsText(*prepared, data.text_field)
-    return text_files(data, f"config.data.{files_key}", data[files_key])
+    return open_text_files(data, f"config.data.{files_key}", data[files_key])
 
 
 def _check_no_pairs(data, split: str) -> None:
@@ -214,7 +214,7 @@ def _marked_pairs(data, split: str) -> Marked | None:
             f"config.data.marker={data.marker!r}: needs sentence pairs, config.data.train_source "
             "and train_target, not train_files or mixture"
         )
-    sentence_pairs = pairs.of_split(data, split)
+    sentence_pairs = pairs.open_pairs(data, split)
     return sentence_pairs and Marked(sentence_pairs, data.marker)
 
 
@@ -231,7 +231,7 @@ def _check_one_source(data, split: str) -> None:
     )
 
 
-def text_files(data, key: str, names: str | None) -> TextFiles | None:
+def open_text_files(data, key: str, names: str | None) -> TextFiles | None:
     """Returns the text files that `names` lists, None without names; `key` holds the names."""
     if not names:
         return None
@@ -244,11 +244,11 @@ def mixture(data) -> list[tuple[Documents, int]]:
     Without `config.data.mixture` there is one part, of weight 1.
     """
     if not data.mixture:
-        text = of_split(data, "train")
+        text = open_documents(data, "train")
         if text is None:
             raise UserError("config.data names no training text")
         return [(text, 1)]
-    of_split(data, "valid")  # raises where another source stands beside the mixture
+    open_documents(data, "valid")  # raises where another source stands beside the mixture
     parts = [_weighted_files(data, part) for part in data.mixture]
     total = sum(weight for _, weight in parts)
     if total > _MAX_TOTAL_WEIGHT:
@@ -263,5 +263,5 @@ def _weighted_files(data, part) -> tuple[TextFiles, int]:
     """Returns a part of the mixture as (documents, weight). Raises UserError for other values."""
     match part:
         case (str(names), int(weight)) if isinstance(part, tuple) and names and weight >= 1:
-            return text_files(data, "config.data.mixture", names), weight
+            return open_text_files(data, "config.data.mixture", names), weight
     raise UserError(f"config.data.mixture: {part!r} is not (files, whole weight of at least 1)")

@@ -1,18 +1,21 @@
-"""Sentence pairs from text files, TFDS sets and the built-in grammar.
-
-Each split is an object that can be iterated over again and has a fingerprint.
-"""
+"""Pairs of texts: sentence pairs, and sources with targets in columns."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import parts, tfds
-from transformer_jax.data.sources.file_digests import sha256
-from transformer_jax.data.sources.text_files import Span, check_not_empty, text_lines
+from transformer_jax.data import sentences
+from transformer_jax.data.sources import tables, text_files, tfds
+from transformer_jax.data.sources.python_library import PythonFunctions
+from transformer_jax.data.sources.text_files import Span, check_not_empty, sha256, text_lines
 from transformer_jax.storage import buckets
+
+# --------------------------------------------------------------------------------------------------
+# Sentence pairs from text files, TFDS sets and the built-in grammar.
+#
+# Each split is an object that can be iterated over again and has a fingerprint.
 
 Pair = tuple[str, str]
 _GRAMMAR_HELD_OUT = 1000  # pairs of the grammar's validation and test splits
@@ -36,7 +39,9 @@ class TextPairs:
         return {"files": sha256([self.source, self.target])}
 
     def parts(self) -> list["TextPairsPart"]:
-        return [TextPairsPart(*spans) for spans in parts.of_aligned(self.source, self.target)]
+        return [
+            TextPairsPart(*spans) for spans in text_files.aligned_parts(self.source, self.target)
+        ]
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(TextPairsPart(Span(self.source), Span(self.target)))
@@ -55,7 +60,7 @@ class TextPairsPart:
             if source is None or target is None:
                 files = (self.source.file, self.target.file)
                 counts = (count + (source is not None), count + (target is not None))
-                raise parts.unequal_lengths(files[0], counts[0], files[1], counts[1])
+                raise text_files.unequal_lengths(files[0], counts[0], files[1], counts[1])
             yield source, target
 
 
@@ -75,7 +80,7 @@ class GrammarPairs:
         return {"grammar": grammar.VERSION, "split": self.split, "size": self.size}
 
     def parts(self) -> list["GrammarPairs"]:
-        ranges = parts.ranges(self.size, self.size * _GRAMMAR_PAIR_BYTES)
+        ranges = text_files.ranges(self.size, self.size * _GRAMMAR_PAIR_BYTES)
         return [dataclasses.replace(self, start=start, size=stop) for start, stop in ranges]
 
     def __iter__(self) -> Iterator[Pair]:
@@ -121,7 +126,7 @@ class TfdsPairs:
 SentencePairs = TextPairs | GrammarPairs | TfdsPairs
 
 
-def of_split(data, split: str) -> SentencePairs | None:
+def open_pairs(data, split: str) -> SentencePairs | None:
     """Returns the sentence pairs of a split ("train", "valid", "test") that `config.data` names.
 
     Returns None where it names none. Raises UserError where the split's files or features do not
@@ -171,3 +176,81 @@ def _check_one_source(data) -> None:
             "config.data.tfds_name and tfds_dir, or config.data.corpus; "
             f"now: {', '.join(named) or 'none'}"
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Sources and targets of text to text: columns of tables and TFDS sets, and built-in summaries.
+TextPair = tuple[str, str]
+_BUILT_IN = {"functions": PythonFunctions}
+
+
+class LeadPairs(Protocol):
+    """Pairs (source, target), a line each, whose baseline is the beginning of the source."""
+
+    def __iter__(self) -> Iterator[TextPair]: ...
+    def fingerprint(self) -> dict: ...
+    def parts(self) -> list: ...
+    def lead(self, source: str) -> str:
+        """Returns the baseline's output for a source."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnPairs:
+    """Two columns of a table. Spaces and line ends in a text become one space each."""
+
+    table: tables.Table | tables.TfdsTable
+    lead_sentences: int
+
+    def fingerprint(self) -> dict:
+        return self.table.fingerprint()
+
+    def parts(self) -> list["ColumnPairs"]:
+        return [self]
+
+    def __iter__(self) -> Iterator[TextPair]:
+        for record in self.table:
+            source, target = (" ".join(value.split()) for value in record.values)
+            yield source, target
+
+    def lead(self, source: str) -> str:
+        """Returns the first sentences of a source."""
+        return " ".join(sentences.split(source, "punctuation")[: self.lead_sentences])
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefixed:
+    """Pairs with a text in front of each source that is not empty (Raffel et al. 2020, 2.4)."""
+
+    pairs: LeadPairs
+    prefix: str
+
+    def fingerprint(self) -> dict:
+        return self.pairs.fingerprint() | {"prefix": self.prefix}
+
+    def parts(self) -> list["Prefixed"]:
+        return [Prefixed(part, self.prefix) for part in self.pairs.parts()]
+
+    def __iter__(self) -> Iterator[TextPair]:
+        return ((self.prefix + source if source else "", target) for source, target in self.pairs)
+
+
+def open_column_pairs(data, split: str, columns: TextPair, lead_sentences: int) -> LeadPairs | None:
+    """Returns the pairs of a split that `config.data` names; None where it names none.
+
+    Raises UserError where files or features do not exist, or where two sources are named.
+    """
+    if data.corpus and (data.train_files or data.tfds_name):
+        other = "train_files" if data.train_files else "tfds_name"
+        raise UserError(
+            f"config.data.corpus={data.corpus} and config.data.{other}: name one source of examples"
+        )
+    # Users may evaluate on their own files whatever the run was trained on.
+    if data.corpus and (split == "train" or not data[f"{split}_files"]):
+        if data.corpus not in _BUILT_IN:
+            raise UserError(
+                f"config.data.corpus={data.corpus}: holds no sources and targets; "
+                f"must be one of {', '.join(_BUILT_IN)}"
+            )
+        return _BUILT_IN[data.corpus](split)
+    table = tables.open_table(data, split, columns)
+    return table and ColumnPairs(table, lead_sentences)

@@ -1,17 +1,23 @@
-"""The built-in corpora "python" and "pydoc": the standard library of the running Python."""
+"""Texts and summaries from the standard library of the running Python."""
 
 import ast
+import collections
 import dataclasses
 import functools
 import hashlib
 import itertools
 import pathlib
+import platform
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from typing import ClassVar
 
 from transformer_jax.data import sentences
+
+# --------------------------------------------------------------------------------------------------
+# The built-in corpora "python" and "pydoc": the standard library of the running Python.
 
 # Tests and tables of characters would be half of the text, and they differ from the rest.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
@@ -130,3 +136,208 @@ def _prose(text: str) -> Iterator[str]:
         for sentence in sentences.split(words, "punctuation"):
             if re.search(r"\w.*[.!?][\"'”’)\]]*$", sentence):
                 yield sentence
+
+
+# --------------------------------------------------------------------------------------------------
+# The built-in summaries: functions of Python's standard library, and the first sentence of the
+# documentation of each.
+
+# The modules of Python 3.11 to 3.14 that document functions, without those that some systems
+# package apart (tkinter, idlelib). The list is fixed, so that versions differ in their texts alone.
+_MODULES = """
+    __future__ _aix_support _collections_abc _markupbase _osx_support _py_abc _pydecimal _pyio
+    _strptime _threading_local abc antigravity argparse ast asyncio/base_events
+    asyncio/base_futures asyncio/base_subprocess asyncio/coroutines asyncio/events
+    asyncio/format_helpers asyncio/futures asyncio/locks asyncio/protocols asyncio/queues
+    asyncio/runners asyncio/selector_events asyncio/sslproto asyncio/staggered asyncio/streams
+    asyncio/subprocess asyncio/taskgroups asyncio/tasks asyncio/threads asyncio/timeouts
+    asyncio/transports asyncio/unix_events asyncio/windows_events asyncio/windows_utils base64
+    bdb bisect bz2 calendar cmd code codecs codeop collections/__init__ compileall
+    concurrent/futures/_base concurrent/futures/process concurrent/futures/thread configparser
+    contextlib copy copyreg csv ctypes/__init__ ctypes/_aix ctypes/_endian ctypes/macholib/dyld
+    ctypes/macholib/dylib ctypes/macholib/framework ctypes/util curses/__init__ curses/textpad
+    dataclasses dbm/__init__ dbm/dumb difflib dis doctest email/__init__ email/_encoded_words
+    email/_header_value_parser email/_parseaddr email/_policybase email/base64mime email/charset
+    email/encoders email/feedparser email/generator email/header email/headerregistry
+    email/iterators email/message email/mime/application email/mime/audio email/mime/base
+    email/mime/image email/mime/message email/mime/multipart email/mime/text email/parser
+    email/policy email/quoprimime email/utils enum filecmp fileinput fnmatch fractions ftplib
+    functools genericpath getopt getpass gettext glob graphlib gzip hashlib heapq hmac
+    html/__init__ html/parser http/client http/cookiejar http/cookies http/server imaplib
+    importlib/__init__ importlib/_abc importlib/_bootstrap importlib/_bootstrap_external
+    importlib/abc importlib/machinery importlib/metadata/__init__ importlib/metadata/_adapters
+    importlib/metadata/_functools importlib/metadata/_itertools importlib/metadata/_meta
+    importlib/metadata/_text importlib/resources/_adapters importlib/resources/_common
+    importlib/resources/_itertools importlib/resources/abc importlib/resources/readers
+    importlib/resources/simple importlib/util inspect ipaddress json/__init__ json/decoder
+    json/encoder linecache locale logging/__init__ logging/config logging/handlers lzma mailbox
+    mimetypes modulefinder multiprocessing/connection multiprocessing/context
+    multiprocessing/forkserver multiprocessing/managers multiprocessing/pool
+    multiprocessing/process multiprocessing/queues multiprocessing/reduction
+    multiprocessing/resource_sharer multiprocessing/resource_tracker
+    multiprocessing/shared_memory multiprocessing/sharedctypes multiprocessing/spawn
+    multiprocessing/util netrc ntpath nturl2path numbers operator optparse os pdb pickle
+    pickletools pkgutil platform plistlib poplib posixpath pprint profile pstats pty py_compile
+    pyclbr pydoc queue quopri random re/__init__ re/_compiler reprlib rlcompleter runpy sched
+    secrets selectors shelve shlex shutil signal site smtplib socket socketserver sqlite3/dump
+    ssl stat statistics subprocess symtable tabnanny tarfile tempfile textwrap threading timeit
+    tokenize tomllib/_parser tomllib/_re trace traceback tracemalloc tty turtle types typing
+    unittest/async_case unittest/case unittest/loader unittest/mock unittest/result
+    unittest/runner unittest/suite unittest/util urllib/parse urllib/request urllib/robotparser
+    uuid venv/__init__ warnings wave weakref webbrowser wsgiref/handlers wsgiref/headers
+    wsgiref/simple_server wsgiref/util wsgiref/validate xml/dom/domreg xml/dom/expatbuilder
+    xml/dom/minidom xml/dom/pulldom xml/etree/ElementTree xml/sax/__init__ xml/sax/_exceptions
+    xml/sax/expatreader xml/sax/handler xml/sax/saxutils xml/sax/xmlreader xmlrpc/client
+    xmlrpc/server zipapp zipimport zoneinfo/_tzpath zoneinfo/_zoneinfo
+"""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_WORDS = range(3, 31)  # of a summary
+_SHINGLE = 5  # tokens
+_MOST_OVERLAP = 0.5  # of the shingles of two functions
+
+Pair = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonFunctions:
+    """The documented functions and methods of a split, each (source, summary), a line each.
+
+    The source has no docstring, and one space in place of each run of spaces and line ends. The
+    summary is the first sentence of the docstring, of 3 to 30 words. A function belongs to the
+    split of its file in the corpora "python" and "pydoc". A function that is held out has no near
+    duplicate in an earlier split: no equal summary, and no source with which it shares half of all
+    shingles, 5 tokens long.
+    """
+
+    split: str
+    target_language: ClassVar[str] = "en"
+
+    def fingerprint(self) -> dict:
+        digest = hashlib.sha256("\n".join(itertools.chain.from_iterable(self)).encode())
+        version = platform.python_version()
+        return {"functions": digest.hexdigest(), "split": self.split, "python": version}
+
+    def parts(self) -> list["PythonFunctions"]:
+        return [self]
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(_splits()[self.split])
+
+    def lead(self, source: str) -> str:
+        """Returns the baseline of a summary: the function's name and parameters, in words."""
+        head = re.search(r"\bdef (\w+) ?\((.*)", source)
+        name, rest = head.groups()
+        return " ".join(words_of_name(name) + _parameters(rest))
+
+
+def words_of_name(name: str) -> list[str]:
+    """Returns the words of a name, in lower case: my_name and myName have two."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
+    return [word.lower() for word in words]
+
+
+@functools.cache  # Parsing takes seconds.
+def _splits() -> dict[str, list[Pair]]:
+    """Returns the functions of each split, without near duplicates of those in earlier ones."""
+    read = {split: [] for split in ("train", "valid", "test")}
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    for name in (f"{module}.py" for module in _MODULES.split()):
+        if (root / name).is_file():
+            content = (root / name).read_bytes()
+            read[split_of(name)] += [pair for pair in _functions(content) if _is_summary(pair[1])]
+    valid = _without_near_duplicates(read["valid"], read["train"])
+    test = _without_near_duplicates(read["test"], read["train"] + read["valid"])
+    return {"train": read["train"], "valid": valid, "test": test}
+
+
+def _functions(content: bytes) -> Iterator[Pair]:
+    """Yields the source and the first sentence of each documented function of a file.
+
+    Functions without a body beside the docstring are left out.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of invalid escapes
+            tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return
+    starts = [0, *itertools.accumulate(map(len, content.splitlines(keepends=True)))]
+
+    def place(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    kinds = (ast.Module, ast.ClassDef, *_FUNCTIONS)
+    documented = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    documented = [node for node in documented if ast.get_docstring(node)]
+    docstrings = sorted(
+        (place(text.lineno, text.col_offset), place(text.end_lineno, text.end_col_offset))
+        for text in (node.body[0] for node in documented)
+    )
+    for node in documented:
+        if not isinstance(node, _FUNCTIONS) or len(node.body) == 1:
+            continue
+        first_line = min(part.lineno for part in (node, *node.decorator_list))
+        start, stop = place(first_line, 0), place(node.end_lineno, node.end_col_offset)
+        # Functions inside this one may have docstrings, too.
+        inside = [span for span in docstrings if start <= span[0] < stop]
+        bounds = [start, *itertools.chain.from_iterable(inside), stop]
+        parts = (content[begin:end] for begin, end in zip(bounds[::2], bounds[1::2]))
+        source = " ".join(b" ".join(parts).decode("utf-8", "replace").split())
+        yield source, (sentences.split(ast.get_docstring(node), "punctuation") or [""])[0]
+
+
+def _is_summary(text: str) -> bool:
+    """Returns whether a first sentence describes a function, and is no signature or code."""
+    is_code = re.match(r"\W|[\w.]+\(", text) or re.search(r">>>|[-=]>", text)
+    return not is_code and len(re.findall(r"\w+", text)) in _WORDS
+
+
+def _without_near_duplicates(held_out: list[Pair], earlier: list[Pair]) -> list[Pair]:
+    """Returns the functions that are held out and unlike all earlier ones."""
+    summaries = {_letters(summary) for _, summary in earlier}
+    shingles = [_shingles(source) for source, _ in held_out]
+    with_shingle = collections.defaultdict(list)
+    for number, of_function in enumerate(shingles):
+        for shingle in of_function:
+            with_shingle[shingle].append(number)
+    most = [0.0] * len(held_out)  # the largest overlap of each with an earlier function
+    for source, _ in earlier:
+        others = _shingles(source)
+        shared = collections.Counter(
+            number for shingle in others for number in with_shingle.get(shingle, ())
+        )
+        for number, count in shared.items():
+            most[number] = max(most[number], count / len(others | shingles[number]))
+    return [
+        pair
+        for pair, overlap in zip(held_out, most)
+        if overlap < _MOST_OVERLAP and _letters(pair[1]) not in summaries
+    ]
+
+
+def _letters(summary: str) -> str:
+    return " ".join(re.findall(r"\w+", summary.lower()))
+
+
+def _shingles(source: str) -> set[tuple[str, ...]]:
+    """Returns the runs of 5 neighbouring tokens; of fewer tokens, one run."""
+    tokens = re.findall(r"\w+|[^\w\s]", source)
+    last = max(len(tokens) - _SHINGLE, 0)
+    return {tuple(tokens[start : start + _SHINGLE]) for start in range(last + 1)}
+
+
+def _parameters(text: str) -> list[str]:
+    """Returns the words of the parameters, from the text behind a function's opening bracket.
+
+    self, cls, annotations and defaults are left out.
+    """
+    words, depth, is_name = [], 0, True
+    for token in re.findall(r"\w+|\S", text):
+        if token in ")]}" and depth == 0:
+            break
+        depth += (token in "([{") - (token in ")]}")
+        if depth == 0 and token == ",":
+            is_name = True
+        elif is_name and token[0] not in "*/":
+            words += [] if token in ("self", "cls") else words_of_name(token)
+            is_name = False
+    return words

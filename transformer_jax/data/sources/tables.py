@@ -1,4 +1,4 @@
-"""Labelled examples in tables: text files with columns, JSON objects, and TFDS sets."""
+"""Labelled examples: tables, tagged sentences, inference pairs and questions on paragraphs."""
 
 import csv
 import dataclasses
@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from transformer_jax.config import UserError
 from transformer_jax.data.sources import tfds
-from transformer_jax.data.sources.file_digests import sha256
-from transformer_jax.data.sources.text_files import from_json, matching_files, text_lines
+from transformer_jax.data.sources.text_files import from_json, matching_files, sha256, text_lines
 from transformer_jax.pictures.progress import say
+from transformer_jax.storage import buckets
+
+# --------------------------------------------------------------------------------------------------
+# Labelled examples in tables: text files with columns, JSON objects, and TFDS sets.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +164,7 @@ def _as_text(value, class_names: Sequence[str] | None, where: str) -> str:
     return tfds.decoded(value, where) if isinstance(value, (bytes, str)) else str(value)
 
 
-def of_split(
+def open_table(
     data, split: str, columns: Sequence[str], skip: bool = False
 ) -> Table | TfdsTable | None:
     """Returns the examples of a split that `config.data` names; None where it names none.
@@ -196,3 +199,238 @@ def split_files(data, split: str) -> tuple[str, ...] | None:
     if split == "train":
         raise UserError("config.data names no training examples: give config.data.train_files")
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Tagged sentences in CoNLL's columns.
+
+
+@dataclasses.dataclass(frozen=True)
+class Conll:
+    """Sentences with one word a line; the last column is its tag.
+
+    A blank line ends a sentence. `prefix` is removed from each word.
+    """
+
+    paths: tuple[str, ...]
+    prefix: str = ""
+
+    def fingerprint(self) -> dict:
+        return {"files": sha256(self.paths), "prefix": self.prefix}
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yields a record for each sentence; its values are (words, tags)."""
+        for path in self.paths:
+            yield from self._sentences(path)
+
+    def _sentences(self, path: str) -> Iterator[Record]:
+        words, tags = [], []
+        first_line = 1
+        width = 0
+        for number, line in enumerate(text_lines(path), 1):
+            line = line.strip("\ufeff")  # Some published files hold marks inside.
+            if not line.strip() or line.startswith("-DOCSTART-"):
+                if words:
+                    yield Record(f"{path}:{first_line}", (tuple(words), tuple(tags)))
+                words, tags = [], []
+                first_line = number + 1
+                continue
+            columns = line.split("\t") if "\t" in line else line.split(" ")
+            if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
+                raise UserError(f"{path}:{number}: expected columns, a word first and its tag last")
+            width = width or len(columns)
+            if len(columns) != width:
+                raise UserError(f"{path}:{number}: {len(columns)} columns, {width} before")
+            words.append(columns[0].removeprefix(self.prefix))
+            tags.append(columns[-1].strip())
+        if words:
+            yield Record(f"{path}:{first_line}", (tuple(words), tuple(tags)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Labelled examples: the built-in inference pairs, or tables. The pairs are running text, too.
+CORPUS = "inference"
+COLUMNS = ("premise", "hypothesis", "label")
+_HELD_OUT = 1000  # pairs of the validation and test splits
+_DOCUMENTS = 30_000  # pairs of the training text; a third of them is entailed
+
+
+@dataclasses.dataclass(frozen=True)
+class InferencePairs:
+    """Premises and hypotheses of the built-in grammar, labelled by construction.
+
+    `columns` are those to read, of COLUMNS. See data/grammar/inference.py.
+    """
+
+    split: str
+    size: int
+    columns: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        # Imported here because the lexicon takes time to read.
+        from transformer_jax.data.grammar import inference
+
+        return {
+            CORPUS: inference.VERSION,
+            "split": self.split,
+            "size": self.size,
+            "columns": list(self.columns),
+        }
+
+    def __iter__(self) -> Iterator[Record]:
+        from transformer_jax.data.grammar import inference
+
+        places = [COLUMNS.index(column) for column in self.columns]
+        for index in range(self.size):
+            pair = inference.pair(0, self.split, index)
+            where = f"config.data.corpus={CORPUS} {self.split} pair {index}"
+            yield Record(where, tuple(pair[place] for place in places))
+
+
+@dataclasses.dataclass(frozen=True)
+class EntailedPairs:
+    """Documents of two sentences, a line each: a premise and a hypothesis that it entails."""
+
+    split: str
+
+    def fingerprint(self) -> dict:
+        return self._pairs.fingerprint() | {"entailed": True}
+
+    def parts(self) -> list["EntailedPairs"]:
+        return [self]
+
+    @property
+    def _pairs(self) -> InferencePairs:
+        size = _DOCUMENTS if self.split == "train" else _HELD_OUT
+        return InferencePairs(self.split, size, COLUMNS)
+
+    def __iter__(self) -> Iterator[str]:
+        for premise, hypothesis, label in (record.values for record in self._pairs):
+            if label == "entailment":
+                yield f"{premise}\n{hypothesis}"
+
+
+def open_inference(
+    data, split: str, columns: Sequence[str], skip: bool = False
+) -> InferencePairs | Table | TfdsTable | None:
+    """Returns the examples of a split that `config.data` names; None where it names none.
+
+    `skip` is that of `Table`. Raises UserError where files or columns do not exist, or where
+    two sources are named.
+    """
+    if data.corpus and (data.train_files or data.tfds_name):
+        other = "train_files" if data.train_files else "tfds_name"
+        raise UserError(
+            f"config.data.corpus={data.corpus} and config.data.{other}: name one source of examples"
+        )
+    # Users may evaluate on their own files whatever the run was trained on.
+    if not data.corpus or (split != "train" and data[f"{split}_files"]):
+        return open_table(data, split, columns, skip)
+    if data.corpus != CORPUS:
+        raise UserError(
+            f"config.data.corpus={data.corpus}: holds no labelled examples; only {CORPUS} does"
+        )
+    if missing := [column for column in columns if column not in COLUMNS]:
+        raise UserError(
+            f"config.data.corpus={CORPUS}: no column {missing[0]!r}; it has {', '.join(COLUMNS)}"
+        )
+    size = data.corpus_size if split == "train" else _HELD_OUT
+    return InferencePairs(split, size, tuple(columns))
+
+
+# --------------------------------------------------------------------------------------------------
+# Questions on paragraphs in the form of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018).
+_TFDS_FEATURES = ("id", "question", "context", "answers")
+_Answers = tuple[tuple[str, int], ...]  # (text, index of its first character in the context)
+
+
+@dataclasses.dataclass(frozen=True)
+class Squad:
+    """The questions of SQuAD's JSON files."""
+
+    paths: tuple[str, ...]
+
+    def fingerprint(self) -> dict:
+        return {"files": sha256(self.paths)}
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yields a record for each question.
+
+        Its values are (id, question, context, ((text, first character), ...)). Questions that the
+        context does not answer have no answers.
+        """
+        for path in self.paths:
+            try:
+                content = from_json(buckets.path(path).read_text("utf-8-sig"), path)
+                questions = [
+                    (entry["id"], entry["question"], paragraph["context"], _answers(entry))
+                    for article in content["data"]
+                    for paragraph in article["paragraphs"]
+                    for entry in paragraph["qas"]
+                ]
+            except (ValueError, KeyError, TypeError) as error:
+                fault = f"{type(error).__name__}: {error}"
+                raise UserError(f"{path}: not in SQuAD's form ({fault})") from None
+            for question in questions:
+                yield _checked_record(f"{path}: question {question[0]}", *question)
+
+
+def _answers(entry: dict) -> _Answers:
+    if entry.get("is_impossible"):
+        return ()
+    return tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSquad:
+    """The questions of a split that TFDS has prepared; records as those of Squad."""
+
+    folder: str
+    split: str
+
+    def fingerprint(self) -> dict:
+        return {"tfds": tfds.digest(self.folder), "split": self.split}
+
+    def __iter__(self) -> Iterator[Record]:
+        for example in tfds.examples(self.folder, self.split):
+            where = f"{self.folder} {self.split} example {example.get('id')}"
+            tfds.check_features(self.folder, example, _TFDS_FEATURES)
+            texts = (tfds.decoded(example[name], where) for name in ("id", "question", "context"))
+            yield _checked_record(where, *texts, self._tfds_answers(example, where))
+
+    def _tfds_answers(self, example: dict, where: str) -> _Answers:
+        if example.get("is_impossible"):
+            return ()
+        texts = example["answers"]["text"]
+        starts = example["answers"]["answer_start"]
+        return tuple((tfds.decoded(text, where), int(start)) for text, start in zip(texts, starts))
+
+
+def open_squad(data, split: str) -> Squad | TfdsSquad | None:
+    """Returns the questions of a split that `config.data` names; None where it names none."""
+    if data.tfds_name and not data[f"{split}_files"]:
+        prepared = tfds.prepared_split(data, split)
+        return prepared and TfdsSquad(*prepared)
+    paths = split_files(data, split)
+    return paths and Squad(paths)
+
+
+def _checked_record(
+    where: str, question_id: str, question: str, context: str, answers: _Answers
+) -> Record:
+    """Returns the record. Raises UserError where an answer does not stand in its context."""
+    texts = (question, context, *(text for text, _ in answers))
+    starts = (start for _, start in answers)
+    if not all(isinstance(text, str) for text in texts) or not all(
+        isinstance(start, int) for start in starts
+    ):
+        raise UserError(
+            f"{where}: question, context and answers must be texts, "
+            "and answer_start must be a whole number"
+        )
+    for text, start in answers:
+        if not text or context[start : start + len(text)] != text:
+            raise UserError(
+                f"{where}: the answer {text[:40]!r} is not at character {start} of its context"
+            )
+    return Record(where, (question_id, question, context, answers))

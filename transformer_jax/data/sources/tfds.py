@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 
 from transformer_jax.config import UserError
-from transformer_jax.data.sources import parts as cutting
-from transformer_jax.data.sources.file_digests import sha256
-from transformer_jax.data.sources.text_files import from_json
+from transformer_jax.data.sources import text_files as cutting
+from transformer_jax.data.sources.text_files import from_json, sha256
 from transformer_jax.storage import buckets
 
 _DEFAULT_SPLITS = {"train": "train", "valid": "validation", "test": "test"}

@@ -1,24 +1,27 @@
 """Tokenizers: their kinds behind one interface, trained once and cached, or read from checkpoints.
 
-`train_cached` and `of_run` serve training, `load` opens the tokenizer of a run, and
+`train_cached` and `run_tokenizer` serve training, `load` opens the tokenizer of a run, and
 `read_published` opens those of published models.
 """
 
 from transformer_jax.data.tokenizers.chat import ChatTokenizer, with_marks
-from transformer_jax.data.tokenizers.loading import load, read_published
-from transformer_jax.data.tokenizers.pair import ContinuedPair, Pair, check_pair
-from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
 from transformer_jax.data.tokenizers.tokenizer import Tokenizer
 from transformer_jax.data.tokenizers.training import (
+    ContinuedPair,
+    Pair,
     chat_of_run,
-    of_run,
+    check_pair,
+    load,
     pair_of_run,
+    read_published,
     residues_of_run,
+    run_tokenizer,
     source_of_run,
     train,
     train_cached,
     train_pair,
 )
+from transformer_jax.data.tokenizers.unigram import SentencePiece
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
 
 __all__ = [
@@ -31,7 +34,7 @@ __all__ = [
     "chat_of_run",
     "check_pair",
     "load",
-    "of_run",
+    "run_tokenizer",
     "pair_of_run",
     "read_published",
     "residues_of_run",

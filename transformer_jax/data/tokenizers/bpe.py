@@ -1,4 +1,4 @@
-"""Byte-pair encoding: the tokenizers of GPT and of GPT-2."""
+"""Byte-pair encoding: the tokenizers of GPT, GPT-2, RoBERTa, Llama and Qwen2."""
 
 import json
 from collections.abc import Iterable
@@ -7,8 +7,15 @@ import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizers.library import LibraryTokenizer, parts_of, pieces_by_id
-from transformer_jax.data.tokenizers.tokenizer import visible
+from transformer_jax.data.tokenizers.tokenizer import (
+    LibraryTokenizer,
+    parts_of,
+    pieces_by_id,
+    visible,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Byte-pair encoding: the tokenizers of GPT and of GPT-2.
 
 
 class BPE(LibraryTokenizer):
@@ -103,6 +110,7 @@ def _needs_no_merge(piece: str) -> bool:
     return is_special or len(piece.removesuffix("</w>")) == 1
 
 
+# --------------------------------------------------------------------------------------------------
 # The special pieces before and after all others: GPT-2's, and those of RoBERTa (Liu et al. 2019).
 GPT2 = ((), ("<|endoftext|>",))
 ROBERTA = (("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",))
@@ -216,13 +224,13 @@ class GPT1BPE(BPE):
         return piece.removesuffix("</w>")
 
 
-def of_vocabulary(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
+def from_vocabulary(vocab: dict[str, int], merges: list[str]) -> ByteBPE | GPT1BPE:
     """Returns the tokenizer of these pieces; "</w>" at the ends of words distinguishes GPT's."""
     is_gpt1 = any(piece.endswith("</w>") for piece in vocab)
     return (GPT1BPE if is_gpt1 else ByteBPE).of(vocab, merges)
 
 
-def of_library(text: str) -> ByteBPE | GPT1BPE | None:
+def from_library(text: str) -> ByteBPE | GPT1BPE | None:
     """Returns the tokenizer of a tokenizer.json; None where it is neither kind."""
     parts = parts_of(huggingface.Tokenizer.from_str(text))
     for kind in (ByteBPE, GPT1BPE):
@@ -232,6 +240,7 @@ def of_library(text: str) -> ByteBPE | GPT1BPE | None:
     return None
 
 
+# --------------------------------------------------------------------------------------------------
 # Byte-pair encoding as a published tokenizer.json describes it: the tokenizers of Llama and Qwen2.
 # They split words by rules of their own, which the file holds.
 

@@ -1,6 +1,9 @@
-"""Training tokenizers, once for each text and setting."""
+"""Tokenizers of runs and of published models: read from files, or trained once and cached."""
 
+import contextlib
+import copy
 import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -10,23 +13,268 @@ import tokenizers as huggingface
 
 from transformer_jax.config import UserError
 from transformer_jax.data import store
-from transformer_jax.data.tokenizers import chat
-from transformer_jax.data.tokenizers.bpe import ROBERTA, ByteBPE
-from transformer_jax.data.tokenizers.characters import Characters
-from transformer_jax.data.tokenizers.loading import check_size, load, of_files, read_published
-from transformer_jax.data.tokenizers.pair import Pair, check_pair, check_source
-from transformer_jax.data.tokenizers.residues import Residues
-from transformer_jax.data.tokenizers.sentence_piece import SentencePiece
-from transformer_jax.data.tokenizers.tokenizer import Tokenizer
+from transformer_jax.data.sources.text_files import text_lines
+from transformer_jax.data.tokenizers import bpe, chat, unigram, wordpiece
+from transformer_jax.data.tokenizers.bpe import GPT1BPE, ROBERTA, ByteBPE, PublishedBPE
+from transformer_jax.data.tokenizers.tokenizer import Tokenizer, write_files
+from transformer_jax.data.tokenizers.unigram import ALBERT, T5, Marian, SentencePiece, XLNet
 from transformer_jax.data.tokenizers.wordpiece import WordPiece
-from transformer_jax.data.tokenizers.words import Words
+from transformer_jax.data.tokenizers.words import Characters, Residues, Words
 from transformer_jax.pictures.progress import say
 from transformer_jax.storage import buckets
 
+# --------------------------------------------------------------------------------------------------
+# Tokenizers from files: those of a run, and those of published models.
+
+KINDS = {
+    kind.file: kind
+    for kind in (
+        SentencePiece,
+        ByteBPE,
+        GPT1BPE,
+        PublishedBPE,
+        Characters,
+        WordPiece,
+        Words,
+        T5,
+        ALBERT,
+        XLNet,
+        Marian,
+        Residues,
+    )
+}
+SHARED = "shared.model"  # the SentencePiece model of both sides of a pair
+
+
+def load(folder: pathlib.Path) -> Tokenizer:
+    """Returns the tokenizer that a run has saved. Raises UserError where there is none."""
+    with unreadable_as_user_error(folder):
+        return from_files(files_of(folder))
+
+
+def files_of(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns {name: content} of the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def from_files(files: dict[str, bytes]) -> Tokenizer:
+    """Returns the tokenizer of saved files. The name of the file gives the kind.
+
+    A tokenizer of conversations has a further file, with its marks.
+    """
+    kinds = KINDS | {SHARED: SentencePiece}
+    names = [name for name in kinds if name in files]
+    if len(names) != 1:
+        raise ValueError(
+            f"it should hold one of {', '.join(KINDS)}; it holds {' and '.join(names) or 'none'}"
+        )
+    tokenizer = kinds[names[0]](files[names[0]])
+    if chat.FILE not in files:
+        return tokenizer
+    return chat.with_marks(tokenizer, json.loads(files[chat.FILE])["marks"])
+
+
+def check_size(tokenizer: Tokenizer, size: int, key: str = "vocab_size") -> None:
+    """Raises UserError where the tokenizer has more tokens than config.model.`key`."""
+    if tokenizer.vocab_size > size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens: "
+            f"more than config.model.{key}={size:,}"
+        )
+
+
+def read_published(folder: pathlib.Path) -> Tokenizer:
+    """Returns a published tokenizer, such as that of GPT-2, BERT, Llama, T5, XLNet or ESM.
+
+    Reads the files of OpenAI, Google or Hugging Face. Raises UserError for other content.
+    """
+    with unreadable_as_user_error(folder):
+        config = folder / "tokenizer_config.json"
+        settings = json.loads(config.read_bytes()) if config.exists() else {}
+        if (folder / "vocab.txt").exists():
+            pieces = list(text_lines(str(folder / "vocab.txt")))
+            if Residues.has(pieces):
+                return Residues.of(pieces)
+            return wordpiece.from_vocabulary(pieces, settings)
+        of_library = None
+        if (folder / "tokenizer.json").exists():
+            text = (folder / "tokenizer.json").read_bytes().decode()
+            of_library = _of_library(text, settings)
+        # Qwen2's vocab.json and merges.txt do not say how words are split.
+        if isinstance(of_library, PublishedBPE):
+            return of_library
+        for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+            if (folder / vocab).exists() and (folder / merges).exists():
+                content = json.loads((folder / vocab).read_bytes())
+                return bpe.from_vocabulary(content, _merges(folder / merges))
+        if of_library:
+            return of_library
+        if (folder / "spiece.model").exists():
+            pieces, table = unigram.from_sentence_piece((folder / "spiece.model").read_bytes())
+            if not ALBERT.has(pieces) and not XLNet.has(pieces):
+                pieces = unigram.with_sentinels(pieces, settings)
+            return _of_unigram(pieces, table, settings)
+        raise ValueError(
+            "it should hold vocab.txt (BERT, ESM), vocab.json and merges.txt, encoder.json and "
+            "vocab.bpe, tokenizer.json, or spiece.model (T5, XLNet, ALBERT)"
+        )
+
+
+def _of_library(text: str, settings: dict) -> Tokenizer:
+    """Returns the tokenizer of a tokenizer.json and of the content of tokenizer_config.json."""
+    match json.loads(text)["model"]["type"]:
+        case "WordPiece":
+            return wordpiece.from_library(text)
+        case "BPE":
+            return bpe.from_library(text) or PublishedBPE.of(text, settings)
+        case "Unigram":
+            return _of_unigram(*unigram.from_library(text), settings)
+        case kind:
+            raise ValueError(f"tokenizer.json is of the kind {kind}: not BPE, WordPiece or Unigram")
+
+
+def _of_unigram(pieces: unigram.Pieces, characters: bytes, settings: dict) -> Tokenizer:
+    """Returns the tokenizer of pieces. The special ones among them give the kind."""
+    if ALBERT.has(pieces):
+        return ALBERT.of(pieces, characters, lowercase=settings.get("do_lower_case", True))
+    if XLNet.has(pieces):
+        return XLNet.of(pieces, characters, lowercase=settings.get("do_lower_case", False))
+    return T5.of(pieces, characters)
+
+
+def _merges(path: pathlib.Path) -> list[str]:
+    """Returns the merges in a file, without the line of its version."""
+    # Only "\n" ends a line: some merges hold other characters that `splitlines` would split at.
+    first, *others = path.read_bytes().decode().split("\n")
+    lines = others if first.startswith("#version") else [first, *others]
+    return [line for line in lines if line]
+
+
+@contextlib.contextmanager
+def unreadable_as_user_error(folder: pathlib.Path):
+    """Raises UserError that names the folder for any error within the context."""
+    try:
+        yield
+    except Exception as error:  # The libraries raise nothing narrower.
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{folder}: no tokenizer that can be read here ({reason})") from None
+
+
+# --------------------------------------------------------------------------------------------------
+# The two tokenizers of an encoder-decoder.
+
+
+class Pair:
+    """The tokenizers of the source and the target, of any kind.
+
+    They are one object where both sides share a vocabulary.
+    """
+
+    def __init__(self, source: Tokenizer, target: Tokenizer):
+        self.source = source
+        self.target = target
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens of the larger vocabulary."""
+        return max(self.source.vocab_size, self.target.vocab_size)
+
+    def fingerprint(self) -> list[str]:
+        return [self.source.fingerprint(), self.target.fingerprint()]
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the files of both. A shared tokenizer is saved as a single one is."""
+        if self.source is not self.target:
+            sides = {"source": self.source, "target": self.target}
+            return {_name(side, type(each)): each.model for side, each in sides.items()}
+        if isinstance(self.source, SentencePiece):
+            return {SHARED: self.source.model}
+        return self.source.files()
+
+    def hf_files(self) -> dict[str, bytes]:
+        """Returns the files that AutoTokenizer reads; none for two tokenizers."""
+        return self.source.hf_files() if self.source is self.target else {}
+
+    def save(self, folder: pathlib.Path) -> None:
+        write_files(self.files(), folder)
+
+    @classmethod
+    def from_files(cls, files: dict[str, bytes]) -> "Pair":
+        """Returns the tokenizers of saved files: those of a pair, or of a single tokenizer."""
+        sides = [
+            kind(files[_name(side, kind)])
+            for side in ("source", "target")
+            for kind in KINDS.values()
+            if _name(side, kind) in files
+        ]
+        if len(sides) == 2:
+            return cls(*sides)
+        shared = from_files(files)
+        return cls(shared, shared)
+
+    @classmethod
+    def read_published(cls, folder: pathlib.Path) -> "Pair":
+        """Returns the tokenizers of a published model. Raises UserError for other content."""
+        if not (folder / "source.spm").exists():
+            shared = read_published(folder)
+            return cls(shared, shared)
+        with unreadable_as_user_error(folder):
+            return cls(*unigram.marian_of_folder(folder))
+
+    @classmethod
+    def load(cls, folder: pathlib.Path) -> "Pair":
+        """Returns the tokenizers that a run has saved. Raises UserError where there are none."""
+        with unreadable_as_user_error(folder):
+            return cls.from_files(files_of(folder))
+
+
+class ContinuedPair(Pair):
+    """One tokenizer of a source and of a target that continues it in the same row.
+
+    A target has no start of its own. A decoder reads masks, and writes neither those nor starts.
+    """
+
+    def __init__(self, shared: Tokenizer):
+        target = copy.copy(shared)
+        target.never = (*shared.never, shared.cls_id, shared.mask_id)
+        target.cls_id, target.bos_id = None, shared.mask_id
+        super().__init__(shared, target)
+
+    def fingerprint(self) -> list[str]:
+        return [*super().fingerprint(), "continued"]
+
+    def files(self) -> dict[str, bytes]:
+        return Pair(self.source, self.source).files()
+
+    def hf_files(self) -> dict[str, bytes]:
+        return self.source.hf_files()
+
+
+def _name(side: str, kind: type[Tokenizer]) -> str:
+    """Returns the name of the file of one side, such as "source.model"."""
+    return f"{side}.{kind.file.removeprefix('sentencepiece.')}"
+
+
+def check_pair(pair: Pair, source_vocab_size: int | None, vocab_size: int) -> None:
+    """Raises UserError where a tokenizer has more tokens than the model."""
+    check_source(pair.source, source_vocab_size, vocab_size)
+    check_size(pair.target, vocab_size)
+
+
+def check_source(source: Tokenizer, source_vocab_size: int | None, vocab_size: int) -> None:
+    """Raises UserError where the tokenizer of the sources has more tokens than the model."""
+    if source_vocab_size is None:
+        check_size(source, vocab_size)
+    else:
+        check_size(source, source_vocab_size, "source_vocab_size")
+
+
+# --------------------------------------------------------------------------------------------------
+# Training tokenizers, once for each text and setting.
 _SENTENCE_PIECE = ("unigram", "bpe")
 
 
-def of_run(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -> Tokenizer:
+def run_tokenizer(folder: pathlib.Path | None, data, text: Callable, vocab_size: int) -> Tokenizer:
     """Returns the tokenizer of a run.
 
     It is read from `folder`, the run's own, or else from `config.data.tokenizer_files`. Without
@@ -45,7 +293,7 @@ def chat_of_run(
     vocab_size: int,
     marks: tuple[str, ...],
 ) -> chat.ChatTokenizer:
-    """Returns the tokenizer of a run on conversations: that of `of_run`, with these marks.
+    """Returns the tokenizer of a run on conversations: that of `run_tokenizer`, with these marks.
 
     A tokenizer that is trained leaves room for the marks in the vocabulary of `vocab_size`.
     """
@@ -56,7 +304,7 @@ def chat_of_run(
 
 
 def residues_of_run(folder: pathlib.Path | None, data, vocab_size: int) -> Tokenizer:
-    """Returns the tokenizer of a run on proteins: read as that of `of_run`, else ESM's alphabet."""
+    """Returns the tokenizer of a run on proteins: that of `run_tokenizer`, else ESM's alphabet."""
     tokenizer = _read(folder, data) or Residues.of()
     tokenizer.required("cls", "sep", "mask", user="a model of proteins")
     check_size(tokenizer, vocab_size)
@@ -79,7 +327,7 @@ def pair_of_run(
     source_vocab_size: int | None,
     vocab_size: int,
 ) -> Pair:
-    """Returns the tokenizers of a run. They are read as those of `of_run`.
+    """Returns the tokenizers of a run. They are read as those of `run_tokenizer`.
 
     Otherwise they are trained on the pairs that `pairs()` returns. Where a single tokenizer is
     read, and the source has a vocabulary of its own, it is the target's and the source's is
@@ -191,7 +439,7 @@ def train_cached(documents, data, vocab_size: int) -> Tokenizer:
         sample.say()
         return tokenizer.files()
 
-    return of_files(store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild))
+    return from_files(store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild))
 
 
 def train_pair(
@@ -227,7 +475,7 @@ def train_pair(
         return pair.files()
 
     files = store.cached_files(data.cache, "tokenizer", key, make, rebuild=data.rebuild)
-    return Pair.of_files(files)
+    return Pair.from_files(files)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,156 @@
-"""Unigram tokenizers of published models (T5, ALBERT, XLNet): pieces with log-probabilities, as
-SentencePiece trains them (Kudo 2018).
-"""
+"""SentencePiece, and the unigram tokenizers of published models."""
 
 import base64
+import io
+import itertools
 import json
-from collections.abc import Iterator
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+import sentencepiece
 import tokenizers as huggingface
 
-from transformer_jax.data.tokenizers import sentence_piece
-from transformer_jax.data.tokenizers.library import LibraryTokenizer
-from transformer_jax.data.tokenizers.tokenizer import known_ids, visible
+from transformer_jax.config import UserError
+from transformer_jax.data.tokenizers.tokenizer import (
+    LibraryTokenizer,
+    Tokenizer,
+    known_ids,
+    visible,
+)
 
+# --------------------------------------------------------------------------------------------------
+# SentencePiece, the tokenizer of translation and the default of language models.
+
+_THREADS = 8  # Fixed, because the trained model may depend on it.
+_MAX_LINE_BYTES = 2**16
+# Characters. Longer lines could exceed `_MAX_LINE_BYTES`, and SentencePiece would leave them out.
+_MAX_LINE_CHARACTERS = 2**13
+
+
+class SentencePiece(Tokenizer):
+    """A SentencePiece model (Kudo & Richardson 2018), unigram or BPE.
+
+    The model has the ids of its special pieces. Where it is trained here, ids 0 to 3 are padding,
+    unknown, start and end.
+    """
+
+    file = "sentencepiece.model"
+
+    def __init__(self, model: bytes):
+        super().__init__(model)
+        self._processor = loaded(model)
+        self.vocab_size = self._processor.vocab_size()
+        self.unk_id = self._processor.unk_id()
+        self.eos_id = self._processor.eos_id()
+        if self.eos_id < 0:
+            raise ValueError("the SentencePiece model has no piece for the end of a text")
+        others = (self._processor.pad_id(), self._processor.bos_id())
+        self.pad_id, self.bos_id = (None if i < 0 else i for i in others)
+
+    @classmethod
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, model_type: str, **options
+    ) -> "SentencePiece":
+        """Returns a model trained on the lines, or on a sample of two million.
+
+        It has fewer pieces than `vocab_size` where the text has no more. Raises UserError where the
+        text does not suffice.
+        """
+        model = io.BytesIO()
+        recorder = _ErrorRecorder(lines)
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(recorder),
+                model_writer=model,
+                vocab_size=vocab_size,
+                model_type=model_type,
+                character_coverage=1.0 if vocab_size > 2000 else 0.9995,
+                hard_vocab_limit=False,
+                input_sentence_size=2_000_000,
+                max_sentence_length=_MAX_LINE_BYTES,
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                num_threads=_THREADS,
+                minloglevel=2,
+                **options,
+            )
+        except (RuntimeError, OSError) as error:
+            if recorder.error:
+                raise recorder.error from None
+            raise UserError(
+                f"the tokenizer can't be trained with {vocab_size} pieces on this text: {error}"
+            ) from None
+        return cls(model.getvalue())
+
+    @classmethod
+    def train_documents(
+        cls, texts: Iterable[str], vocab_size: int, model_type: str
+    ) -> "SentencePiece":
+        """Returns a model that keeps newlines and all spaces; a newline is one piece."""
+        lines = (
+            line[start : start + _MAX_LINE_CHARACTERS]
+            for text in texts
+            for line in text.split("\n")
+            for start in range(0, len(line), _MAX_LINE_CHARACTERS)
+        )
+        return cls.train(
+            lines,
+            vocab_size,
+            model_type,
+            user_defined_symbols=["\n"],
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+        )
+
+    def _encode(self, texts):
+        return self._processor.encode(texts, num_threads=os.cpu_count())
+
+    def encode_spans(self, texts):
+        # A model that was trained on documents changes no character.
+        pieces = self._processor.encode(texts, out_type=str)
+        ends = [itertools.accumulate(map(len, sequence), initial=0) for sequence in pieces]
+        return [
+            (ids, list(itertools.pairwise(each))) for ids, each in zip(self.encode(texts), ends)
+        ]
+
+    def _decode(self, ids):
+        return self._processor.decode([known_ids(self, sequence) for sequence in ids])
+
+    def pieces(self, ids):
+        return [visible(self._processor.id_to_piece(i)) for i in known_ids(self, ids)]
+
+
+def loaded(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Returns the processor of a serialized model. Raises RuntimeError for other content."""
+    processor = sentencepiece.SentencePieceProcessor()
+    # The constructor would accept an empty file.
+    processor.LoadFromSerializedProto(model)
+    return processor
+
+
+class _ErrorRecorder:
+    """Iterates over lines and keeps their UserError, which SentencePiece turns into another."""
+
+    def __init__(self, lines: Iterable[str]):
+        self._lines = lines
+        self.error: UserError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self._lines
+        except UserError as error:
+            self.error = error
+            raise
+
+
+# --------------------------------------------------------------------------------------------------
+# Unigram tokenizers of published models (T5, ALBERT, XLNet): pieces with log-probabilities, as
+# SentencePiece trains them (Kudo 2018).
 Pieces = list[tuple[str, float]]
 
 
@@ -140,15 +278,15 @@ class EncoderUnigram(Unigram):
         }
 
 
-def of_sentence_piece(model: bytes) -> tuple[Pieces, bytes]:
+def from_sentence_piece(model: bytes) -> tuple[Pieces, bytes]:
     """Returns the pieces of a SentencePiece model, and its table of normalized characters."""
-    processor = sentence_piece.loaded(model)
+    processor = loaded(model)
     ids = range(processor.vocab_size())
     pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in ids]
     return pieces, _characters(model)
 
 
-def of_library(text: str) -> tuple[Pieces, bytes]:
+def from_library(text: str) -> tuple[Pieces, bytes]:
     """Returns the pieces of a tokenizer.json, and its table of normalized characters.
 
     Tokens that were added to the model follow its pieces.
@@ -281,3 +419,124 @@ def with_sentinels(pieces: Pieces, settings: dict) -> Pieces:
     """
     count = settings.get("extra_ids", _NUM_SENTINELS)
     return pieces + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(count))]
+
+
+# --------------------------------------------------------------------------------------------------
+# The tokenizers of Marian's translation models, such as OPUS-MT (Tiedemann & Thottingal 2020).
+
+
+class Marian(Tokenizer):
+    """One language of a Marian: the pieces of its SentencePiece model, with the ids of vocab.json.
+
+    Ids equal those of Hugging Face's MarianTokenizer. Source and target may share the ids, although
+    each has a SentencePiece model of its own. A text may begin with the code of the language to
+    translate to, such as ">>fra<<". The saved file holds the ids by piece, and the model.
+    """
+
+    file = "marian.json"
+
+    def __init__(self, model: bytes):
+        super().__init__(model)
+        content = json.loads(model)
+        self.vocab = content["vocab"]
+        self.sentence_piece = base64.b64decode(content["sentence_piece"])
+        self._processor = loaded(self.sentence_piece)
+        self.vocab_size = 1 + max(self.vocab.values())
+        missing = [piece for piece in ("</s>", "<unk>", "<pad>") if piece not in self.vocab]
+        if missing:
+            raise ValueError(f"no piece {missing[0]!r} in vocab.json")
+        self.eos_id, self.unk_id, self.pad_id = (
+            self.vocab[piece] for piece in ("</s>", "<unk>", "<pad>")
+        )
+        # A decoder reads padding first. It is no token of a text.
+        self.never = (self.pad_id,)
+        self._pieces = ["<unk>"] * self.vocab_size
+        for piece, i in self.vocab.items():
+            self._pieces[i] = piece
+        special = {self.eos_id, self.unk_id, self.pad_id}
+        self._ids = {piece: i for piece, i in self.vocab.items() if i not in special}
+
+    @classmethod
+    def of(cls, vocab: dict[str, int], model: bytes) -> "Marian":
+        """Returns the tokenizer of these ids by piece, and of a SentencePiece model."""
+        content = {"vocab": vocab, "sentence_piece": base64.b64encode(model).decode()}
+        return cls(json.dumps(content).encode())
+
+    def _encode(self, texts):
+        codes, rests = zip(*map(_split_code, texts)) if texts else ((), ())
+        pieces = self._processor.encode([*rests], out_type=str, num_threads=os.cpu_count())
+        return [
+            [self._ids.get(piece, self.unk_id) for piece in (*code, *sequence)]
+            for code, sequence in zip(codes, pieces)
+        ]
+
+    def _decode(self, ids):
+        dropped = {self.eos_id, self.unk_id, self.pad_id}
+        pieces = [
+            [self._pieces[i] for i in known_ids(self, sequence) if i not in dropped]
+            for sequence in ids
+        ]
+        texts = (self._processor.decode_pieces(sequence) for sequence in pieces)
+        return [text.replace("▁", " ").strip() for text in texts]
+
+    def pieces(self, ids):
+        return [visible(self._pieces[i]) for i in known_ids(self, ids)]
+
+
+def _split_code(text: str) -> tuple[list[str], str]:
+    """Returns the language code that begins a text, if there is one, and the rest of the text."""
+    end = text.find("<<")
+    if not text.startswith(">>") or end < 0:
+        return [], text
+    return [text[: end + 2]], text[end + 2 :]
+
+
+def marian_of_folder(folder: pathlib.Path) -> tuple[Marian, Marian]:
+    """Returns the tokenizers of source and target of a published model.
+
+    `target_vocab.json` holds the ids of a target that does not share those of the source.
+    """
+    vocab = json.loads((folder / "vocab.json").read_bytes())
+    path = folder / "target_vocab.json"
+    target_vocab = json.loads(path.read_bytes()) if path.exists() else vocab
+    return (
+        Marian.of(vocab, (folder / "source.spm").read_bytes()),
+        Marian.of(target_vocab, (folder / "target.spm").read_bytes()),
+    )
+
+
+def marian_of_sentence_piece(tokenizer: SentencePiece, size: int) -> tuple[Marian, list[int]]:
+    """Returns a tokenizer of the same pieces, and the ids of `tokenizer` in the order of its ids.
+
+    It has `size` ids. The last one, its <pad>, is the id that a decoder reads first.
+    """
+    processor = loaded(tokenizer.model)
+    first = [tokenizer.eos_id, tokenizer.unk_id]
+    others = [i for i in range(size) if i not in (*first, tokenizer.start_id)]
+    names = [
+        processor.id_to_piece(i)
+        if i < tokenizer.vocab_size and i != tokenizer.pad_id
+        else f"<unused {i}>"
+        for i in others
+    ]
+    vocab = {piece: i for i, piece in enumerate(["</s>", "<unk>", *names, "<pad>"])}
+    return Marian.of(vocab, tokenizer.model), [*first, *others, tokenizer.start_id]
+
+
+def hf_files(source: Marian, target: Marian) -> dict[str, bytes]:
+    """Returns the files that Hugging Face's MarianTokenizer reads."""
+    is_separate = source.vocab != target.vocab
+    config = {
+        "tokenizer_class": "MarianTokenizer",
+        "separate_vocabs": is_separate,
+        "clean_up_tokenization_spaces": False,
+    }
+    files = {
+        "source.spm": source.sentence_piece,
+        "target.spm": target.sentence_piece,
+        "vocab.json": json.dumps(source.vocab, ensure_ascii=False, indent=2).encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+    if is_separate:
+        files["target_vocab.json"] = json.dumps(target.vocab, ensure_ascii=False, indent=2).encode()
+    return files

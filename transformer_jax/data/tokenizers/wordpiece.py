@@ -9,7 +9,7 @@ import numpy as np
 import tokenizers as huggingface
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizers.library import LibraryTokenizer, parts_of, pieces_by_id
+from transformer_jax.data.tokenizers.tokenizer import LibraryTokenizer, parts_of, pieces_by_id
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The most frequent characters, as for BERT; words with other characters are unknown.
@@ -119,7 +119,7 @@ def _is_special(piece: str) -> bool:
     return piece in _SPECIAL or bool(re.fullmatch(r"\[unused\d+\]", piece))
 
 
-def of_vocabulary(pieces: list[str], config: dict) -> WordPiece:
+def from_vocabulary(pieces: list[str], config: dict) -> WordPiece:
     """Returns the tokenizer of the lines of a vocab.txt and the content of tokenizer_config.json.
 
     Where the latter says nothing, capital letters in the vocabulary mean that it is cased. Raises
@@ -136,7 +136,7 @@ def of_vocabulary(pieces: list[str], config: dict) -> WordPiece:
     return WordPiece.of(pieces, not lowers)
 
 
-def of_library(text: str) -> WordPiece:
+def from_library(text: str) -> WordPiece:
     """Returns the tokenizer of a tokenizer.json, the only file that transformers 5 saves.
 
     Raises ValueError where it does not encode as BERT's does.

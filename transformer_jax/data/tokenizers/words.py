@@ -1,17 +1,21 @@
-"""A tokenizer with one token per word."""
+"""Tokenizers with one token for each word, character or residue."""
 
 import collections
 import functools
 import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from transformer_jax.config import UserError
-from transformer_jax.data.tokenizers.tokenizer import Tokenizer, known_ids
+from transformer_jax.data.tokenizers.tokenizer import Tokenizer, known_ids, visible
+
+# --------------------------------------------------------------------------------------------------
+# A tokenizer with one token per word.
 
 # The published code of ELMo has the bytes 0 to 255, marks, and adds 1 to all of them. Its mark 256
 # begins a sentence; here the end of a text also begins the next.
@@ -175,3 +179,135 @@ def _split(text: str, cased: bool) -> Iterable[str]:
     """Returns the words of a text in their order."""
     words = _WORD.findall(text)
     return words if cased else map(str.lower, words)
+
+
+# --------------------------------------------------------------------------------------------------
+# A tokenizer with one token per character.
+
+
+class Characters(Tokenizer):
+    """One token per character of the training text.
+
+    Id 0 is the end of a document and id 1 an unknown character. The characters follow in order.
+    """
+
+    file = "characters.json"
+    eos_id, unk_id = range(2)
+
+    def __init__(self, model: bytes):
+        super().__init__(model)
+        characters = json.loads(model)["characters"]
+        if list(characters) != sorted(set(characters)):
+            raise ValueError("the characters are not in order")
+        self._characters = ["", "\ufffd", *characters]
+        self.vocab_size = len(self._characters)
+        self._ids = np.full(sys.maxunicode + 1, self.unk_id, np.int32)
+        self._ids[[ord(character) for character in characters]] = np.arange(2, self.vocab_size)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "Characters":
+        """Returns the tokenizer of the texts. Raises UserError for too many characters."""
+        characters = set()
+        for text in texts:
+            characters.update(text)
+        num_tokens = len(characters) + 2
+        if num_tokens > vocab_size:
+            raise UserError(
+                f"config.model.vocab_size={vocab_size}: must be at least {num_tokens}, for the "
+                f"{len(characters)} characters of the training text, the end and the unknown one"
+            )
+        return cls(json.dumps({"characters": "".join(sorted(characters))}).encode())
+
+    def _encode(self, texts):
+        return [
+            self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].tolist()
+            for text in texts
+        ]
+
+    def encode_spans(self, texts):
+        return [(ids, [(i, i + 1) for i in range(len(ids))]) for ids in self.encode(texts)]
+
+    def _decode(self, ids):
+        return ["".join(self._characters[i] for i in known_ids(self, sequence)) for sequence in ids]
+
+    def pieces(self, ids):
+        pieces = ["<end>", "<unk>", *self._characters[2:]]
+        return [visible(pieces[i]) for i in known_ids(self, ids)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The alphabet of ESM: one token for each residue of a protein.
+
+# The amino acids; those that stand for several (X, B, Z) or are rare (U, O) follow them.
+STANDARD = "LAGVSERTIDPKQNFYMHWC"
+AMBIGUOUS = "XBUZO"
+# In the order of the published alphabet, which has also the marks of gaps and an unused token.
+TOKENS = ("<cls>", "<pad>", "<eos>", "<unk>", *STANDARD, *AMBIGUOUS, ".", "-", "<null_1>", "<mask>")
+
+
+class Residues(Tokenizer):
+    """A token is a residue, an upper-case letter (Rives et al. 2021).
+
+    The ids are those of Hugging Face's EsmTokenizer. Spaces have no token, and any other character
+    is unknown. "<mask>" stands for a masked residue, as "[MASK]" does.
+    """
+
+    file = "residues.json"
+
+    def __init__(self, model: bytes):
+        super().__init__(model)
+        self._pieces = json.loads(model)["tokens"]
+        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        missing = [mark for mark in ("<cls>", "<eos>", "<unk>", "<mask>") if mark not in self._ids]
+        if missing:
+            raise ValueError(f"no token {missing[0]!r} in the alphabet")
+        if len(self._ids) < len(self._pieces):
+            raise ValueError("a token of the alphabet occurs twice")
+        self.vocab_size = len(self._pieces)
+        marks = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
+        self.cls_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = map(self._ids.get, marks)
+        self.sep_id = self.eos_id
+        # Masks neither hide nor insert gaps.
+        self.special = np.array([not piece.isalpha() for piece in self._pieces])
+
+    @classmethod
+    def of(cls, tokens: Sequence[str] = TOKENS) -> "Residues":
+        """Returns the tokenizer of an alphabet, in the order of its ids; by default that of ESM."""
+        return cls(json.dumps({"tokens": [*tokens]}).encode())
+
+    @staticmethod
+    def has(tokens: Sequence[str]) -> bool:
+        """Whether the lines of a vocab.txt are an alphabet of residues."""
+        return {"<cls>", "<eos>", "<mask>", *STANDARD} <= {*tokens}
+
+    def _encode(self, texts):
+        find, unknown = self._ids.get, self.unk_id
+        return [[find(letter, unknown) for letter in "".join(text.split())] for text in texts]
+
+    def encode_masked(self, text):
+        return super().encode_masked(text.replace("<mask>", "[MASK]"))
+
+    def encode_spans(self, texts):
+        spans = [[(i, i + 1) for i, letter in enumerate(x) if not letter.isspace()] for x in texts]
+        return list(zip(self.encode(texts), spans))
+
+    def _decode(self, ids):
+        known = (self.pieces([i for i in sequence if i != self.eos_id]) for sequence in ids)
+        return ["".join(piece for piece in pieces if len(piece) == 1) for pieces in known]
+
+    def pieces(self, ids):
+        return [self._pieces[i] for i in known_ids(self, ids)]
+
+    def begins_word(self, piece):
+        return True
+
+    def without_marks(self, piece):
+        return piece
+
+    def hf_files(self):
+        marks = {f"{name}_token": f"<{name}>" for name in ("cls", "pad", "eos", "unk", "mask")}
+        settings = {"tokenizer_class": "EsmTokenizer", **marks}
+        return {
+            "vocab.txt": "\n".join(self._pieces).encode(),
+            "tokenizer_config.json": json.dumps(settings).encode(),
+        }

@@ -1,0 +1,1 @@
+"""What a family of models, a task and a source of records must offer."""

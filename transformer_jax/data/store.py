@@ -1,0 +1,901 @@
+"""The store: a flat array of tokens or bytes, and small index arrays. It is built once, in parts.
+
+A store is a folder on a disk or in a bucket:
+
+    00000/          the first part, cut by the bytes of the text alone
+        tokens/     uint16 or uint32, in chunks of 32 KiB and shards of 32 MiB
+        bytes/      uint8, in the place of tokens: the contents of byte records, one after the other
+        <name>/     index arrays of the part (rows, numbers of records)
+        store.json  its metadata, the digests of files without a CRC, and its own digest
+    00001/          the next part
+    building        during a build: an interrupted build goes on with the parts that are missing
+    store.json      the metadata of the store and of each part, and its own digest
+
+The arrays are TensorStore's zarr3; each chunk and each shard's index has a CRC-32C. store.json is
+written last, so a store or a part is complete where it has that file. The folders of `cached_files`
+have the same store.json.
+"""
+
+import bisect
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorstore as ts
+
+from transformer_jax.config import RunError, UserError
+from transformer_jax.distributed import hosts
+from transformer_jax.pictures.progress import doing, say, track
+from transformer_jax.storage import buckets, least_used
+
+FORMAT = 5  # Part of every key: a new layout leads to new folders.
+CONTEXT = ts.Context()
+# Seconds for a small file. TensorStore itself would retry for a quarter of an hour.
+_TIMEOUT = 60
+_DAMAGE = ("DATA_LOSS", "NOT_FOUND: chunk", "FAILED_PRECONDITION: Error reading")
+
+
+class DamagedStore(UserError):
+    """The content of a store differs from the content that was written."""
+
+    def __init__(self, path, detail):
+        super().__init__(
+            f"{path} is damaged ({detail}); build it again with --config.data.rebuild=true"
+        )
+
+
+@contextlib.contextmanager
+def storage_errors(path):
+    """Turns the errors of a disk or bucket into a UserError of one line, or a DamagedStore."""
+    try:
+        yield
+    # TensorStore raises a TimeoutError without text, or a ValueError that begins with a code.
+    except (OSError, ValueError) as error:
+        detail = str(error).split(" [")[0] or f"no answer within {_TIMEOUT} seconds"
+        if detail.startswith(_DAMAGE):
+            raise DamagedStore(path, detail) from None
+        raise UserError(f"{path}: {detail}") from None
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path):
+    """Holds an advisory lock; the system releases it when the process ends."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _SharedLock:
+    """An advisory lock that several processes hold; its file has the time of the latest."""
+
+    def __init__(self, path: pathlib.Path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            descriptor = os.open(path, os.O_RDONLY)  # of another user
+        weakref.finalize(self, os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Folder:
+    """A folder on a disk or in a bucket.
+
+    A sealed file begins with the digest of its content, which is verified when it is read.
+    """
+
+    def __init__(self, path: str | pathlib.Path):
+        url = str(path).removeprefix("file://")
+        self.is_local = "://" not in url
+        self.path = buckets.path(url).absolute() if self.is_local else url
+        base = self.path.as_uri() if self.is_local else url
+        with storage_errors(self.path):
+            self._files = ts.KvStore.open(f"{base}/", context=CONTEXT).result()
+
+    @property
+    def name(self) -> str:
+        return str(self.path).rpartition("/")[2]
+
+    def url(self, name: str) -> str:
+        """Returns the URL of a subfolder."""
+        return (self._files / f"{name}/").url
+
+    def part(self, number: int) -> "Folder":
+        """Returns the subfolder of a part."""
+        return Folder(f"{self.path}/{number:05}")
+
+    def names(self) -> list[str]:
+        """Returns the names of all files, at any depth."""
+        with storage_errors(self.path):
+            return [name.decode() for name in self._files.list().result()]
+
+    def has(self, name: str) -> bool:
+        return self.read(name) is not None
+
+    def read(self, name: str, sealed: bool = False) -> bytes | None:
+        """Returns the content of a file; None where there is no such file.
+
+        Raises DamagedStore for a sealed file whose content differs from its digest.
+        """
+        with storage_errors(self.path):
+            entry = self._files.read(name).result(_TIMEOUT)
+        if entry.state == "missing":
+            return None
+        if not sealed or not entry.value:
+            return entry.value
+        digest, _, content = entry.value.partition(b"\n")
+        if digest.decode(errors="replace") != sha256(content):
+            raise DamagedStore(self.path, f"{name}: checksum mismatch")
+        return content
+
+    def write(self, name: str, content: bytes, sealed: bool = False) -> None:
+        self._set(name, f"{sha256(content)}\n".encode() + content if sealed else content)
+
+    def delete(self, name: str) -> None:
+        self._set(name, None)
+
+    def _set(self, name: str, content: bytes | None) -> None:
+        with storage_errors(self.path):
+            self._files.write(name, content).result()
+
+    @contextlib.contextmanager
+    def exclusive(self):
+        """Lets the processes of one machine build one after the other.
+
+        A bucket has no locks: there the caller ensures that process 0 alone builds.
+        """
+        if not self.is_local:
+            yield
+            return
+        with locked(self._beside("lock")):
+            # A killed write leaves these files, and TensorStore would not truncate them.
+            for partial in self.path.rglob("*.__lock"):
+                partial.unlink()
+            yield
+
+    def hold(self) -> None:
+        """Protects the folder from `remove` as long as this object lives.
+
+        The processes that hold it share a lock, which the system releases when they end.
+        """
+        # Whoever can't write beside the folder reads it without a lock.
+        with contextlib.suppress(OSError):
+            if self.is_local:
+                self._held = _SharedLock(self._beside("used"))
+
+    def last_used(self) -> float | None:
+        """Returns when a folder on a disk was last held, or built, in seconds; None for others."""
+        for name in ("used", "lock"):
+            with contextlib.suppress(FileNotFoundError):
+                return self._beside(name).stat().st_mtime
+        return None
+
+    def remove(self) -> bool:
+        """Removes a folder on a disk.
+
+        Returns False where a process holds or builds it, or where it can't be removed.
+        """
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, UserError):
+            for name in ("lock", "used"):
+                file = stack.enter_context(self._beside(name).open("a"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.clear()
+            shutil.rmtree(self.path)
+            return True
+        return False
+
+    def _beside(self, name: str) -> pathlib.Path:
+        return self.path.with_name(f".{self.path.name}.{name}")
+
+    def clear(self) -> None:
+        """Deletes all files."""
+        # First the files that would make a partly deleted folder look like more.
+        for name in self.names():
+            if name.endswith("store.json"):
+                self.delete(name)
+        with storage_errors(self.path):
+            self._files.delete_range(ts.KvStore.KeyRange()).result()
+
+    def complete(self, metadata: dict, files: Iterable[str]) -> None:
+        """Writes store.json. It holds the digests of `files`, those that no CRC covers."""
+        body = {
+            "format": FORMAT,
+            "meta": metadata,
+            "files": {name: sha256(self.read(name)) for name in files},
+        }
+        self.write("store.json", json.dumps(body).encode(), sealed=True)
+
+    def open_complete(self) -> tuple[dict, dict[str, bytes]]:
+        """Returns the metadata and the files that store.json lists, after verifying them."""
+        body = self.read("store.json", sealed=True)
+        if not body:
+            raise DamagedStore(self.path, "store.json: missing or empty")
+        description = json.loads(body)
+        files = {name: self.read(name) for name in description["files"]}
+        for name, digest in description["files"].items():
+            if sha256(files[name] or b"") != digest:
+                raise DamagedStore(self.path, f"{name}: missing or checksum mismatch")
+        return description["meta"], files
+
+
+# Writing a part of a store, and reading a store: its tokens, or its bytes.
+
+_CHUNK_BYTES = 2**15
+_SHARD_BYTES = 2**25
+_CACHED = ts.Context({"cache_pool": {"total_bytes_limit": 2**28}}, CONTEXT)
+
+
+def open_column(folder: Folder, name: str) -> ts.TensorStore:
+    """Returns an array of a complete part, opened for reading."""
+    spec = {
+        "driver": "zarr3",
+        "kvstore": folder.url(name),
+        # A missing shard must not read as zeros.
+        "fill_missing_data_reads": False,
+        "recheck_cached_data": "open",
+    }
+    with storage_errors(folder.path):
+        return ts.open(spec, read=True, context=_CACHED).result()
+
+
+class ColumnWriter:
+    """An array in a part that is being built.
+
+    Writes whole shards, so that no shard is written twice. The values that do not fill a shard yet
+    stay in memory.
+    """
+
+    def __init__(self, folder: Folder, name: str, dtype):
+        self.folder = folder
+        self.name = name
+        self.dtype = np.dtype(dtype)
+        self.num_written = 0
+        self.size = 0
+        self.shard = _SHARD_BYTES // self.dtype.itemsize  # values
+        self._unwritten = []
+
+    def append(self, values: np.ndarray) -> None:
+        self._unwritten.append(np.asarray(values, self.dtype))
+        self.size += len(values)
+        count = (self.size - self.num_written) // self.shard * self.shard
+        if count:
+            # The final size is not known yet.
+            self._write(count, {"shape": [2**60]}, open=True, assume_metadata=True)
+
+    def close(self) -> None:
+        count = self.size - self.num_written
+        self._write(count, {"shape": [self.size]}, open=True, create=True)
+
+    def _write(self, count: int, shape: dict, **mode) -> None:
+        """Writes the first `count` values that are not written yet."""
+        spec = {
+            "driver": "zarr3",
+            "kvstore": self.folder.url(self.name),
+            "metadata": self._metadata() | shape,
+            "store_data_equal_to_fill_value": True,
+        }
+        values = np.concatenate([np.zeros(0, self.dtype), *self._unwritten])
+        with storage_errors(self.folder.path):
+            array = ts.open(spec, context=CONTEXT, **mode).result()
+            if count:
+                stop = self.num_written + count
+                array[self.num_written : stop].write(values[:count]).result()
+        self.num_written += count
+        self._unwritten = [values[count:]]
+
+    def _metadata(self) -> dict:
+        codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        sharding = {
+            "chunk_shape": [_CHUNK_BYTES // self.dtype.itemsize],
+            "codecs": codecs,
+            "index_codecs": codecs,
+        }
+        return {
+            "data_type": self.dtype.name,
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.shard]}},
+        }
+
+
+_OPENED_TOGETHER = 16  # parts, where an index array of all of them is read
+
+
+class Writer:
+    """Fills a part of a store: its values and index arrays, each in order.
+
+    The values are tokens uint16 or uint32, or bytes uint8. `name` is their folder.
+    """
+
+    def __init__(self, folder: Folder, name: str, dtype):
+        self._folder = folder
+        self._name = name
+        self._columns = {name: ColumnWriter(folder, name, dtype)}
+
+    @property
+    def size(self) -> int:
+        """The number of values so far."""
+        return self._columns[self._name].size
+
+    def append(self, values: np.ndarray) -> None:
+        self._columns[self._name].append(values)
+
+    def array(self, name: str, values: np.ndarray) -> None:
+        """Appends to the index array `name`, which has the type of its first values."""
+        if name not in self._columns:
+            self._columns[name] = ColumnWriter(self._folder, name, np.asarray(values).dtype)
+        self._columns[name].append(values)
+
+    def finish(self, metadata: dict) -> dict:
+        """Declares the part complete, and returns its metadata: `metadata`, number of values."""
+        for column in self._columns.values():
+            column.close()
+        metadata = {self._name: self.size, **metadata}
+        self._folder.complete(metadata, [f"{name}/zarr.json" for name in self._columns])
+        return metadata
+
+
+class Numbering:
+    """Numbers that run on from part to part; `counts` are the numbers of each part."""
+
+    def __init__(self, counts: Iterable[int]):
+        self.starts = [0, *itertools.accumulate(counts)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Returns the part that holds `number`, and the number within the part."""
+        part = bisect.bisect_right(self.starts, number, hi=len(self.starts) - 1) - 1
+        return part, number - self.starts[part]
+
+
+class Store:
+    """A complete store, opened for reading. Its parts are opened when they are read.
+
+    `meta` is its metadata and `parts` that of each part. The store stays in its cache while this
+    object lives. Raises DamagedStore where the content differs from what was written.
+    """
+
+    def __init__(self, path: str | pathlib.Path, name: str = "tokens"):
+        self._folder = Folder(path)
+        self._folder.hold()
+        self.path = self._folder.path
+        content, _ = self._folder.open_complete()
+        self.meta = content["whole"]
+        self.parts = content["parts"]
+        self.values = Numbering(part[name] for part in self.parts)
+        self._name = name
+        self._opened: list[ts.TensorStore | None] = [None] * len(self.parts)
+
+    def __reduce__(self):
+        # Another process opens the store again.
+        return Store, (self.path, self._name)
+
+    def array(self, name: str) -> np.ndarray:
+        """Returns the index array `name` of all parts, one after the other."""
+        with concurrent.futures.ThreadPoolExecutor(_OPENED_TOGETHER) as pool:
+            numbers = range(len(self.parts))
+            return np.concatenate([*pool.map(lambda part: self.part_array(part, name), numbers)])
+
+    def part_array(self, part: int, name: str) -> np.ndarray:
+        """Returns the index array `name` of a part."""
+        with storage_errors(self.path):
+            return open_column(self._part(part), name)[:].read().result()
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Returns the values [start, stop) of each span, read in parallel."""
+        with storage_errors(self.path):
+            pieces = [self._pieces(int(start), int(stop)) for start, stop in spans]
+            return [
+                np.concatenate([future.result() for future in futures])
+                if len(futures) > 1
+                else futures[0].result()
+                for futures in pieces
+            ]
+
+    def _pieces(self, start: int, stop: int) -> list[ts.Future]:
+        """Starts to read a span. Returns the values of each part that it crosses."""
+        part, first = self.values.locate(start)
+        futures = []
+        while stop > self.values.starts[part + 1]:
+            futures.append(self._values(part)[first:].read())
+            part, first = part + 1, 0
+        last = stop - self.values.starts[part]
+        return [*futures, self._values(part)[first:last].read()]
+
+    def _values(self, part: int) -> ts.TensorStore:
+        if self._opened[part] is None:
+            self._opened[part] = open_column(self._part(part), self._name)
+        return self._opened[part]
+
+    def _part(self, part: int) -> Folder:
+        """Returns the folder of a part, after verifying it."""
+        folder = self._folder.part(part)
+        metadata, _ = folder.open_complete()
+        if metadata != self.parts[part]:
+            raise DamagedStore(self.path, f"part {part} is not the one that store.json describes")
+        return folder
+
+
+# Byte records in a store: of any length, each with the same whole numbers by name.
+_BLOCK_BYTES = 2**22  # written together
+_BLOCK_RECORDS = 2**12
+_PART_BYTES = 2**28  # an interrupted build repeats at most one part
+
+
+class Record(NamedTuple):
+    """One record: its bytes, and numbers such as {"label": 3}."""
+
+    content: bytes
+    numbers: dict[str, int] = {}
+
+
+def fill_records(folder: Folder, read: Callable[[], Iterator[Record]]) -> None:
+    """Writes the records of `read()` into the parts that an interrupted build lacks.
+
+    Raises UserError where a record has other numbers than the first.
+    """
+    folder.write("building", b"")
+    parts = _existing_parts(folder)
+    count = sum(part["records"] for part in parts)
+    if parts:
+        say(f"continuing with byte store {folder.path} after {count:,} records")
+    blocks = _blocks(itertools.islice(read(), count, None))
+    while part := _fill_part(folder.part(len(parts)), blocks, parts):
+        parts.append(part)
+    if not parts:
+        raise UserError("the source has no records")
+    whole = {"records": sum(part["records"] for part in parts), "numbers": parts[0]["numbers"]}
+    folder.delete("building")
+    folder.complete({"whole": whole, "parts": parts}, ())
+    size = sum(part["bytes"] for part in parts)
+    say(f"built byte store {folder.path} ({size:,} bytes)")
+
+
+def _existing_parts(folder: Folder) -> list[dict]:
+    """Returns the metadata of the parts that are complete; clears the one after them."""
+    parts = []
+    while folder.part(len(parts)).has("store.json"):
+        parts.append(folder.part(len(parts)).open_complete()[0])
+    folder.part(len(parts)).clear()
+    return parts
+
+
+def _fill_part(folder: Folder, blocks: Iterator[list[Record]], earlier: list[dict]) -> dict | None:
+    """Writes the next part and returns its metadata; None where no record is left."""
+    block = next(blocks, None)
+    if block is None:
+        return None
+    names = earlier[0]["numbers"] if earlier else sorted(block[0].numbers)
+    writer = Writer(folder, "bytes", np.uint8)
+    writer.array("offsets", np.zeros(1, np.int64))
+    first, count = sum(part["records"] for part in earlier), 0
+    while block:
+        for number, record in enumerate(block, first + count):
+            if sorted(record.numbers) != names:
+                raise UserError(
+                    f"record {number} of the source has the numbers {sorted(record.numbers)}: "
+                    f"the records before it have {names}"
+                )
+        sizes = [len(record.content) for record in block]
+        writer.array("offsets", writer.size + np.cumsum(sizes))
+        writer.append(np.frombuffer(b"".join(record.content for record in block), np.uint8))
+        for name in names:
+            writer.array(f"number.{name}", [record.numbers[name] for record in block])
+        count += len(block)
+        block = next(blocks, None) if writer.size < _PART_BYTES else None
+    return writer.finish({"records": count, "numbers": names})
+
+
+def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
+    """Yields records in lists of a few MiB, or of one larger record."""
+    block, size = [], 0
+    for record in records:
+        block.append(record)
+        size += len(record.content)
+        if size >= _BLOCK_BYTES or len(block) == _BLOCK_RECORDS:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+class Records:
+    """The records of a complete store. Raises DamagedStore as `Store` does."""
+
+    def __init__(self, path: str | pathlib.Path):
+        self._store = Store(path, "bytes")
+        self._numbering = Numbering(part["records"] for part in self._store.parts)
+        self._offsets: dict[int, np.ndarray] = {}  # of each part that was read
+
+    def __len__(self) -> int:
+        return len(self._numbering)
+
+    def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Returns the bytes of these records, uint8 (length,) each, read in parallel."""
+        return self._store.read([self._span(int(number)) for number in numbers])
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """Returns the bytes of a record, counted from the first byte of the store."""
+        part, index = self._numbering.locate(number)
+        if part not in self._offsets:
+            self._offsets[part] = self._store.part_array(part, "offsets")
+        start, stop = self._offsets[part][index : index + 2].tolist()
+        first = self._store.values.starts[part]
+        return first + start, first + stop
+
+    def array(self, name: str) -> np.ndarray:
+        """Returns the number `name` of all records, int64 (N,)."""
+        return self._store.array(f"number.{name}")
+
+
+# Stores and small files that are built once, under a key, and read from the cache later.
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """The content of a token store.
+
+    Attributes:
+      parts: returns the parts of a text, picklable values; called where the store is not complete.
+      fill: writes the tokens and arrays of a part, and returns its metadata; picklable. Equal parts
+        give equal tokens.
+      whole: returns the metadata of the store, of those of its parts. Raises UserError where the
+        store would be of no use.
+      title: names the work in progress lines.
+    """
+
+    parts: Callable[[], Sequence]
+    fill: Callable[[Writer, Any], dict]
+    whole: Callable[[list[dict]], dict]
+    title: str
+
+
+def build(
+    cache: str, name: str, key: dict, vocab_size: int, content: Content, *, rebuild: bool = False
+) -> Store:
+    """Returns the token store of `key` below `cache`; builds the parts that do not exist.
+
+    `cache` is a folder or the URL of a bucket that TensorStore opens (gs://bucket/prefix, s3://).
+    `key` is JSON-able and holds everything that decides the content. The processes of one machine
+    that need the same store wait for the first of them.
+    """
+    dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+    folder = _folder(cache, name, key)
+    team = current()
+    team.agree({f"the folder of {content.title}": folder.name})
+    if team.share(_is_complete(folder, rebuild)):
+        return Store(folder.path)
+    with doing(f"building {folder.path}"), _leading(folder, rebuild):
+        if not team.share(folder.has("store.json")):
+            _build_parts(folder, content, np.dtype(dtype).name)
+    return Store(folder.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """Builds one part of the token store at `path`."""
+
+    path: str
+    dtype: str
+    fill: Callable[[Writer, Any], dict]
+
+    def __call__(self, numbered: tuple[int, Any]) -> None:
+        number, part = numbered
+        folder = Folder(self.path).part(number)
+        # A worker may be given a part that another one has built.
+        if not folder.has("store.json"):
+            writer = Writer(folder, "tokens", self.dtype)
+            writer.finish(self.fill(writer, part))
+
+    def report(self, numbered: tuple[int, Any], error: UserError) -> None:
+        """Leaves the reason why a part can't be built, for the process that completes the store."""
+        Folder(self.path).part(numbered[0]).write("error", str(error).encode())
+
+
+def _build_parts(folder: Folder, content: Content, dtype: str) -> None:
+    """Builds the missing parts of a token store, and completes it."""
+    team = current()
+    numbered = list(enumerate(content.parts()))
+    missing = team.share(_missing(folder, len(numbered)) if team.leads else None)
+    if not folder.has("building"):
+        raise _not_shared(folder)
+    if len(missing) < len(numbered):
+        existing = len(numbered) - len(missing)
+        say(f"continuing with token store {folder.path}: {existing} of {len(numbered)} parts exist")
+    job = _Job(str(folder.path), dtype, content.fill)
+    team.run(job, [numbered[number] for number in missing], content.title)
+    if team.leads:
+        _complete(folder, len(numbered), content.whole)
+    team.share("complete")
+
+
+def _missing(folder: Folder, count: int) -> list[int]:
+    """Returns the numbers of the parts that do not exist, after clearing what is left of them."""
+    names = folder.names()
+    complete = {name.partition("/")[0] for name in names if name.endswith("/store.json")}
+    for part in {name.partition("/")[0] for name in names if "/" in name} - complete:
+        Folder(f"{folder.path}/{part}").clear()
+    # A bucket that refuses writes is reported before the work begins.
+    folder.write("building", b"")
+    return [number for number in range(count) if f"{number:05}" not in complete]
+
+
+def _complete(folder: Folder, count: int, whole: Callable[[list[dict]], dict]) -> None:
+    """Writes the list of all parts. Raises UserError where a part is not there."""
+    parts = []
+    for number in range(count):
+        part = folder.part(number)
+        if not part.has("store.json"):
+            error = part.read("error")
+            raise UserError(error.decode()) if error else _not_shared(part)
+        parts.append(part.open_complete()[0])
+    metadata = {"whole": whole(parts), "parts": parts}
+    folder.delete("building")
+    folder.complete(metadata, ())
+    size = sum(part["tokens"] for part in parts)
+    say(f"built token store {folder.path} ({size:,} tokens)")
+
+
+def build_records(
+    cache: str,
+    name: str,
+    key: dict,
+    read: Callable[[], Iterator[Record]],
+    *,
+    rebuild: bool = False,
+) -> Records:
+    """Returns the byte records of `key` below `cache`; builds the parts that do not exist.
+
+    `read` returns all records from the first, in the same order each time. The rest is as for
+    `build`. Raises UserError where there are no records, or where their numbers differ by name.
+    """
+    folder = _folder(cache, name, key)
+    _make(folder, lambda: fill_records(folder, read), rebuild)
+    return Records(folder.path)
+
+
+def cached_files(
+    cache: str,
+    name: str,
+    key: dict,
+    make: Callable[[], dict[str, bytes]],
+    *,
+    rebuild: bool = False,
+) -> dict[str, bytes]:
+    """Returns the small files of `key` below `cache`; makes all of them where they do not exist.
+
+    `cache` and `key` are those of `build`.
+    """
+    folder = _folder(cache, name, key)
+
+    def write() -> None:
+        folder.clear()
+        if not folder.is_local:
+            # A bucket that refuses writes is reported before the work begins.
+            folder.write("building", b"")
+        files = make()
+        for file, content in files.items():
+            folder.write(file, content)
+        folder.delete("building")
+        folder.complete({}, files)
+
+    _make(folder, write, rebuild)
+    return folder.open_complete()[1]
+
+
+def _folder(cache: str, name: str, key: dict) -> Folder:
+    """Returns the folder of `key`. It is not removed from the cache while the result lives."""
+    digest = sha256(json.dumps({"format": FORMAT, **key}, sort_keys=True).encode())[:16]
+    folder = Folder(f"{str(cache).rstrip('/')}/{name}-{digest}")
+    folder.hold()
+    return folder
+
+
+def _is_complete(folder: Folder, rebuild: bool) -> bool:
+    return not rebuild and folder.has("store.json")
+
+
+def _make(folder: Folder, write: Callable[[], None], rebuild: bool) -> None:
+    """Calls `write` where the folder is not complete.
+
+    Where processes build together, the leading one has done so before the others come here.
+    """
+    if _is_complete(folder, rebuild):
+        return
+    if not current().leads:
+        raise _not_shared(folder)
+    with doing(f"building {folder.path}"), _leading(folder, rebuild):
+        if not folder.has("store.json"):
+            write()
+
+
+def _not_shared(folder: Folder) -> UserError:
+    return UserError(
+        f"config.data.cache: {folder.path} is not there, which another worker has built; "
+        "the cache must be on storage that all workers share"
+    )
+
+
+@contextlib.contextmanager
+def _leading(folder: Folder, rebuild: bool) -> Iterator[None]:
+    """The leading process holds the folder's lock, and clears the folder to build it again.
+
+    Afterwards it removes what others have built, where the cache has become too large.
+    """
+    if not current().leads:
+        yield
+        return
+    with folder.exclusive():
+        if rebuild:
+            folder.clear()
+        yield
+    if folder.is_local:
+        keep_small(folder.path.parent)
+
+
+# Only a cache on a disk is limited. Buckets have their own rules for old objects.
+LIMIT = "TRANSFORMER_JAX_STORES_GB"
+_BYTES = 200e9
+_SHARE = 0.5  # of the disk
+
+
+def keep_small(cache: pathlib.Path) -> None:
+    """Removes the least recently used stores of a folder, beyond the limit.
+
+    No store is removed that a process has open, or builds. What is removed is built again where it
+    is needed.
+    """
+    most = least_used.limit(LIMIT, min(_BYTES, _SHARE * shutil.disk_usage(cache).total))
+    removed = least_used.remove(_entries(cache), most, lambda path: Folder(path).remove())
+    if removed:
+        names = ", ".join(entry.path.name for entry in removed)
+        size = sum(entry.size for entry in removed) / 1e9
+        say(f"removed from {cache}, beyond {LIMIT}={most / 1e9:g}: {names} ({size:,.2f} GB)")
+
+
+def _entries(cache: pathlib.Path) -> Iterator[least_used.Entry]:
+    for path in cache.iterdir():
+        is_store = re.search("-[0-9a-f]{16}$", path.name)
+        if is_store and (used := Folder(path).last_used()) is not None:
+            yield least_used.Entry(path, used, _size(path))
+
+
+def _size(path: pathlib.Path) -> int:
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            # Another process may have removed it.
+            with contextlib.suppress(FileNotFoundError):
+                size += os.path.getsize(os.path.join(folder, name))
+    return size
+
+
+# Who builds the parts of a store: this process, the processes of a job, or an Apache Beam runner.
+#
+# The parts are independent, so the store does not depend on the workers.
+
+
+class Job(Protocol):
+    """Builds a part of a store; picklable."""
+
+    def __call__(self, part: Any) -> None: ...
+
+    def report(self, part: Any, error: UserError) -> None:
+        """Leaves the reason why a part can't be built, for the process that completes the store."""
+
+
+class Alone:
+    """This process builds all parts in turn."""
+
+    leads = True  # this process completes the stores
+
+    def agree(self, values: dict[str, Any]) -> None:
+        """Raises UserError where a process has other values than the leading one."""
+
+    def share(self, value: Any) -> Any:
+        """Returns the `value` of the leading process. It must have a form in JSON."""
+        return value
+
+    def run(self, job: Job, parts: Sequence, title: str) -> None:
+        """Calls `job` for each part, and returns when all parts are built."""
+        for part in track(parts, f"{title} (parts)", len(parts)):
+            job(part)
+
+
+class Processes(Alone):
+    """The processes of a job share the parts: process i of N builds the parts i, i + N, ..."""
+
+    def __init__(self):
+        self.leads = hosts.index() == 0
+        self.agree = hosts.agree
+        self.share = hosts.share
+
+    def run(self, job, parts, title):
+        super().run(job, parts[hosts.index() :: hosts.count()], title)
+        hosts.agree({})  # all have built their parts
+
+
+_current = Alone()
+
+
+def current() -> Alone:
+    return _current
+
+
+@contextlib.contextmanager
+def using(workers: Alone) -> Iterator[None]:
+    """In the context, `workers` build the stores."""
+    global _current
+    before, _current = _current, workers
+    try:
+        yield
+    finally:
+        _current = before
+
+
+# Parts built by Apache Beam: on its direct runner, on Dataflow, Flink or Spark.
+
+
+class Beam(Alone):
+    """A pipeline of `runner` builds the parts; `options` are its own, KEY=VALUE each.
+
+    The store and the text lie on storage that all workers reach.
+    """
+
+    def __init__(self, runner: str, options: Sequence[str] = ()):
+        if importlib.util.find_spec("apache_beam") is None:
+            raise UserError(
+                f"--beam_runner={runner}: Apache Beam is not installed: pip install -e '.[beam]'"
+            )
+        self._runner = runner
+        self._options = [f"--{option}" for option in options]
+
+    def run(self, job, parts, title):
+        import apache_beam as beam
+        from apache_beam.options import pipeline_options
+
+        try:
+            options = pipeline_options.PipelineOptions(self._options, runner=self._runner)
+            with beam.Pipeline(options=options) as pipeline:
+                numbered = pipeline | beam.Create(parts)
+                # Without it, a runner would fuse the steps, and one worker would build all parts.
+                spread = numbered | beam.Reshuffle()
+                _ = spread | title >> beam.Map(_Reporting(job))
+        except Exception as error:  # Each runner raises its own.
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RunError(f"--beam_runner={self._runner}: {line[:500]}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reporting:
+    """Builds a part. Leaves the user's mistakes to the process that completes the store."""
+
+    job: Job
+
+    def __call__(self, part: Any) -> None:
+        try:
+            self.job(part)
+        except UserError as error:
+            self.job.report(part, error)

@@ -1,0 +1,490 @@
+"""Running texts as `config.data` names them, and rows that are windows of them."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt32
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError
+from transformer_jax.data import rows, store
+from transformer_jax.data.rows import Component, EvalRows, Row, TrainRows
+from transformer_jax.data.sources import documents
+from transformer_jax.data.store import Store
+from transformer_jax.data.tokenizers.training import Sample
+from transformer_jax.pictures.progress import say
+
+# --------------------------------------------------------------------------------------------------
+# The texts of language models and of denoising: the splits of a text, or of a mixture.
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedTexts:
+    """The texts that `config.data` names. A subclass makes rows of them."""
+
+    config: ConfigDict
+
+    @cached_property
+    def mixture(self) -> list:
+        """The training texts with their weights."""
+        return documents.mixture(self.config.data)
+
+    def training_text(self) -> documents.Concatenation:
+        """Returns all training texts, one after the other."""
+        return documents.Concatenation(tuple(text for text, _ in self.mixture))
+
+    def text(self, split: str):
+        """Returns the documents of a split; None where `config.data` names none."""
+        return documents.open_documents(self.config.data, split)
+
+    def fingerprint(self) -> dict:
+        content = {"train": [text.fingerprint() for text, _ in self.mixture]}
+        if len(self.mixture) > 1:
+            content["mixture"] = [weight for _, weight in self.mixture]
+        return content
+
+    def check_streams(self, user: str) -> None:
+        """Raises UserError for keys that do not go with the streams that the key `user` needs."""
+        for key in ("data.mixture", "train.first_batch", "decode.stride"):
+            section, _, name = key.partition(".")
+            if value := self.config[section][name]:
+                raise UserError(
+                    f"config.{key}={value}: not with {user}, where each row of a batch "
+                    "reads its own part of one text; leave it out"
+                )
+
+    def train_rows(
+        self, component: Callable[[Any, str, int], rows.Component], order: str = "shuffled"
+    ) -> rows.TrainRows:
+        """Returns the rows of all training texts, from component(text, its name, its number)."""
+        texts = [text for text, _ in self.mixture]
+        names = ["train"] if len(texts) == 1 else [f"train-{n}" for n in range(len(texts))]
+        components = [
+            component(text, name, number) for number, (text, name) in enumerate(zip(texts, names))
+        ]
+        weights = [weight for _, weight in self.mixture]
+        return rows.train_rows(components, self.config, weights, order)
+
+
+# --------------------------------------------------------------------------------------------------
+# The text of a task that reads one: the splits that `config.data` names.
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleText:
+    """The splits of a text. A subclass makes rows of them.
+
+    Attributes:
+      config: the config of the run.
+    """
+
+    config: ConfigDict
+
+    def training_text(self):
+        return self.text("train")
+
+    def fingerprint(self) -> dict:
+        return {"train": self.text("train").fingerprint()}
+
+    def text(self, split: str):
+        """Returns the documents of a split; None where `config.data` names none.
+
+        Raises UserError where there is no training text.
+        """
+        text = documents.open_documents(self.config.data, split)
+        if text is None and split == "train":
+            raise UserError("config.data.train_files is missing: the training text")
+        return text
+
+
+class OneComponent(SingleText, abc.ABC):
+    """The splits of a text, each with rows of one kind and random numbers of its own."""
+
+    @abc.abstractmethod
+    def component(self, split: str, tokenizer) -> rows.Component:
+        """Returns the rows of a split. The first call tokenises the text."""
+
+    def train(self, tokenizer) -> rows.TrainRows:
+        return rows.train_rows([self.component("train", tokenizer)], self.config)
+
+    def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
+        return rows.EvalRows(self.component(split, tokenizer))
+
+    def key(self, split: str) -> tuple[int, int, int]:
+        """Returns (seed, phase, component) of a split."""
+        return self.config.data.seed, 0, ("train", "valid", "test").index(split)
+
+
+# --------------------------------------------------------------------------------------------------
+# The number of times that each token occurs in a token store.
+_TOGETHER = 2**24  # tokens read at once
+
+
+def count_tokens(stored: store.Store, data, vocab_size: int, name: str) -> np.ndarray:
+    """Returns the count of each token (V,). The store is counted once; the cache has the counts."""
+    content = store.Content(
+        parts=lambda: range(len(stored.parts)),
+        fill=functools.partial(_fill_counts, stored=stored, vocab_size=vocab_size),
+        whole=lambda parts: {"parts": len(parts)},
+        title=f"counting the tokens of {name}",
+    )
+    key = {"store": str(stored.path).rpartition("/")[2], "vocab_size": vocab_size}
+    counted = store.build(
+        data.cache, f"counts-{name}", key, vocab_size, content, rebuild=data.rebuild
+    )
+    return counted.array("counts").reshape(-1, vocab_size).sum(axis=0)
+
+
+def _fill_counts(writer: store.Writer, part: int, stored: store.Store, vocab_size: int) -> dict:
+    """Writes the counts of a part. It has no tokens of its own."""
+    counts = np.zeros(vocab_size, np.int64)
+    begin, end = stored.values.starts[part : part + 2]
+    for start in range(begin, end, _TOGETHER):
+        (tokens,) = stored.read([(start, min(start + _TOGETHER, end))])
+        counts += np.bincount(tokens, minlength=vocab_size)
+    writer.array("counts", counts)
+    return {}
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of causal language models: windows of a text that is stored as one stream of tokens.
+#
+# Each document of the stream ends with `eos_id`.
+
+_CHARACTERS_PER_BLOCK = 2**21  # tokenised together
+
+
+class Windows:
+    """Rows of L tokens and of the tokens that follow each of them.
+
+    An epoch tiles the text with windows from a random offset, which is drawn from (seed, phase,
+    component, epoch). Keys, int32 (L,): tokens, labels, weights (1), and with `mask_documents`
+    positions and segment_ids. Row n + 1 continues row n. With `restarts`, for models that carry a
+    state from row to row, that key takes the place of positions and segment_ids.
+    """
+
+    def __init__(
+        self,
+        stored: store.Store,
+        length: int,
+        mask_documents: bool,
+        key: tuple[int, int, int],
+        *,
+        restarts: bool = False,
+    ):
+        self.store = stored
+        self.length = length
+        self.key = key  # (seed, phase, component)
+        self.restarts = restarts
+        self.size = stored.meta["tokens"]
+        self._separator = stored.meta["eos_id"] if mask_documents else None
+        if self.size <= length:
+            raise UserError(
+                f"the text has {self.size:,} tokens: a row of {length:,} tokens needs one more; "
+                "give more text or shorter rows"
+            )
+
+    def __len__(self) -> int:
+        return max(self.size // self.length - 1, 1)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        starts = [number * self.length + self._offset(epoch) for number, epoch in numbers]
+        spans = self.store.read([(start, start + self.length + 1) for start in starts])
+        weights = np.ones(self.length)
+        return [_row(span, weights, self._separator, self.restarts) for span in spans]
+
+    def _offset(self, epoch: int) -> int:
+        # A text shorter than two windows leaves less room.
+        num_offsets = min(self.length, self.size - self.length)
+        seed = np.random.SeedSequence((*self.key, epoch))
+        return int(np.random.Generator(np.random.Philox(seed)).integers(num_offsets))
+
+
+class SlidingWindows:
+    """Rows that together predict every token of the text once.
+
+    Each row predicts `stride` more tokens; its earlier tokens are context. The first token is
+    predicted from `eos_id`. Keys as those of Windows; weights are 1 for the predicted tokens. Where
+    `stride` is `length`, row n + 1 continues row n.
+    """
+
+    def __init__(
+        self,
+        stored: store.Store,
+        length: int,
+        stride: int,
+        mask_documents: bool,
+        *,
+        restarts: bool = False,
+    ):
+        self.store = stored
+        self.length = length
+        self.stride = stride
+        self.restarts = restarts
+        self.size = stored.meta["tokens"]
+        self._separator = stored.meta["eos_id"] if mask_documents else None
+
+    def __len__(self) -> int:
+        return 1 + max(-(-(self.size - self.length) // self.stride), 0)
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        label_starts = [number * self.stride for number, _ in numbers]
+        spans = self.store.read(
+            [(max(start - 1, 0), min(start + self.length, self.size)) for start in label_starts]
+        )
+        return [self._window(start, span) for start, span in zip(label_starts, spans)]
+
+    def _window(self, start: int, span: np.ndarray) -> Row:
+        """Returns the row whose first label is token `start` of the text."""
+        if start == 0:
+            span = np.concatenate([[self.store.meta["eos_id"]], span])
+        num_context = 0 if start == 0 else self.length - self.stride
+        num_labels = len(span) - 1
+        weights = np.arange(self.length) >= num_context
+        weights[num_labels:] = False
+        span = np.pad(span, (0, self.length - num_labels))
+        return _row(span, weights, self._separator, self.restarts)
+
+
+def _row(span: np.ndarray, weights: np.ndarray, separator: int | None, restarts: bool) -> Row:
+    """Returns the row of L + 1 tokens. `separator` ends documents that must not see each other.
+
+    With `restarts`, the row has that key, for a model whose state passes from row to row.
+    """
+    tokens = span[:-1]
+    row = {"tokens": tokens, "labels": span[1:], "weights": weights}
+    # The end of a document counts to the next one, whose first token it predicts.
+    if restarts:
+        none = np.zeros(len(tokens))
+        row["restarts"] = none if separator is None else tokens == separator
+    elif separator is not None:
+        is_first = tokens == separator
+        is_first[0] = True
+        indices = np.arange(len(tokens))
+        starts = np.maximum.accumulate(np.where(is_first, indices, 0))
+        row |= {"positions": indices - starts, "segment_ids": np.cumsum(is_first)}
+    return {name: values.astype(np.int32) for name, values in row.items()}
+
+
+def tokenised(text, data, tokenizer, name: str) -> store.Store:
+    """Returns the token store of a text; builds the parts of it that do not exist.
+
+    `text` has parts, iterables of documents, and a fingerprint. The store's metadata count tokens
+    (ends included), documents, bytes and characters.
+    """
+    key = {"text": text.fingerprint(), "tokenizer": tokenizer.fingerprint()}
+    content = store.Content(
+        parts=text.parts,
+        fill=functools.partial(_fill, tokenizer=tokenizer),
+        whole=functools.partial(_whole, name=name, eos_id=tokenizer.eos_id),
+        title=f"tokenising {name}",
+    )
+    stored = store.build(
+        data.cache, f"text-{name}", key, tokenizer.vocab_size, content, rebuild=data.rebuild
+    )
+    meta = stored.meta
+    say(
+        f"{name}: {meta['documents']:,} documents, {meta['tokens']:,} tokens, "
+        f"{meta['bytes'] / meta['tokens']:.2f} bytes a token"
+    )
+    return stored
+
+
+def _fill(writer: store.Writer, documents: Iterable[str], tokenizer) -> dict[str, int]:
+    """Writes the tokens of a part, and returns its counts."""
+    counts = {"documents": 0, "bytes": 0, "characters": 0}
+    for block in blocks(documents):
+        writer.append(encoded(block, tokenizer))
+        counts["documents"] += len(block)
+        counts["bytes"] += sum(len(document.encode()) for document in block)
+        counts["characters"] += sum(map(len, block))
+    return counts
+
+
+def encoded(documents: list[str], tokenizer) -> UInt32[np.ndarray, " N"]:
+    """Returns the tokens of documents, each with its end."""
+    ids = tokenizer.encode(documents)
+    return np.concatenate([np.array([*each, tokenizer.eos_id], np.uint32) for each in ids])
+
+
+def _whole(parts: list[dict], name: str, eos_id: int) -> dict[str, int]:
+    """Returns the metadata of a store. Raises UserError for a text without documents."""
+    counts = sums(parts, ("tokens", "documents", "bytes", "characters"))
+    if not counts["documents"]:
+        raise UserError(f"config.data: the {name} text has no document that is not empty")
+    return {**counts, "eos_id": eos_id}
+
+
+def sums(parts: list[dict], names: Iterable[str]) -> dict[str, int]:
+    """Returns the sums of these counts over all parts."""
+    return {name: sum(part[name] for part in parts) for name in names}
+
+
+def blocks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yields the texts in lists of about _CHARACTERS_PER_BLOCK characters."""
+    block = []
+    size = 0
+    for text in texts:
+        block.append(text)
+        size += len(text)
+        if size >= _CHARACTERS_PER_BLOCK:
+            yield block
+            block = []
+            size = 0
+    if block:
+        yield block
+
+
+# --------------------------------------------------------------------------------------------------
+# The rows of a causal language model: windows of the texts that `config.data` names.
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWindows(MixedTexts):
+    """Rows of `length` tokens from the splits of a text, and from a mixture of training texts.
+
+    With `carries`, the rows of an update continue those of the update before, as streams.
+    """
+
+    length: int
+    carries: bool = False
+
+    def train(self, tokenizer) -> rows.TrainRows:
+        """Returns the training rows. The first call tokenises the texts."""
+        data = self.config.data
+
+        def component(text, name: str, number: int) -> Windows:
+            tokens = tokenised(text, data, tokenizer, name)
+            key = (data.seed, 0, number)
+            return Windows(tokens, self.length, data.mask_documents, key, restarts=self.carries)
+
+        return self.train_rows(component, "stream" if self.carries else "shuffled")
+
+    def counted(self, tokenizer, num_bytes: int) -> UInt32[np.ndarray, " N"]:
+        """Returns tokens for n-gram models: the training text, or a `Sample` of so many bytes."""
+        sample = Sample(self.training_text(), num_bytes)
+        encodings = [encoded(block, tokenizer) for block in blocks(sample)]
+        if not sample.is_whole:
+            say(f"n-gram models count a sample of {num_bytes:,} bytes, spread over the text")
+        return np.concatenate(encodings)
+
+    def evaluation(self, tokenizer, split: str, stride: int | None = None) -> rows.EvalRows:
+        """Returns rows that predict each token of a split once, `stride` more tokens a row.
+
+        The default of `stride` is the length of a row. With `carries` it is always that, because
+        the carry has read the tokens before.
+        """
+        data = self.config.data
+        tokens = tokenised(self.text(split), data, tokenizer, split)
+        sliding = SlidingWindows(
+            tokens,
+            self.length,
+            self.length if self.carries else stride or self.length,
+            data.mask_documents,
+            restarts=self.carries,
+        )
+        return rows.EvalRows(sliding, order="stream" if self.carries else "rows")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of a text for two language models, one of which reads it from its end to its beginning.
+
+
+@dataclasses.dataclass(frozen=True)
+class Reversed:
+    """A stored text in reverse order: as in the text itself, an end follows each document.
+
+    The text has an end behind each document, so in reverse the ends would precede them. The last
+    end therefore moves to the other side.
+    """
+
+    store: Store
+
+    @property
+    def meta(self) -> dict:
+        return self.store.meta
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Returns the tokens [start, stop) of each span."""
+        size = self.meta["tokens"]
+        # Token p in this order is number size - 2 - p of the text, and the last one is the end.
+        of_text = [(max(size - 1 - stop, 0), size - 1 - start) for start, stop in spans]
+        end = [self.meta["eos_id"]]
+        return [
+            np.concatenate([tokens[::-1], end]) if stop == size else tokens[::-1]
+            for tokens, (_, stop) in zip(self.store.read(of_text), spans)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class BothWays:
+    """Rows of both orders. The last axis of labels, weights and restarts is the order.
+
+    `forward` and `backward` are rows of `windows`. `characters` (V, C) are those of the words, and
+    the tokens of a row are (L, 2, C). Row n + 1 of each order continues row n, so the backward row
+    n is from another place of the text than the forward row n.
+    """
+
+    forward: Component
+    backward: Component
+    characters: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.forward)
+
+    @property
+    def store(self) -> Store:
+        return self.forward.store
+
+    def rows(self, numbers: Sequence[tuple[int, int]]) -> list[Row]:
+        pairs = zip(self.forward.rows(numbers), self.backward.rows(numbers))
+        return [self._row(*pair) for pair in pairs]
+
+    def _row(self, forward: Row, backward: Row) -> Row:
+        row = {name: np.stack([forward[name], backward[name]], axis=-1) for name in forward}
+        return row | {"tokens": self.characters[row["tokens"]].astype(np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class BothWaysTexts(MixedTexts):
+    """Rows of `length` words in each order. The rows of an update continue those before it."""
+
+    length: int
+    max_characters: int
+
+    def train(self, tokenizer) -> TrainRows:
+        """Returns the training rows. The first call tokenises the texts."""
+        data = self.config.data
+
+        def component(text, name: str, number: int) -> BothWays:
+            tokens = tokenised(text, data, tokenizer, name)
+            key = (data.seed, 0, number)
+
+            def of(stored):
+                return Windows(stored, self.length, data.mask_documents, key, restarts=True)
+
+            return self._both(of, tokens, tokenizer)
+
+        return self.train_rows(component, "stream")
+
+    def evaluation(self, tokenizer, split: str) -> EvalRows:
+        """Returns rows that predict each token of a split once in each order."""
+        data = self.config.data
+        tokens = tokenised(self.text(split), data, tokenizer, split)
+
+        def of(stored):
+            return SlidingWindows(
+                stored, self.length, self.length, data.mask_documents, restarts=True
+            )
+
+        return EvalRows(self._both(of, tokens, tokenizer), order="stream")
+
+    def _both(self, of, tokens: Store, tokenizer) -> BothWays:
+        """Returns the rows of a text from those of each order, `of(store)`."""
+        characters = tokenizer.spelled(self.max_characters).table
+        return BothWays(of(tokens), of(Reversed(tokens)), characters)

@@ -1,0 +1,394 @@
+"""The bidirectional encoder BERT with the heads of its pre-training tasks (Devlin et al. 2018)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from ml_collections import ConfigDict
+
+from transformer_jax.contracts.model import Cloze
+from transformer_jax.distributed import sharding
+from transformer_jax.huggingface import family
+from transformer_jax.huggingface.tensors import Keys, Table, check_head_dim, layers, linear, norm
+from transformer_jax.layers import parameters
+from transformer_jax.layers.attention import Attention, check_heads
+from transformer_jax.layers.blocks import MLP, Block, LayerNorm, Remat, Stack
+from transformer_jax.layers.embeddings import Bias, Embed, Projection, row_positions
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype
+
+
+class BERT(Cloze):
+    """Tokens (B, L) int32 -> hidden states (B, L, M).
+
+    Token types (B, L) distinguish the first text of a pair (0) from the second (1). Segment ids
+    start at 1 and separate the examples of a packed row; 0 is padding. By default a row is one
+    example of type 0.
+    """
+
+    can = Cloze.can | {"token_types", "pool", "next_sentence"}
+    vocabulary = ("token_embed/embedding", "mlm_bias/bias")
+    heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
+    # Rows of the table of positions that belong to no position.
+    position_offset: ClassVar[int] = 0
+    # The rows of the embedding table are a multiple of this number.
+    vocab_multiple: ClassVar[int] = 1
+
+    vocab_size: int = 30_522  # number of tokens in the vocabulary
+    d_model: int = 768  # width of the residual stream
+    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: int = 12  # number of blocks
+    num_heads: int = 12  # attention heads of a layer
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    max_length: int = 512  # number of learned positions
+    num_token_types: int = 2  # number of token types; a pair of texts has two
+    norm_epsilon: float = 1e-12  # added to the variance in layer norms
+    # standard deviation of the initial weights; narrow models learn faster with a larger value
+    init_std: float = 0.02
+    dropout: float = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: float = 0.1  # on the attention weights
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
+
+    @classmethod
+    def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
+        """The types of UniLM begin with those of BERT, as in the published code."""
+        is_unilm = name == "type_embed/embedding" and (stored, wanted) == (2, 6)
+        return (0, 1, 0, 0, 0, 1) if is_unilm else None
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
+
+    def setup(self):
+        self._set_up_encoder(width=self.d_model)
+        self._set_up_heads()
+
+    def _set_up_heads(self):
+        """Sets up the pooler, and the layers of the pre-training tasks."""
+        init = nn.initializers.truncated_normal(self.init_std)
+        linear = dict(kernel_init=init, dtype=compute_dtype(self.dtype))
+        model = (self.d_model,)
+        self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.mlm_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
+
+    def _set_up_encoder(
+        self,
+        width: int,
+        *,
+        attention: Callable[..., nn.Module] = Attention,
+        block: Callable[..., nn.Module] = Block,
+        windows: tuple[int | None, ...] = (None,),
+        dilations: tuple[int, ...] = (1,),
+        shared: bool = False,
+        approximate: bool = False,
+    ):
+        """Sets up embeddings of a width, the layers, and the norm and bias of the masked tokens.
+
+        `windows` limit the distance of self-attention, and `dilations` are theirs, in turn over the
+        layers. With `shared`, all layers have the same parameters. `approximate` is that of GELU.
+        """
+        dtype = compute_dtype(self.dtype)
+        init = nn.initializers.truncated_normal(self.init_std)
+        embed = partial(Embed, features=width, init=init, dtype=dtype)
+        self.token_embed = embed(self.vocab_size, multiple=self.vocab_multiple)
+        positions = dict(axes=(None, "embed"), offset=self.position_offset, key="max_length")
+        self.position_embed = embed(self.max_length, **positions)
+        self.type_embed = embed(self.num_token_types, axes=(None, "embed"), key="num_token_types")
+        norm = partial(LayerNorm, self.norm_epsilon)
+        self.embed_norm = norm()
+        self.embed_dropout = Dropout(self.dropout)
+
+        linear = dict(kernel_init=init, dtype=dtype)
+        self.gelu = partial(jax.nn.gelu, approximate=approximate)
+        attention = partial(
+            attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            **linear,
+        )
+        mlp = partial(MLP, d_ff=self.d_ff or 4 * self.d_model, activation=self.gelu, **linear)
+        block = partial(block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        self.encoder = Stack(
+            (block,),
+            self.num_layers,
+            shared=shared,
+            unroll=self.unroll,
+            remat=self.remat,
+            windows=windows,
+            dilations=dilations,
+        )
+        self.mlm_norm = norm()
+        self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")
+
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 2"]]:
+        """Returns the states and the logits of both pre-training tasks (section 3.1).
+
+        The states are (B, L, M), the logits of masked tokens (B, L, V), and those of next-sentence
+        prediction (B, 2).
+        """
+        hidden = self.hidden(
+            tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            token_types=token_types,
+            train=train,
+        )
+        return hidden, self.logits(hidden), self.next_logits(hidden)
+
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        ranks: Int[ArrayLike, "B L"] | None = None,
+        private: Bool[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+        **options,
+    ) -> Float[Array, "B L M"]:
+        """Returns the states of the last layer (B, L, M).
+
+        A token sees those of its own rank and of lower ranks; without `ranks`, all. No other token
+        sees a private one. Further options are those of the family's attention.
+        """
+        x = self._embed(tokens, token_types, positions, train=train)
+        mask = Mask(
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            query_ranks=ranks,
+            key_ranks=ranks,
+            private_keys=private,
+        )
+        return self._encoded(x, mask, train=train, **options)
+
+    def layers(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        **options,
+    ) -> Float[Array, "N B L M"]:
+        """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
+        x = self._embed(tokens, token_types, positions, train=False)
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        outputs = self._encoded(x, mask, every_layer=True, **options)  # (layers, B, L, M)
+        return jnp.concatenate([x[None], outputs])
+
+    def _encoded(
+        self, x: Float[Array, "B L M"], mask: Mask, **options
+    ) -> Float[Array, "*layers B L M"]:
+        """Returns the states of the last layer, or of all with the option `every_layer`."""
+        return self.encoder(x, mask=mask, **options)
+
+    def _embed(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        token_types: Int[ArrayLike, "B L"] | None,
+        positions: Int[ArrayLike, "B L"] | None,
+        *,
+        train: bool,
+    ) -> Float[Array, "B L M"]:
+        """Returns the sum of the token, position and type embeddings (B, L, M) (section 3)."""
+        if positions is None:
+            positions = row_positions(tokens, self.max_length)
+        if token_types is None:
+            token_types = jnp.zeros_like(tokens)
+        x = self.token_embed(tokens) + self.position_embed(positions) + self.type_embed(token_types)
+        return self.embed_dropout(self.embed_norm(x), train=train)
+
+    def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
+        """Returns one vector for each example (B, M), from the state of its first token."""
+        return jnp.tanh(self.pooler(hidden[:, 0]))
+
+    def next_logits(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B 2"]:
+        """Returns the logits of next-sentence prediction (B, 2) float32 (section 3.1, task 2).
+
+        Class 0: the second text follows the first. Class 1: it does not. The published code has the
+        same order.
+        """
+        return self.nsp(self.pooled(hidden).astype(jnp.float32))
+
+    def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B E"]:
+        """Applies the layer in front of the output projection to states (..., M) -> (..., E)."""
+        x = self.gelu(self.mlm_transform(hidden))
+        # Do not split M: with M split over fsdp and tensor, the gradients of the loss were wrong
+        # (jax 0.10.2 on a CPU).
+        x = sharding.constrain(x, "batch", *[None] * (hidden.ndim - 1))
+        return self.mlm_norm(x)
+
+    def output(self) -> Projection:
+        """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32."""
+        return Projection(self.token_embed.table(), self.mlm_bias())
+
+    def flops(self, length: int, predictions: int) -> float:
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+
+        `predictions` is the number of predicted positions. Padding is counted.
+        """
+        layer = parameters.LayerSizes.of(self).layer(length, length**2)
+        masked_lm = parameters.dense(predictions, self.d_model, self.d_model + self.vocab_size)
+        next_sentence = parameters.dense(1, self.d_model, self.d_model + 2)
+        return self.num_layers * layer + masked_lm + next_sentence
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# BERT with the heads of pre-training and of fine-tuning, from and to Hugging Face. The keys that
+# the relatives of BERT share.
+KEYS = Keys(
+    required={
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "max_position_embeddings": "max_length",
+    },
+    optional={
+        "layer_norm_eps": ("norm_epsilon", 1e-12),
+        "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        "initializer_range": ("init_std", 0.02),
+    },
+    allowed={
+        "hidden_act": ("gelu",),
+        "position_embedding_type": ("absolute", None),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+)
+_KEYS = KEYS.changed(optional={"type_vocab_size": ("num_token_types", 2)})
+
+_LAYER = {
+    **linear("attention.self.query", "attention/query"),
+    **linear("attention.self.key", "attention/key"),
+    **linear("attention.self.value", "attention/value"),
+    **linear("attention.output.dense", "attention/out", "linear_merge"),
+    **norm("attention.output.LayerNorm", "attention_norm"),
+    **linear("intermediate.dense", "mlp/wi"),
+    **linear("output.dense", "mlp/wo"),
+    **norm("output.LayerNorm", "mlp_norm"),
+}
+
+
+def embeddings(prefix: str) -> Table:
+    """Returns the tensors of the embeddings, also in the relatives of BERT."""
+    return {
+        f"{prefix}.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
+        f"{prefix}.embeddings.position_embeddings.weight": ("same", "position_embed/embedding"),
+        f"{prefix}.embeddings.token_type_embeddings.weight": ("same", "type_embed/embedding"),
+        **norm(f"{prefix}.embeddings.LayerNorm", "embed_norm"),
+    }
+
+
+def encoder(prefix: str) -> Table:
+    """Returns the tensors of the embeddings and of all layers, also in RoBERTa and ELECTRA."""
+    name = f"{prefix}.encoder.layer.{{}}."
+    return embeddings(prefix) | layers(name, "encoder/layers/", _LAYER)
+
+
+def phases(model) -> tuple[tuple[float, int, int]]:
+    """Returns config.task.phases of a masked language model: 15 % of a row are masked."""
+    length = min(model.max_length, 512)
+    return ((1.0, length, max(int(0.15 * length), 1)),)
+
+
+_ENCODER = encoder("bert")
+_MASKED_LM = {
+    **linear("cls.predictions.transform.dense", "mlm_transform"),
+    **norm("cls.predictions.transform.LayerNorm", "mlm_norm"),
+    "cls.predictions.bias": ("same", "mlm_bias/bias"),
+}
+# Tasks whose runs have the heads of pre-training. A checkpoint becomes a run of the first.
+_OBJECTIVES = ("masked_lm", "mixed_masks", "masked_targets")
+_POOLER = linear("bert.pooler.dense", "pooler")
+_NEXT_SENTENCE = linear("cls.seq_relationship", "nsp")
+_CLASSIFIER = linear("classifier", "head/out")
+_SPAN = linear("qa_outputs", "head/out")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreTraining(family.Family):
+    model = "bert"
+    ignored = (
+        # Tied to the embeddings and to cls.predictions.bias.
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+        # The numbers 0, 1, 2, ...
+        "embeddings.position_ids",
+        # Older releases save the pooler with every head, even where the table lacks it.
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+    )
+
+    next_sentence: bool = False
+
+    def matches(self, config):
+        next_sentence = bool(config.task.get("next_sentence"))
+        return is_of(self, config) and next_sentence == self.next_sentence
+
+    def sections(self, folder):
+        return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
+
+    def task_keys(self, config, hf_config):
+        return {"next_sentence": float(self.next_sentence), "phases": phases(config.model)}
+
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+
+    def other_keys(self, config, tokenizer):
+        d_ff = config.model.d_ff or 4 * config.model.d_model
+        return {"pad_token_id": 0, "intermediate_size": d_ff}
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned(family.FineTuned, PreTraining):
+    """BERT with a fine-tuned head."""
+
+
+def is_of(kind: family.Family, config: ConfigDict) -> bool:
+    """Returns whether a run has the model of a family, and its task or one with equal heads."""
+    names = _OBJECTIVES if kind.task in _OBJECTIVES else (kind.task,)
+    return config.model.name == kind.model and config.task.name in names
+
+
+def _pre_training(architecture: str, table: dict, next_sentence: bool) -> PreTraining:
+    return PreTraining(architecture, "bert", _KEYS, table, "masked_lm", next_sentence)
+
+
+def _fine_tuned(architecture: str, head: dict, task: str) -> FineTuned:
+    return FineTuned(architecture, "bert", _KEYS, _ENCODER | head, task)
+
+
+ARCHITECTURES = [
+    _pre_training("BertForPreTraining", _ENCODER | _POOLER | _NEXT_SENTENCE | _MASKED_LM, True),
+    _pre_training("BertForMaskedLM", _ENCODER | _MASKED_LM, False),
+    _fine_tuned("BertForSequenceClassification", _POOLER | _CLASSIFIER, "classification"),
+    _fine_tuned("BertForMultipleChoice", _POOLER | _CLASSIFIER, "choice"),
+    _fine_tuned("BertForTokenClassification", _CLASSIFIER, "tagging"),
+    _fine_tuned("BertForQuestionAnswering", _SPAN, "span"),
+]

@@ -1,0 +1,105 @@
+"""The encoder of context2vec: the context of a word without the word (Melamud et al. 2016)."""
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax.contracts.model import Encoder
+from transformer_jax.layers import parameters, recurrent
+from transformer_jax.layers.embeddings import Embed, Projection
+from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype
+from transformer_jax.layers.recurrent import Unidirectional
+
+
+class Context2Vec(Encoder):
+    """Tokens (B, L) int32 -> the vector of the context of each position (B, L, M).
+
+    Two LSTMs with embeddings of their own read the words before a position and those after it
+    (section 2.2). A layer of both states gives the context. Contexts and words as targets have
+    vectors in one space, so the words nearest to a context fill its position. Segment ids start at
+    1 and separate the texts of a row; 0 is padding.
+    """
+
+    can = frozenset({"fill"})
+    vocabulary = ("token_embed/embedding", "right_embed/embedding", "output_embed/embedding")
+    word_table = "output_embed/embedding"  # in the space of the contexts
+    max_length = None
+    num_layers: ClassVar[int] = 1
+
+    vocab_size: int = 180_000  # number of tokens in the vocabulary
+    d_model: int = 600  # width of contexts, of targets and of the state of each LSTM
+    d_embed: int = 300  # width of the embeddings that the LSTMs read
+    dropout: float = 0.0  # on the embeddings and on the states of the LSTMs
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        init = nn.initializers.normal(self.d_embed**-0.5)
+        embed = partial(Embed, self.vocab_size, self.d_embed, init, dtype=dtype)
+        self.token_embed, self.right_embed = embed(), embed()
+        self.output_embed = Embed(
+            self.vocab_size, self.d_model, nn.initializers.normal(self.d_model**-0.5), dtype=dtype
+        )
+        self.left = Unidirectional(self._cell)
+        self.right = Unidirectional(self._cell, reverse=True)
+        both = (2 * self.d_model,)
+        self.merge = Linear(both, both, axes=("embed", "mlp"), dtype=dtype)
+        self.project = Linear(both, (self.d_model,), axes=("mlp", "embed"), dtype=dtype)
+        self.drop = Dropout(self.dropout)
+
+    @property
+    def _cell(self) -> recurrent.Cell:
+        return recurrent.make("lstm", self.d_model)
+
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
+        segments = jnp.ones_like(tokens) if segment_ids is None else jnp.asarray(segment_ids)
+        filled = segments > 0
+        changes = jnp.diff(segments, axis=1) != 0  # between a position and the next
+        begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
+        ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+        left = self.drop(self.token_embed(tokens), train=train)
+        right = self.drop(self.right_embed(tokens), train=train)
+        before, _ = self.left(left, filled, None, begins)
+        after, _ = self.right(right, filled, None, ends)
+        # The states of a position have read its own word, so the context takes its neighbours'.
+        before = jnp.where(begins[..., None], 0, jnp.roll(before, 1, axis=1))
+        after = jnp.where(ends[..., None], 0, jnp.roll(after, -1, axis=1))
+        context = self.drop(jnp.concatenate([before, after], axis=-1), train=train)
+        return self.project(jax.nn.relu(self.merge(context)))
+
+    def layers(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+    ) -> Float[Array, "N B L M"]:
+        """Returns the vectors of the words as targets, and their contexts (2, B, L, M)."""
+        contexts = self.hidden(tokens, segment_ids=segment_ids)
+        return jnp.stack([self.output_embed(tokens), contexts])
+
+    def output(self) -> Projection:
+        """Returns the vectors of the targets (V, M)."""
+        return Projection(self.output_embed.table())
+
+    def flops(self, length: int, predictions: int) -> float:
+        lstms = 2 * parameters.recurrent(length, self.d_embed, self._cell)
+        width = 2 * self.d_model
+        merge = parameters.dense(length, width, width) + parameters.dense(
+            length, width, self.d_model
+        )
+        return lstms + merge + parameters.dense(predictions, self.d_model, self.vocab_size)

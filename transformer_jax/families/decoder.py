@@ -1,0 +1,303 @@
+"""The decoder-only Transformer of Llama and its kin.
+
+Llama: Touvron et al. 2023; Llama 3: Grattafiori et al. 2024. Qwen2: Yang et al. 2024. Sliding
+windows: Mistral 7B, Jiang et al. 2023.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Cached
+from transformer_jax.huggingface import family
+from transformer_jax.huggingface.tensors import Keys, layers
+from transformer_jax.layers import parameters
+from transformer_jax.layers.attention import Attention, check_heads
+from transformer_jax.layers.blocks import MLP, Block, Remat, RMSNorm, Stack
+from transformer_jax.layers.embeddings import Embed, Projection, Rotary
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout, compute_dtype
+
+
+class Decoder(Cached):
+    """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
+
+    Pre-LN blocks with RMSNorm, rotary positions, grouped keys and a gated MLP (SwiGLU). A position
+    attends to itself and to earlier positions. Segment ids start at 1 and separate the documents of
+    a packed row; 0 is padding. By default a row is one document, with positions 0..L-1.
+    """
+
+    vocabulary = ("token_embed/embedding", "output_embed/embedding")
+
+    vocab_size: int = 32_000  # number of tokens in the vocabulary
+    d_model: int = 4096  # width of the residual stream
+    d_ff: int = 11_008  # width of the MLP's hidden layer
+    num_layers: int = 32  # number of blocks
+    num_heads: int = 32  # attention heads of a layer
+    # heads of keys and values, each for num_heads / num_kv_heads heads of queries; None: num_heads
+    num_kv_heads: int | None = None
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    max_length: int = 4096  # largest number of positions
+    rotary_theta: float = 10_000.0  # base of the wavelengths of the rotary positions
+    # slows the slow rotations down, for rows longer than rotary_length (Llama 3.1); 1: none
+    rotary_factor: float = 1.0
+    rotary_length: int = 8192  # length of rows before rotary_factor
+    # number of positions that a position attends to; None: all earlier positions
+    local_window: int | None = None
+    qkv_bias: bool = False  # biases of the projections to queries, keys and values (Qwen2)
+    tie_output: bool = False  # uses the token embeddings as output projection
+    norm_epsilon: float = 1e-5  # added to the mean square in norms
+    init_std: float = 0.02  # standard deviation of the initial weights
+    dropout: float = 0.0  # on each residual branch and on the embeddings
+    attention_dropout: float = 0.0  # on the attention weights
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+            raise UserError(
+                f"config.model.num_kv_heads={kv_heads}: must divide config.model.num_heads={heads}"
+            )
+        if self._head_dim % 2:
+            raise UserError(
+                f"config.model.head_dim={self._head_dim}: must be even for rotary positions"
+            )
+        for key in ("rotary_theta", "rotary_factor"):
+            if getattr(self, key) < 1:
+                raise UserError(f"config.model.{key}={getattr(self, key)}: must be at least 1")
+
+    @property
+    def _head_dim(self) -> int:
+        return self.head_dim or self.d_model // self.num_heads
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        init = nn.initializers.normal(self.init_std)
+        embed = partial(Embed, self.vocab_size, self.d_model, init=init, dtype=dtype)
+        self.token_embed = embed()
+        if not self.tie_output:
+            self.output_embed = embed()
+        self.embed_dropout = Dropout(self.dropout)
+
+        linear = dict(kernel_init=init, dtype=dtype)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self._head_dim,
+            num_kv_heads=self.num_kv_heads,
+            rotary=Rotary(self.rotary_theta, self.rotary_factor, self.rotary_length),
+            dropout=self.attention_dropout,
+            use_bias=self.qkv_bias,
+            output_bias=False,
+            **linear,
+        )
+        mlp = partial(
+            MLP, d_ff=self.d_ff, activation=jax.nn.silu, gated=True, use_bias=False, **linear
+        )
+        norm = partial(RMSNorm, self.norm_epsilon)
+        block = partial(
+            Block,
+            attention=attention,
+            mlp=mlp,
+            norm=norm,
+            norm_position="pre",
+            dropout=self.dropout,
+        )
+        self.decoder = Stack(
+            (block,),
+            self.num_layers,
+            unroll=self.unroll,
+            remat=self.remat,
+            windows=(self.local_window,),
+        )
+        self.norm = norm()
+
+    def decoded(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"],
+        *,
+        mask: Mask,
+        train: bool = False,
+        decode: int = 0,
+    ) -> Float[Array, "B L M"]:
+        x = self.embed_dropout(self.token_embed(tokens), train=train)
+        x = self.decoder(x, positions=positions, mask=mask, train=train, decode=decode)
+        return self.norm(x)
+
+    def output(self) -> Projection:
+        """Returns the output projection: the table, and no bias."""
+        return Projection((self.token_embed if self.tie_output else self.output_embed).table())
+
+    def flops(self, length: int, predictions: int | None = None) -> float:
+        kv_heads = self.num_kv_heads or self.num_heads
+        sizes = parameters.LayerSizes(
+            self.d_model,
+            self.num_heads * self._head_dim,
+            self.d_ff,
+            kv_width=kv_heads * self._head_dim,
+            mlp_inputs=2,
+        )
+        layer = sizes.layer(length, parameters.causal_pairs(length, self.local_window))
+        positions = length if predictions is None else predictions
+        return self.num_layers * layer + parameters.dense(positions, self.d_model, self.vocab_size)
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# Llama and Qwen2 with a language-model head, from and to Hugging Face.
+_REQUIRED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "max_position_embeddings": "max_length",
+}
+_OPTIONAL = {
+    "num_key_value_heads": ("num_kv_heads", None),
+    "rms_norm_eps": ("norm_epsilon", 1e-6),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "initializer_range": ("init_std", 0.02),
+    "tie_word_embeddings": ("tie_output", False),
+}
+_ABSENT = {"local_window": "window in all layers"}
+_LLAMA_KEYS = Keys(
+    _REQUIRED,
+    _OPTIONAL,
+    allowed={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "pretraining_tp": (1,),
+    },
+    absent=_ABSENT,
+)
+_QWEN2_KEYS = Keys(
+    _REQUIRED,
+    _OPTIONAL,
+    allowed={"hidden_act": ("silu",), "use_sliding_window": (False,)},
+    absent=_ABSENT,
+)
+
+_LAYER = {
+    "input_layernorm.weight": ("same", "attention_norm/scale"),
+    "self_attn.q_proj.weight": ("linear", "attention/query/kernel"),
+    "self_attn.k_proj.weight": ("linear", "attention/key/kernel"),
+    "self_attn.v_proj.weight": ("linear", "attention/value/kernel"),
+    "self_attn.o_proj.weight": ("linear_merge", "attention/out/kernel"),
+    "post_attention_layernorm.weight": ("same", "mlp_norm/scale"),
+    "mlp.gate_proj.weight": ("linear", "mlp/wi/kernel"),
+    "mlp.up_proj.weight": ("linear", "mlp/wv/kernel"),
+    "mlp.down_proj.weight": ("linear", "mlp/wo/kernel"),
+}
+_BIASES = {
+    "self_attn.q_proj.bias": ("vector", "attention/query/bias"),
+    "self_attn.k_proj.bias": ("vector", "attention/key/bias"),
+    "self_attn.v_proj.bias": ("vector", "attention/value/bias"),
+}
+_OUTPUT = "lm_head.weight"
+_LLAMA = {
+    "model.embed_tokens.weight": ("same", "token_embed/embedding"),
+    **layers("model.layers.{}.", "decoder/layers/", _LAYER),
+    "model.norm.weight": ("same", "norm/scale"),
+    _OUTPUT: ("same", "output_embed/embedding"),
+}
+_QWEN2 = _LLAMA | layers("model.layers.{}.", "decoder/layers/", _BIASES)
+
+# The ends of the rotations that change gradually, in turns of the trained length: the values of
+# Llama 3.1.
+_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_MAX_LENGTH = 4096  # tokens of a row
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel(family.Family):
+    model = "decoder"
+    prefix = "model."
+    # Where the output projection is tied to the embeddings, older files hold it all the same.
+    ignored = (_OUTPUT, "rotary_emb.inv_freq")
+
+    qkv_bias: bool = False
+
+    def matches(self, config):
+        return super().matches(config) and config.model.qkv_bias == self.qkv_bias
+
+    def table(self, model):
+        names = self.tensors.keys() - ({_OUTPUT} if model.tie_output else set())
+        return {name: entry for name, entry in self.tensors.items() if name in names}
+
+    def model_keys(self, hf_config):
+        others = {"head_dim": hf_config.get("head_dim"), "qkv_bias": self.qkv_bias}
+        return super().model_keys(hf_config) | _rotary(hf_config) | others
+
+    def task_keys(self, config, hf_config):
+        return {"length": min(config.model.max_length, _MAX_LENGTH)}
+
+    def other_keys(self, config, tokenizer):
+        model = config.model
+        rotary = {"rope_type": "default", "rope_theta": model.rotary_theta}
+        if model.rotary_factor != 1:
+            rotary |= {
+                "rope_type": "llama3",
+                "factor": model.rotary_factor,
+                "original_max_position_embeddings": model.rotary_length,
+                **_TURNS,
+            }
+        return {
+            "num_key_value_heads": model.num_kv_heads or model.num_heads,
+            # Qwen2's models do not take null.
+            **({"head_dim": model.head_dim} if model.head_dim else {}),
+            "rope_parameters": rotary,
+            "rope_theta": model.rotary_theta,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": tokenizer.hf_end,
+        }
+
+
+def _rotary(hf_config: dict) -> dict:
+    """Returns the keys of config.model for the rotary positions.
+
+    transformers 5 has them in rope_parameters, earlier releases in rope_theta and rope_scaling.
+    Raises UserError for positions that `layers/embeddings.py` does not compute.
+    """
+    key = "rope_parameters" if hf_config.get("rope_parameters") else "rope_scaling"
+    values = hf_config.get(key) or {}
+    if not isinstance(values, dict):
+        raise UserError(f"{key}={values!r}: must be an object")
+    theta = values.get("rope_theta", hf_config.get("rope_theta", 10_000.0))
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise UserError(f"{key}.rope_type={kind!r}: only 'default' or 'llama3' is supported")
+    allowed = {"partial_rotary_factor": 1.0} | (_TURNS if kind == "llama3" else {})
+    for name, value in allowed.items():
+        if values.get(name, value) != value:
+            raise UserError(f"{key}.{name}={values[name]!r}: only {value} is supported")
+    if kind == "default":
+        return {"rotary_theta": theta}
+    length = "original_max_position_embeddings"
+    missing = [name for name in ("factor", length) if name not in values]
+    if missing:
+        raise UserError(f"{key}: no {' and no '.join(missing)}")
+    return {
+        "rotary_theta": theta,
+        "rotary_factor": values["factor"],
+        "rotary_length": values[length],
+    }
+
+
+ARCHITECTURES = [
+    LanguageModel("LlamaForCausalLM", "llama", _LLAMA_KEYS, _LLAMA, "causal_lm"),
+    LanguageModel("Qwen2ForCausalLM", "qwen2", _QWEN2_KEYS, _QWEN2, "causal_lm", qkv_bias=True),
+]

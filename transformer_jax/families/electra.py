@@ -1,0 +1,293 @@
+"""ELECTRA (Clark et al. 2020): a BERT that detects the tokens that a small generator replaced."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax import config as configs
+from transformer_jax.config import UserError
+from transformer_jax.distributed import sharding
+from transformer_jax.families import bert
+from transformer_jax.families.bert import BERT
+from transformer_jax.huggingface import family
+from transformer_jax.huggingface.family import Family
+from transformer_jax.huggingface.tensors import Table, check_head_dim, linear, norm
+from transformer_jax.layers import parameters
+from transformer_jax.layers.attention import check_heads
+from transformer_jax.layers.embeddings import Projection
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Linear, compute_dtype
+
+# The parameters that the generator and the discriminator share.
+_EMBEDDINGS = ("token_embed", "position_embed", "type_embed", "embed_norm")
+
+
+class ELECTRA(BERT):
+    """Tokens (B, L) int32 -> hidden states (B, L, M) of the discriminator, as in BERT.
+
+    Embeddings have the width E. Where it is not M, a projection takes them to the width of the
+    layers. The generator has the same embeddings and depth, and narrower layers (section 3.2). The
+    head of masked tokens works in the width E; the generator has one of its own.
+    """
+
+    can = frozenset({"token_types", "pool", "fill", "attend", "detect"})
+    vocabulary = (*BERT.vocabulary, "generator/mlm_bias/bias")
+    heads = ("mlm_transform", "mlm_norm", "mlm_bias", "detector_transform", "detector", "generator")
+
+    d_model: int = 256  # width of the residual stream
+    num_heads: int = 4  # attention heads of a layer
+    d_embed: int = 128  # width of the embeddings
+    # width of the generator's layers as a share of d_model; its heads and MLP shrink likewise; 0:
+    # no generator
+    generator_size: float = 0.25
+
+    def check(self):
+        super().check()
+        if not 0 <= self.generator_size <= 1:
+            raise UserError(
+                f"config.model.generator_size={self.generator_size}: must be from 0 to 1"
+            )
+        if self.generator_size:
+            narrow = self.narrow()
+            if not narrow.d_model:
+                raise UserError(
+                    f"config.model.generator_size={self.generator_size}: of "
+                    f"config.model.d_model={self.d_model} leaves the generator no width"
+                )
+            check_heads(narrow.d_model, narrow.num_heads, narrow.head_dim)
+
+    def setup(self):
+        self._set_up_encoder(width=self.d_embed)
+        init = nn.initializers.truncated_normal(self.init_std)
+        linear = dict(kernel_init=init, dtype=compute_dtype(self.dtype))
+        embed, model = (self.d_embed,), (self.d_model,)
+        if self.d_embed != self.d_model:
+            self.embed_projection = Linear(embed, model, axes=("embed", None), **linear)
+        self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.mlm_transform = Linear(model, embed, axes=("embed", None), **linear)
+        self.detector_transform = Linear(model, model, axes=("embed", "mlp"), **linear)
+        self.detector = Linear(model, (1,), axes=("embed", None), head=True, kernel_init=init)
+        if self.generator_size:
+            self.generator = self.narrow()
+
+    @nn.nowrap
+    def narrow(self) -> "ELECTRA":
+        """Returns the generator as a model of its own."""
+        share = self.generator_size
+        return self.clone(
+            parent=None,
+            d_model=round(share * self.d_model),
+            d_ff=None if self.d_ff is None else round(share * self.d_ff),
+            num_heads=max(round(share * self.num_heads), 1),
+            generator_size=0.0,
+        )
+
+    @nn.nowrap
+    def narrow_params(self, params: dict) -> dict:
+        """Returns the parameters of `narrow`, from those of the pair."""
+        return {name: params[name] for name in _EMBEDDINGS} | params["generator"]
+
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
+        """Returns the states (B, L, M) and their logits of masked tokens (B, L, V).
+
+        The logits are those of a model that is itself trained on masked tokens.
+        """
+        hidden = self.hidden(
+            tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            token_types=token_types,
+            train=train,
+        )
+        return hidden, self.logits(hidden)
+
+    def _embed(self, tokens, token_types, positions, *, train):
+        """Returns the projected embeddings (B, L, M)."""
+        return self.projected(super()._embed(tokens, token_types, positions, train=train))
+
+    def projected(self, x: Float[Array, "B L E"]) -> Float[Array, "B L M"]:
+        """Projects embeddings (B, L, E) to the width of the layers (B, L, M)."""
+        if self.d_embed == self.d_model:
+            return x
+        return sharding.constrain(self.embed_projection(x), "batch", "length", None)
+
+    def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
+        """Returns one vector for each example (B, M), from the state of its first token.
+
+        The published code has no layer here; this one is that of transformers.
+        """
+        return self.gelu(self.pooler(hidden[:, 0]))
+
+    def detected(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B L"]:
+        """Returns the logits that tokens were replaced (B, L) float32, from the states."""
+        x = self.gelu(self.detector_transform(hidden))
+        return self.detector(x.astype(jnp.float32))[..., 0]
+
+    def generated(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L N"]:
+        """Returns the generator's states of the last layer (B, L, N)."""
+        x = super()._embed(tokens, token_types, None, train=train)  # (B, L, E)
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        return self.generator.encoded(x, mask=mask, train=train)
+
+    def encoded(
+        self, x: Float[Array, "B L E"], *, mask: Mask, train: bool
+    ) -> Float[Array, "B L M"]:
+        """Returns the states of the last layer (B, L, M) of embeddings (B, L, E)."""
+        return self.encoder(self.projected(x), mask=mask, train=train)
+
+    def generator_transformed(self, hidden: Float[Array, "*B N"]) -> Float[Array, "*B E"]:
+        """Applies the layer in front of the generator's output projection, (..., N) -> (..., E)."""
+        return self.generator.transformed(hidden)
+
+    def generator_output(self) -> Projection:
+        """Returns the generator's output projection: the shared table (V, E), and a bias (V,)."""
+        return Projection(self.token_embed.table(), self.generator.mlm_bias())
+
+    def flops(self, length: int, predictions: int) -> float:
+        layer = parameters.LayerSizes.of(self).layer(length, length**2)
+        projection = parameters.dense(length, self.d_embed, self.d_model)
+        masked_lm = parameters.dense(predictions, self.d_embed, self.d_model + self.vocab_size)
+        is_projected = self.d_embed != self.d_model
+        return is_projected * projection + self.num_layers * layer + masked_lm
+
+    def detection_flops(self, length: int, predictions: int) -> float:
+        """Returns the FLOPs of a forward pass of generator and discriminator over one row."""
+        detector = parameters.dense(length, self.d_model, self.d_model + 1)
+        return self.narrow().flops(length, predictions) + self.flops(length, 0) + detector
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# ELECTRA's discriminator and generator, and fine-tuned heads, from and to Hugging Face.
+_KEYS = bert.KEYS.changed(
+    required={"embedding_size": "d_embed"},
+    optional={"type_vocab_size": ("num_token_types", 2)},
+    allowed={
+        # The vector of a choice.
+        "summary_type": ("first",),
+        "summary_use_proj": (True,),
+        "summary_activation": ("gelu",),
+    },
+)
+
+_ENCODER = bert.encoder("electra")
+_PROJECTION = linear("electra.embeddings_project", "embed_projection")
+_DETECTOR = {
+    **linear("discriminator_predictions.dense", "detector_transform"),
+    **linear("discriminator_predictions.dense_prediction", "detector"),
+}
+_MASKED_LM = {
+    **linear("generator_predictions.dense", "mlm_transform"),
+    **norm("generator_predictions.LayerNorm", "mlm_norm"),
+    "generator_lm_head.bias": ("same", "mlm_bias/bias"),
+}
+_CLASSIFIER = linear("classifier.dense", "pooler") | linear("classifier.out_proj", "head/out")
+_CHOICE = linear("sequence_summary.summary", "pooler") | linear("classifier", "head/out")
+_TAGS = linear("classifier", "head/out")
+_SPAN = linear("qa_outputs", "head/out")
+
+
+@dataclasses.dataclass(frozen=True)
+class _ELECTRA(Family):
+    model = "electra"
+    ignored = (
+        # Tied to the embeddings.
+        "generator_lm_head.weight",
+        # The numbers 0, 1, 2, ...
+        "embeddings.position_ids",
+    )
+
+    def table(self, model) -> Table:
+        return self.tensors | (_PROJECTION if model.d_embed != model.d_model else {})
+
+    def model_keys(self, hf_config):
+        # A checkpoint is the generator or the discriminator.
+        return super().model_keys(hf_config) | {"generator_size": 0.0}
+
+    def sections(self, folder):
+        return {"data": {"tokenizer": "wordpiece", "tokenizer_files": str(folder)}}
+
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+
+    def other_keys(self, config, tokenizer):
+        d_ff = config.model.d_ff or 4 * config.model.d_model
+        return {"pad_token_id": 0, "intermediate_size": d_ff}
+
+
+@dataclasses.dataclass(frozen=True)
+class Discriminator(_ELECTRA):
+    def task_keys(self, config, hf_config):
+        return {"phases": bert.phases(config.model)}
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLM(_ELECTRA):
+    """A generator, also that of a pair, and any ELECTRA that is a masked language model."""
+
+    def matches(self, config):
+        if config.task.name == "masked_lm":
+            return super().matches(config) and not config.task.next_sentence
+        return _is_pair(config)
+
+    def written(self, config):
+        if not _is_pair(config):
+            return config
+        config = config.copy_and_resolve_references()
+        narrow = configs.build_model(config).narrow()
+        for key in ("d_model", "d_ff", "num_heads"):
+            configs.set_key(config, f"model.{key}", getattr(narrow, key))
+        return config
+
+    def theirs(self, params, task):
+        return task.model.narrow_params(params) if _is_pair(task.config) else params
+
+    def task_keys(self, config, hf_config):
+        return {"next_sentence": 0.0, "phases": bert.phases(config.model)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned(family.FineTuned, _ELECTRA):
+    @property
+    def dropout_key(self):
+        return "summary_last_dropout" if self.task == "choice" else super().dropout_key
+
+
+def _is_pair(config) -> bool:
+    """Whether a run has both a generator and a discriminator."""
+    is_pair = config.model.name == "electra" and config.task.name == "replaced_tokens"
+    return is_pair and config.model.generator_size > 0
+
+
+def _fine_tuned(architecture: str, head: Table, task: str) -> FineTuned:
+    return FineTuned(architecture, "electra", _KEYS, _ENCODER | head, task)
+
+
+ARCHITECTURES = [
+    Discriminator(
+        "ElectraForPreTraining", "electra", _KEYS, _ENCODER | _DETECTOR, "replaced_tokens"
+    ),
+    MaskedLM("ElectraForMaskedLM", "electra", _KEYS, _ENCODER | _MASKED_LM, "masked_lm"),
+    _fine_tuned("ElectraForSequenceClassification", _CLASSIFIER, "classification"),
+    _fine_tuned("ElectraForMultipleChoice", _CHOICE, "choice"),
+    _fine_tuned("ElectraForTokenClassification", _TAGS, "tagging"),
+    _fine_tuned("ElectraForQuestionAnswering", _SPAN, "span"),
+]

@@ -1,0 +1,252 @@
+"""ESM, the encoder of proteins: ESM-1b (Rives et al. 2021) and ESM-2 (Lin et al. 2023)."""
+
+import dataclasses
+from functools import partial
+from typing import ClassVar, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax.config import UserError
+from transformer_jax.families.roberta import MASKED_LM, RoBERTa
+from transformer_jax.huggingface.family import Family
+from transformer_jax.huggingface.tensors import Keys, Table, check_head_dim, layers, linear, norm
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.blocks import Block, LayerNorm
+from transformer_jax.layers.embeddings import Rotary, row_positions
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Linear
+
+# The share of masked tokens in training: 80 % of the 15 % that are predicted.
+_MASKED = 0.15 * 0.8
+
+
+class ESM(RoBERTa):
+    """Residues (B, L) int32 -> hidden states (B, L, M).
+
+    It is a RoBERTa whose layers are pre-LN, with a last norm behind them, and without a pooler.
+    Padding stands behind the residues of a row. The defaults are the sizes of ESM-1b.
+    """
+
+    can = frozenset({"attend", "fill", "contact"})
+    heads = ("mlm_transform", "mlm_norm", "mlm_bias", "contact")
+    num_token_types: ClassVar[int] = 0
+
+    vocab_size: int = 33  # number of tokens of the alphabet
+    d_model: int = 1280  # width of the residual stream
+    num_layers: int = 33  # number of blocks
+    num_heads: int = 20  # attention heads of a layer
+    max_length: int = 1024  # most tokens of a row, with those around the protein
+    dropout: float = 0.0  # on each residual branch
+    attention_dropout: float = 0.0  # on the attention weights
+    positions: Literal["learned", "rotary"] = "learned"  # rotary: ESM-2
+    norm_first: bool = True  # a norm of the embeddings, in front of the layers; false: ESM-2
+    # token dropout: zeros in place of the vectors of masks, and the others scaled by the share of
+    # other tokens in training over that in the row
+    zero_masks: bool = True
+    mask_id: int = 32  # id of the mask
+
+    def setup(self):
+        rotary = Rotary() if self.positions == "rotary" else None
+        attention = partial(Attention, rotary=rotary)
+        block = partial(Block, norm_position="pre")
+        self._set_up_encoder(width=self.d_model, attention=attention, block=block)
+        self._set_up_heads()
+        self.encoder_norm = LayerNorm(self.norm_epsilon)
+        maps = (self.num_layers * self.num_heads,)
+        zeros = nn.initializers.zeros
+        self.contact = Linear(maps, (1,), axes=(None, None), head=True, kernel_init=zeros)
+
+    def __call__(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        *,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 1 1"]]:
+        """Returns states (B, L, M), logits of masked residues (B, L, V), and a contact's logit.
+
+        That logit is of maps without attention. It gives the parameters of `contact_logits`.
+        """
+        hidden = self.hidden(tokens, segment_ids=segment_ids, train=train)
+        no_maps = jnp.zeros((len(hidden), 1, 1, self.num_layers * self.num_heads))
+        return hidden, self.logits(hidden), self.contact_logits(no_maps)
+
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
+        """Returns the states of the last layer (B, L, M). Token types are ignored."""
+        x = self._inputs(tokens, positions, segment_ids)
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        return self.encoder_norm(self.encoder(x, mask=mask, train=train))
+
+    def layers(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+    ) -> Float[Array, "N B L M"]:
+        """Returns the embeddings and the states of all layers (layers + 1, B, L, M).
+
+        Those of the last layer are normalised, as in `hidden`.
+        """
+        x = self._inputs(tokens, positions, segment_ids)
+        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
+        outputs = self.encoder(x, mask=mask, every_layer=True)  # (layers, B, L, M)
+        return jnp.concatenate([x[None], outputs[:-1], self.encoder_norm(outputs[-1:])])
+
+    def _inputs(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"] | None,
+        segment_ids: Int[ArrayLike, "B L"] | None,
+    ) -> Float[Array, "B L M"]:
+        """Returns the inputs of the first layer; zeros for padding."""
+        filled = jnp.ones(jnp.shape(tokens), bool) if segment_ids is None else segment_ids > 0
+        if positions is None:
+            positions = row_positions(tokens, self.max_length)
+        x = self.token_embed(tokens)
+        if self.zero_masks:
+            is_mask = (tokens == self.mask_id) & filled
+            observed = is_mask.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)  # (B,)
+            # A row of masks alone has only zeros.
+            scale = (1 - _MASKED) / jnp.maximum(1 - observed, 1e-3)
+            x = jnp.where(is_mask[..., None], 0, x * scale[:, None, None]).astype(x.dtype)
+        if self.positions == "learned":
+            x = x + self.position_embed(positions)
+        if self.norm_first:
+            x = self.embed_norm(x)
+        return jnp.where(filled[..., None], x, 0)
+
+    def contact_logits(self, maps: Float[Array, "B P P N"]) -> Float[Array, "B P P"]:
+        """Returns the logits that residues touch, float32 (Rao et al. 2020, section 3).
+
+        `maps` are the corrected attention maps of all layers and heads (inference/contacts.py).
+        """
+        return self.contact(maps.astype(jnp.float32))[..., 0]
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# ESM with the heads of masked residues and of contacts, from and to Hugging Face.
+_POSITIONS = "max_position_embeddings"
+# {position_embedding_type: config.model.positions}
+_KINDS = {"absolute": "learned", "rotary": "rotary"}
+_KEYS = Keys(
+    required={
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        _POSITIONS: "max_length",
+        "mask_token_id": "mask_id",
+    },
+    optional={
+        "layer_norm_eps": ("norm_epsilon", 1e-12),
+        "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        "initializer_range": ("init_std", 0.02),
+        "token_dropout": ("zero_masks", False),
+        "emb_layer_norm_before": ("norm_first", False),
+    },
+    allowed={
+        # The first position is the one behind it.
+        "pad_token_id": (ESM.position_offset - 1,),
+        "is_folding_model": (False,),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+)
+_LAYER = {
+    **linear("attention.self.query", "attention/query"),
+    **linear("attention.self.key", "attention/key"),
+    **linear("attention.self.value", "attention/value"),
+    **linear("attention.output.dense", "attention/out", "linear_merge"),
+    **norm("attention.LayerNorm", "attention_norm"),
+    **linear("intermediate.dense", "mlp/wi"),
+    **linear("output.dense", "mlp/wo"),
+    **norm("LayerNorm", "mlp_norm"),
+}
+_TABLE = {
+    "esm.embeddings.word_embeddings.weight": ("same", "token_embed/embedding"),
+    **layers("esm.encoder.layer.{}.", "encoder/layers/", _LAYER),
+    **norm("esm.encoder.emb_layer_norm_after", "encoder_norm"),
+    **linear("esm.contact_head.regression", "contact"),
+    **MASKED_LM,
+}
+_LEARNED = {"esm.embeddings.position_embeddings.weight": ("same", "position_embed/embedding")}
+_NORM_FIRST = norm("esm.embeddings.layer_norm", "embed_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedResidues(Family):
+    model = "esm"
+    ignored = (
+        # Tied to the embeddings and to lm_head.bias.
+        "lm_head.decoder.weight",
+        "lm_head.decoder.bias",
+        # The numbers 0, 1, 2, ..., and the rates of the rotations.
+        "embeddings.position_ids",
+        "rotary_embeddings.inv_freq",
+        # Checkpoints with rotary positions may have a table of learned ones, too.
+        "embeddings.position_embeddings.weight",
+    )
+
+    def table(self, model) -> Table:
+        table = dict(self.tensors)
+        if model.positions == "learned":
+            table |= _LEARNED
+        return table | _NORM_FIRST if model.norm_first else table
+
+    def sections(self, folder):
+        return super().sections(folder) | {"source": {"name": "fasta"}}
+
+    def model_keys(self, hf_config):
+        keys = super().model_keys(hf_config)
+        length = keys["max_length"]
+        if not isinstance(length, int) or length <= ESM.position_offset:
+            raise UserError(f"{_POSITIONS}={length!r}: must be a whole number from 3")
+        kind = hf_config.get("position_embedding_type", "absolute")
+        if kind not in _KINDS:
+            raise UserError(
+                f"position_embedding_type={kind!r}: only {' or '.join(map(repr, _KINDS))} is "
+                "supported"
+            )
+        nones = {name: value or False for name, value in keys.items() if name == "norm_first"}
+        sizes = {"max_length": length - ESM.position_offset, "positions": _KINDS[kind]}
+        return keys | nones | sizes
+
+    def task_keys(self, config, hf_config):
+        return {"length": config.model.max_length}
+
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+
+    def other_keys(self, config, tokenizer):
+        padding = ESM.position_offset - 1
+        if tokenizer.pad_id != padding:
+            raise UserError(f"{self.architecture} needs an alphabet whose padding has the id 1")
+        model = config.model
+        kinds = {ours: theirs for theirs, ours in _KINDS.items()}
+        return {
+            _POSITIONS: model.max_length + ESM.position_offset,
+            "intermediate_size": model.d_ff or 4 * model.d_model,
+            "position_embedding_type": kinds[model.positions],
+            "cls_token_id": tokenizer.cls_id,
+            "eos_token_id": tokenizer.eos_id,
+        }
+
+
+ARCHITECTURES = [MaskedResidues("EsmForMaskedLM", "esm", _KEYS, _TABLE, "masked_residues")]

@@ -1,0 +1,42 @@
+"""GloVe: two tables of word vectors and of biases, for the logarithms of counts."""
+
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax.families.word_vectors import WordVectors
+from transformer_jax.layers.embeddings import Bias, Embed, Projection
+
+
+class GloVe(WordVectors):
+    """The model of Pennington et al. 2014, equation 7. A word's vector is the sum of its two."""
+
+    can = WordVectors.can | {"cooccur"}
+    vocabulary = (
+        *("token_embed/embedding", "output_embed/embedding"),
+        *("token_bias/bias", "output_bias/bias"),
+    )
+    heads = ("token_bias", "output_bias")
+
+    vocab_size: int = 400_000  # number of tokens in the vocabulary
+    d_model: int = 300  # width of the vectors
+
+    def setup(self):
+        self.token_embed = Embed(self.vocab_size, self.d_model, self._uniform)
+        self.output_embed = Embed(self.vocab_size, self.d_model, self._uniform)
+        self.token_bias = Bias(self.vocab_size, "vocab")
+        self.output_bias = Bias(self.vocab_size, "vocab")
+
+    def vectors(self) -> Float[ArrayLike, "V M"]:
+        return self.token_embed.table() + self.output_embed.table()
+
+    def log_counts(
+        self, first: Int[ArrayLike, "B N"], second: Int[ArrayLike, "B N"]
+    ) -> Float[Array, "B N"]:
+        """Returns the logarithms of the counts of pairs of words (B, N) (equation 7)."""
+        products = self.token_embed(first) * self.output_embed(second)
+        return products.sum(axis=-1) + self.token_bias()[first] + self.output_bias()[second]
+
+    def _embed(self, tokens: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
+        return self.token_embed(tokens) + self.output_embed(tokens)
+
+    def output(self) -> Projection:
+        return Projection(self.output_embed.table(), self.output_bias())

@@ -1,0 +1,328 @@
+"""The decoder-only Transformers GPT-1, GPT-2 and GPT-3.
+
+GPT-1: Radford et al. 2018. GPT-2: Radford et al. 2019. GPT-3: Brown et al. 2020.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, ArrayLike, Float, Int
+from ml_collections import ConfigDict
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Cached
+from transformer_jax.huggingface import family
+from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers
+from transformer_jax.layers import parameters
+from transformer_jax.layers.attention import Attention, check_heads
+from transformer_jax.layers.blocks import MLP, Block, LayerNorm, Remat, Stack
+from transformer_jax.layers.embeddings import Embed, Projection
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout, compute_dtype
+
+
+class GPT(Cached):
+    """Tokens (B, L) int32 -> logits of the next tokens (B, L, V) float32.
+
+    A position attends to itself and to earlier positions. Segment ids start at 1 and separate the
+    documents of a packed row; 0 is padding. By default a row is one document, with positions
+    0..L-1.
+    """
+
+    vocab_size: int = 50_257  # number of tokens in the vocabulary
+    d_model: int = 768  # width of the residual stream
+    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: int = 12  # number of blocks
+    num_heads: int = 12  # attention heads of a layer
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    max_length: int = 1024  # number of learned positions
+    # pre, with a final norm: GPT-2 and GPT-3; post: GPT-1
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_epsilon: float = 1e-5  # added to the variance in layer norms
+    # standard deviation of the initial weights; narrow models learn faster with a larger value
+    init_std: float = 0.02
+    # divides the initial weights of the projections into the residual stream by
+    # sqrt(2 * num_layers) (Radford et al. 2019, section 2.3)
+    scaled_init: bool = True
+    # number of positions that every second layer attends to (GPT-3, whose width is not published);
+    # None: all layers attend to all earlier positions
+    local_window: int | None = None
+    dropout: float = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: float = 0.1  # on the attention weights
+    # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
+    # do not change
+    vocab_multiple: int = 1
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        init = nn.initializers.normal(self.init_std)
+        output_init = init
+        if self.scaled_init:
+            output_init = nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5)
+        embed = partial(Embed, features=self.d_model, init=init, dtype=dtype)
+        self.token_embed = embed(self.vocab_size, multiple=self.vocab_multiple)
+        self.position_embed = embed(self.max_length, axes=(None, "embed"), key="max_length")
+        self.embed_dropout = Dropout(self.dropout)
+
+        linear = dict(kernel_init=init, output_init=output_init, dtype=dtype)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            **linear,
+        )
+        mlp = partial(
+            MLP,
+            d_ff=self.d_ff or 4 * self.d_model,
+            activation=partial(jax.nn.gelu, approximate=True),
+            **linear,
+        )
+        norm = partial(LayerNorm, self.norm_epsilon)
+        block = partial(
+            Block,
+            attention=attention,
+            mlp=mlp,
+            norm=norm,
+            norm_position=self.norm_position,
+            dropout=self.dropout,
+        )
+        self.decoder = Stack(
+            (block,),
+            self.num_layers,
+            unroll=self.unroll,
+            remat=self.remat,
+            windows=(None, self.local_window),
+        )
+        if self.norm_position == "pre":
+            self.norm = norm()
+
+    def decoded(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        positions: Int[ArrayLike, "B L"],
+        *,
+        mask: Mask,
+        train: bool = False,
+        decode: int = 0,
+    ) -> Float[Array, "B L M"]:
+        x = self.token_embed(tokens) + self.position_embed(positions)
+        x = self.embed_dropout(x, train=train)
+        x = self.decoder(x, mask=mask, train=train, decode=decode)
+        return self.norm(x) if self.norm_position == "pre" else x
+
+    def output(self) -> Projection:
+        """Returns the output projection: table (V, M) float32, and bias (V,) or None.
+
+        The table is that of the token embeddings. V is a multiple of vocab_multiple here. The bias
+        excludes the rows that pad the vocabulary.
+        """
+        return self.token_embed.output()
+
+    def flops(self, length: int, predictions: int | None = None) -> float:
+        """Returns the FLOPs of a forward pass over one row: two for each multiply-add.
+
+        `predictions` is the number of predicted positions (None: all). Causal attention counts the
+        visible keys. Padding is counted; norms, softmax and embedding look-ups are not.
+        """
+        sizes = parameters.LayerSizes.of(self)
+        num_local = 0 if self.local_window is None else self.num_layers // 2
+        full = sizes.layer(length, parameters.causal_pairs(length))
+        local = sizes.layer(length, parameters.causal_pairs(length, self.local_window))
+        positions = length if predictions is None else predictions
+        output = parameters.dense(positions, self.d_model, self.vocab_size)
+        return (self.num_layers - num_local) * full + num_local * local + output
+
+    def num_padding(self) -> int:
+        return (-self.vocab_size % self.vocab_multiple) * self.d_model
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# GPT and GPT-2 with a language-model head, and GPT-2 classifiers, from and to Hugging Face.
+#
+# Our rows for classification have tokens at the beginning, between texts and at the end: the last
+# three ids of the vocabulary (see `finetuning/encoder.py`). A published GPT-2 classifier never saw
+# them. Its conversion adds three newly initialized vectors to the vocabulary. The outputs for rows
+# without these tokens stay the same, but the model needs further fine-tuning before `predict` is
+# useful.
+#
+# A run exported from here has the three tokens. A key in config.json says so, and the exported
+# tokenizer adds them to each row.
+_REQUIRED = {
+    "vocab_size": "vocab_size",
+    "n_positions": "max_length",
+    "n_embd": "d_model",
+    "n_layer": "num_layers",
+    "n_head": "num_heads",
+}
+_OPTIONAL = {
+    "layer_norm_epsilon": ("norm_epsilon", 1e-5),
+    "resid_pdrop": ("dropout", 0.1),
+    "attn_pdrop": ("attention_dropout", 0.1),
+}
+_ABSENT = {"local_window": "local attention"}
+# GPT's "gelu" is the tanh approximation.
+_GPT1_KEYS = Keys(
+    _REQUIRED,
+    _OPTIONAL,
+    allowed={"afn": ("gelu",), "tie_word_embeddings": (True,)},
+    absent=_ABSENT,
+)
+_GPT2_KEYS = Keys(
+    _REQUIRED,
+    _OPTIONAL,
+    allowed={
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+    absent=_ABSENT,
+)
+
+_LAYER = {
+    "ln_1.weight": ("same", "attention_norm/scale"),
+    "ln_1.bias": ("same", "attention_norm/bias"),
+    "attn.c_attn.weight": (
+        "conv1d",
+        "attention/query/kernel",
+        "attention/key/kernel",
+        "attention/value/kernel",
+    ),
+    "attn.c_attn.bias": (
+        "vector",
+        "attention/query/bias",
+        "attention/key/bias",
+        "attention/value/bias",
+    ),
+    "attn.c_proj.weight": ("conv1d_merge", "attention/out/kernel"),
+    "attn.c_proj.bias": ("same", "attention/out/bias"),
+    "ln_2.weight": ("same", "mlp_norm/scale"),
+    "ln_2.bias": ("same", "mlp_norm/bias"),
+    "mlp.c_fc.weight": ("same", "mlp/wi/kernel"),
+    "mlp.c_fc.bias": ("same", "mlp/wi/bias"),
+    "mlp.c_proj.weight": ("same", "mlp/wo/kernel"),
+    "mlp.c_proj.bias": ("same", "mlp/wo/bias"),
+}
+_LAYERS = layers("transformer.h.{}.", "decoder/layers/", _LAYER)
+_TOKENS = ("same", "token_embed/embedding")
+_POSITIONS = ("same", "position_embed/embedding")
+_GPT1 = {
+    "transformer.tokens_embed.weight": _TOKENS,
+    "transformer.positions_embed.weight": _POSITIONS,
+    **_LAYERS,
+}
+_GPT2 = {
+    "transformer.wte.weight": _TOKENS,
+    "transformer.wpe.weight": _POSITIONS,
+    **_LAYERS,
+    "transformer.ln_f.weight": ("same", "norm/scale"),
+    "transformer.ln_f.bias": ("same", "norm/bias"),
+}
+_CLASSIFIER = {"score.weight": ("linear", "head/out/kernel")}
+
+# A key of config.json: the last three ids begin, separate and end the texts of a row.
+_MARKS = "transformer_jax_marks"
+_NUM_MARKS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel(family.Family):
+    model = "gpt"
+    prefix = "transformer."
+    # The output projection, tied to the embeddings, and the causal masks.
+    ignored = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
+
+    norm_position: str = "pre"
+
+    def matches(self, config):
+        return super().matches(config) and config.model.norm_position == self.norm_position
+
+    def model_keys(self, hf_config):
+        d_ff = hf_config.get("n_inner") if self.norm_position == "pre" else None
+        return {**super().model_keys(hf_config), "norm_position": self.norm_position, "d_ff": d_ff}
+
+    def task_keys(self, config, hf_config):
+        return {"length": config.model.max_length}
+
+    def remarks(self, hf_config):
+        embedding_dropout = hf_config.get("embd_pdrop", 0.1)
+        dropout = hf_config.get("resid_pdrop", 0.1)
+        if embedding_dropout != dropout:
+            yield (
+                f"embd_pdrop={embedding_dropout} becomes {dropout}, the value of resid_pdrop: "
+                "config.model.dropout stands for both"
+            )
+
+    def check(self, config: ConfigDict) -> None:
+        super().check(config)
+        model = config.model
+        check_head_dim(model, self.architecture)
+        if self.norm_position == "post" and model.d_ff not in (None, 4 * model.d_model):
+            raise UserError(
+                f"config.model.d_ff={model.d_ff}: {self.architecture} has only 4 * d_model"
+            )
+
+    def other_keys(self, config, tokenizer):
+        inner = {"n_inner": config.model.d_ff} if self.norm_position == "pre" else {}
+        return {
+            "bos_token_id": tokenizer.eos_id,
+            "eos_token_id": tokenizer.hf_end,
+            "embd_pdrop": config.model.dropout,
+            **inner,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier(LanguageModel):
+    def model_keys(self, hf_config):
+        keys = super().model_keys(hf_config)
+        if not hf_config.get(_MARKS):
+            keys["vocab_size"] += _NUM_MARKS
+        return keys
+
+    def task_keys(self, config, hf_config):
+        # GPT-2's head has no dropout.
+        return family.read_keys(config, hf_config, dropout=0.0)
+
+    def remarks(self, hf_config):
+        yield from super().remarks(hf_config)
+        if not hf_config.get(_MARKS):
+            yield (
+                "this model never saw the tokens that begin and end our rows; fine-tune it before "
+                "you use it"
+            )
+
+    def other_keys(self, config, tokenizer):
+        # The head reads the last token that is not padding: the one that ends our rows. Id 0 is our
+        # padding.
+        marks = {"pad_token_id": 0, _MARKS: True}
+        return super().other_keys(config, tokenizer) | family.write_keys(config.task) | marks
+
+    def tokenizer_files(self, task):
+        begin, separator, end = task.marks
+        marks = (*begin, *separator, *end)
+        return task.tokenizer.hf_files() | task.tokenizer.hf_marked(marks)
+
+
+ARCHITECTURES = [
+    LanguageModel("OpenAIGPTLMHeadModel", "openai-gpt", _GPT1_KEYS, _GPT1, "causal_lm", "post"),
+    LanguageModel("GPT2LMHeadModel", "gpt2", _GPT2_KEYS, _GPT2, "causal_lm"),
+    Classifier(
+        "GPT2ForSequenceClassification", "gpt2", _GPT2_KEYS, _GPT2 | _CLASSIFIER, "classification"
+    ),
+]

@@ -1,0 +1,31 @@
+"""RealFormer: BERT whose attention scores have a residual path (He et al. 2020)."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from transformer_jax.families.bert import BERT
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.relative_attention import ResidualAttention, ResidualBlock
+
+
+class RealFormer(BERT):
+    """Tokens (B, L) int32 -> hidden states (B, L, M), with the arguments of BERT.
+
+    Each layer adds the scores of its attention to those of the layer below. The parameters are
+    those of BERT, and a run may begin with one of BERT.
+    """
+
+    can = BERT.can - {"write"}
+    begins_with = {"bert": {"": {}}}
+
+    def setup(self):
+        self._set_up_encoder(self.d_model, attention=ResidualAttention, block=ResidualBlock)
+        self._set_up_heads()
+
+    def _encoded(
+        self, x: Float[Array, "B L M"], mask: Mask, **options
+    ) -> Float[Array, "*layers B L M"]:
+        batch, length, _ = x.shape
+        scores = jnp.zeros((batch, self.num_heads, length, length), jnp.float32)
+        states, _ = self.encoder((x, scores), mask=mask, **options)
+        return states

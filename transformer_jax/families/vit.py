@@ -1,0 +1,315 @@
+"""The Vision Transformer (Dosovitskiy et al. 2020)."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int, Num
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Sensory
+from transformer_jax.distributed import sharding
+from transformer_jax.huggingface import family, tensors
+from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
+from transformer_jax.layers import parameters, patches
+from transformer_jax.layers.attention import Attention, check_heads
+from transformer_jax.layers.blocks import MLP, Block, LayerNorm, Remat, Stack
+from transformer_jax.layers.embeddings import Embed
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype, declared
+
+
+class ViT(Sensory):
+    """Images (B, H, W, C) of pixels from 0 to 255 -> states (B, 1 + N, M) of N patches.
+
+    The first state is that of the class token (equations 1 to 4).
+    """
+
+    modality = "images"
+    can = frozenset({"attend", "pool"})
+
+    image_size: int = 224  # pixels of a side of an image
+    patch_size: int = 16  # pixels of a side of a patch
+    channels: int = 3  # of an image: 1 for grey, 3 for red, green and blue
+    # subtracted from the values of a pixel, which are from 0 to 1: a number, or one a channel
+    mean: tuple = (0.5,)
+    std: tuple = (0.5,)  # divides these differences
+    d_model: int = 768  # width of the residual stream
+    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: int = 12  # number of blocks
+    num_heads: int = 12  # attention heads of a layer
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    # learned positions, or sinusoids of the row and the column of a patch
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    # the state that a head reads: that of the class token, or the mean of those of the patches
+    pool: Literal["class", "mean"] = "class"
+    norm_epsilon: float = 1e-6  # added to the variance in layer norms
+    # standard deviation of the initial weights; narrow models learn faster with a larger value
+    init_std: float = 0.02
+    dropout: float = 0.0  # on each residual branch and on the embeddings
+    attention_dropout: float = 0.0  # on the attention weights
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
+
+    @classmethod
+    def resize(
+        cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> Callable[[Any], Any] | None:
+        """The positions of another resolution are interpolated (section 3.2)."""
+        if name != "position_embed/embedding" or stored[1:] != wanted[1:]:
+            return None
+        return partial(patches.interpolated, rows=wanted[0])
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
+        patches.check(self)
+        if self.positions == "sinusoidal" and self.d_model % 4:
+            raise UserError(
+                f"config.model.d_model={self.d_model}: sinusoidal positions need a multiple of 4"
+            )
+
+    @property
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        init = nn.initializers.truncated_normal(self.init_std)
+        linear = dict(kernel_init=init, dtype=dtype)
+        patch = (self.patch_size, self.patch_size, self.channels)
+        axes = (None, None, None, "embed")
+        self.patch_embed = Linear(patch, (self.d_model,), axes=axes, **linear)
+        class_init = declared(init, (None, "embed"), decays=True)
+        self.class_embed = self.param("class_embed", class_init, (1, self.d_model))
+        if self.positions == "learned":
+            self.position_embed = Embed(
+                1 + self.num_patches, self.d_model, init, (None, "embed"), key="image_size"
+            )
+        self.embed_dropout = Dropout(self.dropout)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            **linear,
+        )
+        gelu = partial(jax.nn.gelu, approximate=False)
+        mlp = partial(
+            MLP,
+            d_ff=self.d_ff or 4 * self.d_model,
+            activation=gelu,
+            dropout=self.dropout,
+            **linear,
+        )
+        norm = partial(LayerNorm, self.norm_epsilon)
+        block = partial(
+            Block,
+            attention=attention,
+            mlp=mlp,
+            norm=norm,
+            norm_position="pre",
+            dropout=self.dropout,
+        )
+        self.encoder = Stack((block,), self.num_layers, unroll=self.unroll, remat=self.remat)
+        self.norm = norm()
+
+    def __call__(
+        self, images: Num[ArrayLike, "B H W C"], *, train: bool = False
+    ) -> Float[Array, "B L M"]:
+        return self.hidden(images, train=train)
+
+    def hidden(
+        self,
+        images: Num[ArrayLike, "B H W C"],
+        *,
+        visible: Int[ArrayLike, "B K"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
+        """Returns the states of the class token and of the patches (B, 1 + N, M).
+
+        With `visible`, the model reads these patches alone, in this order, and L is 1 + K (He et
+        al. 2021, section 3).
+        """
+        x = self._embed(images, visible, train=train)
+        return self.norm(self.encoder(x, mask=Mask(), train=train))
+
+    def layers(self, images: Num[ArrayLike, "B H W C"]) -> Float[Array, "N B L M"]:
+        """Returns the embeddings and the states of all layers (layers + 1, B, 1 + N, M).
+
+        Those of the last layer are normalised, as `hidden` returns them.
+        """
+        x = self._embed(images, None, train=False)
+        states = self.encoder(x, mask=Mask(), every_layer=True)
+        return jnp.concatenate([x[None], states[:-1], self.norm(states[-1])[None]])
+
+    def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:
+        """Returns the state that a head reads (B, M)."""
+        return hidden[:, 0] if self.pool == "class" else hidden[:, 1:].mean(axis=1)
+
+    def _embed(
+        self,
+        images: Num[ArrayLike, "B H W C"],
+        visible: Int[ArrayLike, "B K"] | None,
+        *,
+        train: bool,
+    ) -> Float[Array, "B L M"]:
+        """Returns the embeddings of the class token and the patches, with positions."""
+        expected = (self.image_size, self.image_size, self.channels)
+        if images.shape[1:] != expected:
+            raise UserError(
+                f"images of shape {images.shape[1:]}: must be {expected}, as "
+                "config.model.image_size and config.model.channels say"
+            )
+        pixels = patches.normalised(images, self.mean, self.std)
+        x = self.patch_embed(patches.patches(pixels, self.patch_size))  # (B, N, M)
+        of_class, of_patches = self._positions(x.dtype)
+        x = x + of_patches
+        if visible is not None:
+            x = patches.taken(x, visible)
+        token = jnp.broadcast_to(
+            self.class_embed.astype(x.dtype) + of_class, (len(x), 1, x.shape[2])
+        )
+        x = jnp.concatenate([token, x], axis=1)
+        x = sharding.constrain(x, "batch", "length", None)
+        return self.embed_dropout(x, train=train)
+
+    def _positions(self, dtype: jnp.dtype) -> tuple[Float[Array, "1 M"], Float[Array, "N M"]]:
+        """Returns the positions of the class token and of the patches."""
+        if self.positions == "learned":
+            table = sharding.constrain(self.position_embed.table(), None, None).astype(dtype)
+            return table[:1], table[1:]
+        rows = self.image_size // self.patch_size
+        table = jnp.asarray(patches.grid_sinusoids(rows, self.d_model), dtype)
+        return jnp.zeros_like(table[:1]), table
+
+    def flops(self, length: int, predictions: int = 0) -> float:
+        """Returns the FLOPs of a forward pass over one row of `length` patches and the class token.
+
+        All patches of an image are embedded. Norms and softmax are not counted.
+        """
+        tokens = 1 + length
+        layer = parameters.LayerSizes.of(self).layer(tokens, tokens**2)
+        patch = self.patch_size**2 * self.channels
+        return self.num_layers * layer + parameters.dense(self.num_patches, patch, self.d_model)
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# ViT with a classification head, from and to Hugging Face.
+_PREPROCESSOR = "preprocessor_config.json"
+# transformers' numbers for ways of interpolation: 2 is bilinear.
+_BILINEAR = 2
+_KEYS = Keys(
+    required={
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "image_size": "image_size",
+        "patch_size": "patch_size",
+    },
+    optional={
+        "num_channels": ("channels", 3),
+        "layer_norm_eps": ("norm_epsilon", 1e-12),
+        "hidden_dropout_prob": ("dropout", 0.0),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+        "initializer_range": ("init_std", 0.02),
+    },
+    allowed={"hidden_act": ("gelu",), "qkv_bias": (True,)},
+)
+_LAYER = {
+    **linear("attention.attention.query", "attention/query"),
+    **linear("attention.attention.key", "attention/key"),
+    **linear("attention.attention.value", "attention/value"),
+    **linear("attention.output.dense", "attention/out", "linear_merge"),
+    **norm("layernorm_before", "attention_norm"),
+    **linear("intermediate.dense", "mlp/wi"),
+    **linear("output.dense", "mlp/wo"),
+    **norm("layernorm_after", "mlp_norm"),
+}
+_TABLE = {
+    "vit.embeddings.cls_token": ("second_side", "class_embed"),
+    "vit.embeddings.position_embeddings": ("second_side", "position_embed/embedding"),
+    **linear("vit.embeddings.patch_embeddings.projection", "patch_embed", "convolution"),
+    **layers("vit.encoder.layer.{}.", "encoder/layers/", _LAYER),
+    **norm("vit.layernorm", "norm"),
+    **linear("classifier", "head/out"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier(family.Family):
+    model = "vit"
+    ignored = ("vit.pooler.dense.weight", "vit.pooler.dense.bias")  # the head does not read it
+
+    def read_config(self, hf_config, folder):
+        path = folder / _PREPROCESSOR
+        preprocessor = tensors.read_json(path) if path.is_file() else {}
+        return super().read_config(hf_config | {"preprocessor": preprocessor}, folder)
+
+    def model_keys(self, hf_config):
+        keys = self.keys.read(hf_config)
+        preprocessor = hf_config["preprocessor"]
+        for key in ("mean", "std"):
+            values = preprocessor.get(f"image_{key}", (0.5,) * keys["channels"])
+            keys[key] = tuple(float(value) for value in values)
+        return keys
+
+    def sections(self, folder):
+        return {"source": {"name": "images"}}
+
+    def task_keys(self, config, hf_config):
+        return {"labels": family.read_labels(hf_config)}
+
+    def remarks(self, hf_config):
+        if not hf_config["preprocessor"]:
+            yield f"no {_PREPROCESSOR} beside it: pixels are taken as (x - 0.5) / 0.5"
+
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+        for section, key, value in (
+            ("model", "positions", "learned"),
+            ("model", "pool", "class"),
+            ("task", "hidden_head", False),
+        ):
+            if config[section][key] != value:
+                raise UserError(
+                    f"config.{section}.{key}={config[section][key]!r}: {self.architecture} has "
+                    f"only {value!r}"
+                )
+
+    def other_keys(self, config, tokenizer):
+        d_ff = config.model.d_ff or 4 * config.model.d_model
+        return {"intermediate_size": d_ff} | family.label_maps(config.task.labels)
+
+    def tokenizer_files(self, task):
+        """Returns preprocessor_config.json, by which transformers prepares images."""
+        model = task.model
+        side = model.image_size
+        content = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": side, "width": side},
+            "resample": _BILINEAR,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(model.mean * (1 if len(model.mean) > 1 else model.channels)),
+            "image_std": list(model.std * (1 if len(model.std) > 1 else model.channels)),
+        }
+        return {_PREPROCESSOR: (json.dumps(content, indent=2) + "\n").encode()}
+
+
+ARCHITECTURES = [
+    Classifier("ViTForImageClassification", "vit", _KEYS, _TABLE, "image_classification")
+]

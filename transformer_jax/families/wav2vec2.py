@@ -1,0 +1,502 @@
+"""wav2vec 2.0: a speech encoder pre-trained with a contrastive loss over masked frames.
+
+Baevski et al. 2020.
+"""
+
+import dataclasses
+import json
+from functools import partial
+from typing import Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Sensory
+from transformer_jax.data.speech import BOUNDARY, RATE
+from transformer_jax.huggingface import family
+from transformer_jax.huggingface.tensors import (
+    Keys,
+    Table,
+    check_head_dim,
+    layers,
+    linear,
+    norm,
+    read_json,
+)
+from transformer_jax.layers import parameters
+from transformer_jax.layers.attention import Attention, check_heads
+from transformer_jax.layers.blocks import MLP, DroppedBlock, LayerNorm, Remat, Stack
+from transformer_jax.layers.convolutions import (
+    Convolution,
+    InstanceNorm,
+    PositionalConvolution,
+    num_windows,
+)
+from transformer_jax.layers.masks import Mask
+from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype, declared
+from transformer_jax.layers.quantizer import Quantized, Quantizer
+
+_CONVOLUTION_EPSILON = 1e-5  # of the norms between convolutions; no key of transformers changes it
+
+
+class Predictions(NamedTuple):
+    """The result of `Wav2Vec2.predictions` for P frames of each row.
+
+    Attributes:
+      contexts: projections of the states (B, P, E) float32.
+      targets: projections of the quantized features (B, P, E) float32.
+      quantized: the quantized features, see `Quantized`.
+      power: the mean square of all features, () float32.
+    """
+
+    contexts: Float[Array, "B P E"]
+    targets: Float[Array, "B P E"]
+    quantized: Quantized
+    power: Float[Array, ""]
+
+
+class Wav2Vec2(Sensory):
+    """Samples (B, S) float32 of 16 kHz -> states (B, L, M) of frames of 20 ms.
+
+    A row is normalised to mean 0 and variance 1, and padded with zeros. `lengths` (B,) are the
+    samples without padding. No state sees a frame that reaches into padding. With
+    convolution_norm="group", the first norm sees all samples, as it does in the published code: the
+    length of the padding then changes all states.
+    """
+
+    modality = "sound"
+    heads = ("quantizer", "project_target", "project_context")
+
+    d_model: int = 768  # width of the residual stream
+    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: int = 12  # number of blocks
+    num_heads: int = 12  # attention heads of a layer
+    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    convolution_widths: tuple = (512,) * 7  # channels of each convolution over the samples
+    convolution_kernels: tuple = (10, 3, 3, 3, 3, 2, 2)  # positions that each convolution reads
+    convolution_strides: tuple = (5, 2, 2, 2, 2, 2, 2)  # positions between those windows
+    convolution_bias: bool = False  # of the convolutions over the samples
+    # group: a norm of each channel over time after the first convolution; layer: layer norms after
+    # all of them
+    convolution_norm: Literal["group", "layer"] = "group"
+    feature_gradient: float = 0.1  # factor of the gradient of the convolutions
+    position_kernel: int = 128  # frames that the convolution of the positions reads
+    position_groups: int = 16  # groups of channels of that convolution
+    # pre-LN with a norm above the layers, as in the large model; false: post-LN
+    stable: bool = False
+    codebooks: int = 2  # codebooks of the quantizer
+    codes: int = 320  # entries of a codebook
+    d_code: int = 256  # width of the entries, those of all codebooks side by side
+    d_projection: int = 256  # width in which states and quantized features are compared
+    norm_epsilon: float = 1e-5  # added to the variance in layer norms
+    init_std: float = 0.02  # standard deviation of the initial weights of the layers
+    dropout: float = 0.1  # on each residual branch and on the input of the layers
+    attention_dropout: float = 0.1  # on the attention weights
+    hidden_dropout: float = 0.1  # on the MLP's hidden layer
+    feature_dropout: float = 0.0  # on the projected features
+    quantizer_dropout: float = 0.0  # on the features that are quantized
+    layer_drop: float = 0.0  # share of the layers that an update leaves out
+    # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    # activations recomputed in the backward pass: none, all except matrix products (dots), or all
+    # (full)
+    remat: Remat = "none"
+
+    def check(self):
+        check_heads(self.d_model, self.num_heads, self.head_dim)
+        names = ("convolution_widths", "convolution_kernels", "convolution_strides")
+        for name in names:
+            values = getattr(self, name)
+            if len(values) != len(self.convolution_widths) or not all(
+                type(value) is int and value > 0 for value in values
+            ):
+                raise UserError(
+                    f"config.model.{name}={values}: must be a whole number above 0 for each of the "
+                    f"{len(self.convolution_widths)} convolutions of config.model."
+                    "convolution_widths"
+                )
+        for key, parts in (("d_model", "position_groups"), ("d_code", "codebooks")):
+            if getattr(self, key) % getattr(self, parts):
+                raise UserError(
+                    f"config.model.{parts}={getattr(self, parts)} does not divide "
+                    f"config.model.{key}={getattr(self, key)}"
+                )
+
+    def setup(self):
+        dtype = compute_dtype(self.dtype)
+        self._set_up_features(dtype)
+        init = nn.initializers.normal(self.init_std)
+        linear = dict(kernel_init=init, dtype=dtype)
+        channels, model = (self.convolution_widths[-1],), (self.d_model,)
+        self.projection = Linear(channels, model, axes=(None, "embed"), **linear)
+        self.drop_features = Dropout(self.feature_dropout)
+        uniform = declared(nn.initializers.uniform(1.0), (None,))
+        self.mask_vector = self.param("mask_vector", uniform, model)
+        self.positions = PositionalConvolution(self.position_kernel, self.position_groups, dtype)
+        self.norm = LayerNorm(self.norm_epsilon)
+        self.drop_inputs = Dropout(self.dropout)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim or self.d_model // self.num_heads,
+            dropout=self.attention_dropout,
+            **linear,
+        )
+        mlp = partial(
+            MLP,
+            d_ff=self.d_ff or 4 * self.d_model,
+            activation=partial(jax.nn.gelu, approximate=False),
+            dropout=self.hidden_dropout,
+            **linear,
+        )
+        block = partial(
+            DroppedBlock,
+            attention=attention,
+            mlp=mlp,
+            norm=partial(LayerNorm, self.norm_epsilon),
+            norm_position="pre" if self.stable else "post",
+            dropout=self.dropout,
+            rate=self.layer_drop,
+        )
+        self.encoder = Stack((block,), self.num_layers, unroll=self.unroll, remat=self.remat)
+        self.quantizer = Quantizer(self.codebooks, self.codes, self.d_code)
+        self.drop_quantized = Dropout(self.quantizer_dropout)
+        compared = dict(axes=("embed", None), head=True, kernel_init=init)
+        self.project_target = Linear((self.d_code,), (self.d_projection,), **compared)
+        self.project_context = Linear(model, (self.d_projection,), **compared)
+
+    def _set_up_features(self, dtype):
+        """Sets up the convolutions and their norms."""
+        self.convolution = [
+            Convolution(width, *window, self.convolution_bias, dtype)
+            for width, window in zip(self.convolution_widths, self.windows)
+        ]
+        if self.convolution_norm == "group":
+            self.convolution_norms = [InstanceNorm(_CONVOLUTION_EPSILON)]
+        else:
+            self.convolution_norms = [LayerNorm(_CONVOLUTION_EPSILON) for _ in self.convolution]
+        self.feature_norm = LayerNorm(self.norm_epsilon)
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """The samples, or frames, that each convolution reads, and those between its windows."""
+        return tuple(zip(self.convolution_kernels, self.convolution_strides))
+
+    @nn.nowrap
+    def num_frames(self, samples):
+        """Returns the number of frames of so many samples, a number or an array."""
+        return num_windows(samples, self.windows)
+
+    def features(self, sound: Float[ArrayLike, "B S"]) -> Float[Array, "B L C"]:
+        """Returns the outputs of the convolutions (Baevski et al. 2020, section 2)."""
+        x = jnp.asarray(sound)[..., None]
+        for number, convolution in enumerate(self.convolution):
+            x = convolution(x)
+            if number < len(self.convolution_norms):
+                x = self.convolution_norms[number](x)
+            x = jax.nn.gelu(x, approximate=False)
+        constant = jax.lax.stop_gradient(x)
+        return constant + self.feature_gradient * (x - constant)
+
+    def __call__(
+        self, sound: Float[ArrayLike, "B S"], *, train: bool = False
+    ) -> Float[Array, "B L M"]:
+        return self.hidden(sound, train=train)
+
+    def hidden(
+        self,
+        sound: Float[ArrayLike, "B S"],
+        *,
+        lengths: Int[ArrayLike, " B"] | None = None,
+        masked: Bool[ArrayLike, "B L"] | Int[ArrayLike, "B L"] | None = None,
+        silent: Bool[ArrayLike, "B M"] | Int[ArrayLike, "B M"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
+        """Returns the states of the last layer.
+
+        A learned vector takes the place of each masked frame. Silent channels of the frames are 0
+        (Park et al. 2019). Without `lengths`, all samples are those of the row.
+        """
+        normed = self.feature_norm(self.features(sound))
+        return self._states(normed, lengths, (masked, silent), train=train)
+
+    def layers(
+        self, sound: Float[ArrayLike, "B S"], *, lengths: Int[ArrayLike, " B"] | None = None
+    ) -> Float[Array, "N B L M"]:
+        """Returns the inputs of the layers and the states of all layers."""
+        normed = self.feature_norm(self.features(sound))
+        return self._states(normed, lengths, (None, None), train=False, every_layer=True)
+
+    def predictions(
+        self,
+        sound: Float[ArrayLike, "B S"],
+        places: Int[ArrayLike, "B P"],
+        *,
+        lengths: Int[ArrayLike, " B"] | None = None,
+        masked: Bool[ArrayLike, "B L"] | Int[ArrayLike, "B L"] | None = None,
+        temperature: Float[Array, ""] | float = 1.0,
+        train: bool = False,
+    ) -> Predictions:
+        """Returns the states and the quantized features of the frames `places`, to be compared."""
+        features = self.features(sound)
+        normed = self.feature_norm(features)
+        hidden = self._states(normed, lengths, (masked, None), train=train)
+        places = jnp.asarray(places)[..., None]
+        chosen = jnp.take_along_axis(normed, places, axis=1)  # (B, P, C)
+        quantized = self.quantizer(
+            self.drop_quantized(chosen, train=train), temperature, train=train
+        )
+        contexts = jnp.take_along_axis(hidden, places, axis=1).astype(jnp.float32)
+        return Predictions(
+            self.project_context(contexts),
+            self.project_target(quantized.vectors),
+            quantized,
+            jnp.square(features.astype(jnp.float32)).mean(),
+        )
+
+    def _states(
+        self, normed: Float[Array, "B L C"], lengths, hidden_parts: tuple, *, train: bool, **options
+    ) -> Float[Array, "*layers B L M"]:
+        """Returns the states of normed features, see `hidden` and `layers`."""
+        masked, silent = hidden_parts
+        x = self.drop_features(self.projection(normed), train=train)
+        if masked is not None:
+            x = jnp.where(masked[..., None] > 0, self.mask_vector.astype(x.dtype), x)
+        if silent is not None:
+            x = jnp.where(silent[:, None] > 0, 0, x)
+        mask = Mask()
+        if lengths is not None:
+            frames = self.num_frames(jnp.asarray(lengths))
+            filled = jnp.arange(x.shape[1]) < frames[:, None]
+            x = jnp.where(filled[..., None], x, 0)
+            segments = filled.astype(jnp.int32)
+            mask = Mask(query_segments=segments, key_segments=segments)
+        x = x + jax.nn.gelu(self.positions(x), approximate=False)
+        x = self.drop_inputs(x if self.stable else self.norm(x), train=train)
+        states = self.encoder(x, mask=mask, train=train, **options)
+        if not options:
+            return self.norm(states) if self.stable else states
+        last = self.norm(states[-1]) if self.stable else states[-1]
+        return jnp.concatenate([x[None], states[:-1], last[None]])
+
+    @nn.nowrap
+    def is_feature(self, path: tuple[str, ...]) -> bool:
+        """Returns whether a parameter is that of a convolution over samples, or of its norm."""
+        return path[0].startswith("convolution")
+
+    @nn.nowrap
+    def depth(self, path: tuple[str, ...]) -> int | None:
+        below = ("feature_norm", "projection", "mask_vector", "positions")
+        return 0 if self.is_feature(path) or path[0] in below else None
+
+    def flops(self, length: int, predictions: int) -> float:
+        """Returns the FLOPs of a forward pass over a row of `length` samples."""
+        total, channels = 0.0, 1
+        for width, (kernel, stride) in zip(self.convolution_widths, self.windows):
+            length = num_windows(length, [(kernel, stride)])
+            total += parameters.dense(length, kernel * channels, width)
+            channels = width
+        total += parameters.dense(length, channels, self.d_model)
+        positions = self.position_kernel * self.d_model // self.position_groups
+        total += parameters.dense(length, positions, self.d_model)
+        total += self.num_layers * parameters.LayerSizes.of(self).layer(length, length**2)
+        quantizer = parameters.dense(
+            predictions, channels + self.d_code, self.codebooks * self.codes
+        )
+        projections = parameters.dense(predictions, self.d_code + self.d_model, self.d_projection)
+        return total + quantizer + projections
+
+
+# ----------------------------------------------------------------------------------- Hugging Face
+#
+# wav2vec 2.0 with the heads of pre-training and of transcription, from and to Hugging Face.
+_KEYS = Keys(
+    required={
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+    },
+    optional={
+        "conv_dim": ("convolution_widths", (512,) * 7),
+        "conv_kernel": ("convolution_kernels", (10, 3, 3, 3, 3, 2, 2)),
+        "conv_stride": ("convolution_strides", (5, 2, 2, 2, 2, 2, 2)),
+        "conv_bias": ("convolution_bias", False),
+        "feat_extract_norm": ("convolution_norm", "group"),
+        "num_conv_pos_embeddings": ("position_kernel", 128),
+        "num_conv_pos_embedding_groups": ("position_groups", 16),
+        "do_stable_layer_norm": ("stable", False),
+        "num_codevector_groups": ("codebooks", 2),
+        "num_codevectors_per_group": ("codes", 320),
+        "codevector_dim": ("d_code", 256),
+        "proj_codevector_dim": ("d_projection", 256),
+        "layer_norm_eps": ("norm_epsilon", 1e-5),
+        "initializer_range": ("init_std", 0.02),
+        "hidden_dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "activation_dropout": ("hidden_dropout", 0.1),
+        "feat_proj_dropout": ("feature_dropout", 0.0),
+        "feat_quantizer_dropout": ("quantizer_dropout", 0.0),
+        "layerdrop": ("layer_drop", 0.1),
+    },
+    allowed={
+        "hidden_act": ("gelu",),
+        "feat_extract_activation": ("gelu",),
+        "add_adapter": (False,),
+        "adapter_attn_dim": (None,),
+    },
+)
+_LAYER = {
+    **linear("attention.q_proj", "attention/query"),
+    **linear("attention.k_proj", "attention/key"),
+    **linear("attention.v_proj", "attention/value"),
+    **linear("attention.out_proj", "attention/out", "linear_merge"),
+    **norm("layer_norm", "attention_norm"),
+    **linear("feed_forward.intermediate_dense", "mlp/wi"),
+    **linear("feed_forward.output_dense", "mlp/wo"),
+    **norm("final_layer_norm", "mlp_norm"),
+}
+_POSITIONS = "wav2vec2.encoder.pos_conv_embed.conv"
+_ENCODER = {
+    "wav2vec2.masked_spec_embed": ("same", "mask_vector"),
+    **norm("wav2vec2.feature_projection.layer_norm", "feature_norm"),
+    **linear("wav2vec2.feature_projection.projection", "projection"),
+    f"{_POSITIONS}.bias": ("same", "positions/bias"),
+    f"{_POSITIONS}.parametrizations.weight.original0": ("third_side", "positions/scale"),
+    f"{_POSITIONS}.parametrizations.weight.original1": ("time_convolution", "positions/direction"),
+    **norm("wav2vec2.encoder.layer_norm", "norm"),
+    **layers("wav2vec2.encoder.layers.{}.", "encoder/layers/", _LAYER),
+}
+_QUANTIZER = {
+    "quantizer.codevectors": ("second_side", "quantizer/table"),
+    **linear("quantizer.weight_proj", "quantizer/logits"),
+    **linear("project_q", "project_target"),
+    **linear("project_hid", "project_context"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Speech(family.Family):
+    """The encoder. Its convolutions are no stack: the first one has another shape."""
+
+    model = "wav2vec2"
+
+    def sections(self, folder):
+        return {"source": {"name": "sound"}}
+
+    def table(self, model) -> Table:
+        table = dict(self.tensors)
+        for number in range(len(model.convolution_widths)):
+            layer = f"wav2vec2.feature_extractor.conv_layers.{number}"
+            table[f"{layer}.conv.weight"] = ("time_convolution", f"convolution_{number}/kernel")
+            if model.convolution_bias:
+                table[f"{layer}.conv.bias"] = ("same", f"convolution_{number}/bias")
+            if model.convolution_norm == "layer" or number == 0:
+                table |= norm(f"{layer}.layer_norm", f"convolution_norms_{number}")
+        return table
+
+    def check(self, config):
+        super().check(config)
+        check_head_dim(config.model, self.architecture)
+
+    def other_keys(self, config, tokenizer):
+        return {
+            "intermediate_size": config.model.d_ff or 4 * config.model.d_model,
+            "num_feat_extract_layers": len(config.model.convolution_widths),
+            "mask_time_length": config.task.span,
+        }
+
+    def tokenizer_files(self, task):
+        content = {
+            "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+            "do_normalize": True,
+            "feature_size": 1,
+            "padding_side": "right",
+            "padding_value": 0.0,
+            "return_attention_mask": task.model.convolution_norm == "layer",
+            "sampling_rate": RATE,
+        }
+        return {"preprocessor_config.json": _json(content)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _PreTraining(_Speech):
+    def task_keys(self, config, hf_config):
+        return {
+            "span": hf_config.get("mask_time_length", 10),
+            "distractors": hf_config.get("num_negatives", 100),
+            "similarity_temperature": hf_config.get("contrastive_logits_temperature", 0.1),
+            "diversity_weight": hf_config.get("diversity_loss_weight", 0.1),
+        }
+
+    def other_keys(self, config, tokenizer):
+        return super().other_keys(config, tokenizer) | {
+            "num_negatives": config.task.distractors,
+            "contrastive_logits_temperature": config.task.similarity_temperature,
+            "diversity_loss_weight": config.task.diversity_weight,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _CTC(_Speech):
+    def sections(self, folder):
+        numbers = read_json(folder / "vocab.json")
+        tokens = sorted(numbers, key=numbers.get)
+        if [numbers[token] for token in tokens] != [*range(len(tokens))]:
+            raise UserError(f"{folder / 'vocab.json'}: must number its tokens 0, 1, 2, ...")
+        return {"source": {"name": "sound"}, "task": {"vocabulary": tuple(tokens)}}
+
+    def task_keys(self, config, hf_config):
+        if hf_config.get("vocab_size", 32) != len(config.task.vocabulary):
+            raise UserError(
+                f"vocab_size={hf_config.get('vocab_size')}: vocab.json has "
+                f"{len(config.task.vocabulary)} tokens"
+            )
+        return {
+            "blank": hf_config.get("pad_token_id") or 0,
+            "head_dropout": hf_config.get("final_dropout", 0.1),
+            "masked": hf_config.get("mask_time_prob", 0.05),
+            "span": hf_config.get("mask_time_length", 10),
+            "silent": hf_config.get("mask_feature_prob", 0.0),
+            "silent_span": hf_config.get("mask_feature_length", 10),
+        }
+
+    def other_keys(self, config, tokenizer):
+        return super().other_keys(config, tokenizer) | {
+            "vocab_size": len(config.task.vocabulary),
+            "pad_token_id": config.task.blank,
+            "final_dropout": config.task.head_dropout,
+            "mask_time_prob": config.task.masked,
+            "mask_feature_prob": config.task.silent,
+            "mask_feature_length": config.task.silent_span,
+        }
+
+    def tokenizer_files(self, task):
+        blank = task.vocabulary[task.blank]
+        options = {
+            "tokenizer_class": "Wav2Vec2CTCTokenizer",
+            "pad_token": blank,
+            "unk_token": task.spelling.unknown or blank,
+            "bos_token": None,
+            "eos_token": None,
+            "word_delimiter_token": BOUNDARY,
+        }
+        numbers = {token: number for number, token in enumerate(task.vocabulary)}
+        files = {"vocab.json": _json(numbers), "tokenizer_config.json": _json(options)}
+        return super().tokenizer_files(task) | files
+
+
+def _json(content: dict) -> bytes:
+    return (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
+
+
+ARCHITECTURES = [
+    _PreTraining(
+        "Wav2Vec2ForPreTraining", "wav2vec2", _KEYS, _ENCODER | _QUANTIZER, "masked_speech"
+    ),
+    _CTC("Wav2Vec2ForCTC", "wav2vec2", _KEYS, _ENCODER | linear("lm_head", "head/out"), "ctc"),
+]

@@ -1,0 +1,81 @@
+"""Word vectors: a table of words that are read, and one of words that are predicted.
+
+Both are those of Mikolov et al. 2013. The mean of a text's vectors summarises it.
+"""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from transformer_jax.contracts.model import Encoder
+from transformer_jax.layers import parameters
+from transformer_jax.layers.embeddings import Embed, Projection
+
+
+class WordVectors(Encoder):
+    """Tokens (B, L) int32 -> their vectors (B, L, M).
+
+    The state of the first token, which is [CLS] in a fine-tuning, is the mean of the row's vectors
+    instead. Positions of segment 0 are padding.
+    """
+
+    can = frozenset({"static"})
+    vocabulary = ("token_embed/embedding", "output_embed/embedding")
+    heads = ("output_embed",)
+    max_length = None
+    num_layers: ClassVar[int] = 0
+
+    vocab_size: int = 30_000  # number of tokens in the vocabulary
+    d_model: int = 100  # width of the vectors
+
+    def setup(self):
+        self.token_embed = Embed(self.vocab_size, self.d_model, self._uniform)
+        self.output_embed = Embed(self.vocab_size, self.d_model, nn.initializers.zeros)
+
+    def _uniform(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "V M"]:
+        """Returns numbers between -0.5 / M and 0.5 / M, as in the published code."""
+        limit = 0.5 / self.d_model
+        return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+    def vectors(self) -> Float[ArrayLike, "V M"]:
+        """Returns the vectors of the words."""
+        return self.token_embed.table()
+
+    def output(self) -> Projection:
+        return Projection(self.output_embed.table())
+
+    def hidden(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+        train: bool = False,
+    ) -> Float[Array, "B L M"]:
+        x = self._embed(tokens)
+        filled = jnp.ones(tokens.shape) if segment_ids is None else segment_ids > 0
+        filled = filled[..., None].astype(x.dtype)  # (B, L, 1)
+        mean = (x * filled).sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
+        return x.at[:, 0].set(mean)
+
+    def layers(
+        self,
+        tokens: Int[ArrayLike, "B L"],
+        *,
+        positions: Int[ArrayLike, "B L"] | None = None,
+        segment_ids: Int[ArrayLike, "B L"] | None = None,
+        token_types: Int[ArrayLike, "B L"] | None = None,
+    ) -> Float[Array, "N B L M"]:
+        """Returns the vectors (1, B, L, M). There are no layers above them."""
+        return self._embed(tokens)[None]
+
+    def _embed(self, tokens: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
+        return self.token_embed(tokens)
+
+    def flops(self, length: int, predictions: int) -> float:
+        # The vectors of a row are added up to their mean.
+        return length * self.d_model + parameters.dense(predictions, self.d_model, self.vocab_size)

@@ -1,0 +1,1 @@
+"""What the objectives of several tasks share, by what they read."""

@@ -1,0 +1,184 @@
+"""What the tasks on preferences share: examples, losses of pairs, and reward models."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.config import UserError
+from transformer_jax.data.chat_rows import (
+    Example,
+    completion_ids,
+    end_id,
+    fitted,
+    prompt_ids,
+)
+from transformer_jax.data.sources import chat
+from transformer_jax.data.tokenizers.chat import Prompt
+from transformer_jax.finetuning.encoder import Encoder
+from transformer_jax.inference import batching
+from transformer_jax.layers.embeddings import RewardHead
+from transformer_jax.pictures.progress import say
+
+# --------------------------------------------------------------------------------------------------
+# Code that the tasks on preferences share: their examples, and losses of pairs of completions.
+
+
+@dataclasses.dataclass
+class PreferenceTask:
+    """The examples of a task on preferences. An example has a row for each completion.
+
+    The task defines `room`, the most tokens of a prompt and a completion together.
+    """
+
+    completions: int = 2  # most completions of a prompt in the data, from 2 to 9
+    # share of the labels that are wrong; a completion is preferred with the probability
+    # (1 - label_smoothing) * label + label_smoothing * (1 - label)
+    label_smoothing: float = 0.0
+
+    def check_preferences(self) -> None:
+        """Raises UserError for wrong keys."""
+        if not chat.FEWEST <= self.completions <= chat.MOST:
+            raise UserError(
+                f"config.task.completions={self.completions}: must be from {chat.FEWEST} to "
+                f"{chat.MOST}"
+            )
+        if not 0 <= self.label_smoothing < 0.5:
+            raise UserError(
+                f"config.task.label_smoothing={self.label_smoothing}: must be at least 0 and below "
+                "0.5"
+            )
+
+    def read(self, split: str) -> chat.Preferences | None:
+        return chat.open_preferences(self.config.data, split)
+
+    def examples(self, records) -> list[Example]:
+        """Returns the rankings as ids. Raises UserError for more completions than rows."""
+        records = list(records)
+        for record in records:
+            if len(record.completions) > self.completions:
+                raise UserError(
+                    f"{record.where}: {len(record.completions)} completions, but "
+                    f"config.task.completions={self.completions}"
+                )
+        encoded = self.encoded([(record.prompt, record.completions) for record in records])
+        examples = [fitted(example, self.room) for example in encoded]
+        if num_cut := sum(example != whole for example, whole in zip(examples, encoded)):
+            say(f"{num_cut:,} of {len(examples):,} examples are cut to config.task.length tokens")
+        return [example._replace(label=record.label) for example, record in zip(examples, records)]
+
+    def encoded(self, texts: list[tuple[Prompt, tuple[str, ...]]]) -> list[Example]:
+        """Returns prompts with completions as ids.
+
+        A language model's completion has its end token. The marks of another model stand in its
+        rows.
+        """
+        end = (end_id(self.tokenizer),) if self.model.kind == "causal" else ()
+        prompts = prompt_ids(self.tokenizer, [prompt for prompt, _ in texts], self._started)
+        flat = [text for _, completions in texts for text in completions]
+        ids = iter(completion_ids(self.tokenizer, flat, end))
+        return [
+            Example(prompt, [next(ids) for _ in completions])
+            for prompt, (_, completions) in zip(prompts, texts)
+        ]
+
+    def _started(self, ids: list[int]) -> list[int]:
+        if self.model.kind != "causal":
+            return ids
+        return batching.with_start(ids, self.tokenizer, self.config.data)
+
+    def preferred(self, batch) -> Float[Array, "B 1"]:
+        """Returns the probabilities that the better of two completions is preferred."""
+        label = batch["label"][:, None]
+        return label * (1 - self.label_smoothing) + (1 - label) * self.label_smoothing
+
+
+def num_tokens(example: Example) -> int:
+    """Returns the tokens of the prompt and the longest completion of an example."""
+    return len(example.prompt) + max(map(len, example.completions))
+
+
+def padded_rows(rows: list[dict], count: int) -> dict[str, np.ndarray]:
+    """Returns the arrays (count, ...) of the rows of an example, and rows of zeros behind them."""
+    missing = [jax.tree.map(np.zeros_like, rows[0])] * (count - len(rows))
+    return {name: np.stack([row[name] for row in (*rows, *missing)]) for name in rows[0]}
+
+
+class Pairs(NamedTuple):
+    """All pairs of the completions of B prompts, P for each."""
+
+    differences: Float[Array, "B P"]  # of the better completion's value and the worse one's
+    filled: Bool[Array, "B P"]  # whether both completions exist
+
+    @classmethod
+    def of(cls, values: Float[Array, "B K"], filled: Bool[Array, "B K"]) -> "Pairs":
+        """Returns the pairs of K completions, the best first."""
+        better, worse = np.triu_indices(values.shape[1], 1)
+        differences = values[:, better] - values[:, worse]
+        return cls(differences, filled[:, better] & filled[:, worse])
+
+    @property
+    def count(self) -> Int[Array, ""]:
+        return self.filled.sum(dtype=jnp.int32)
+
+    def prompt_means(self, losses: Float[Array, "B P"]) -> Float[Array, " B"]:
+        """Returns the mean of the pairs' losses for each prompt, 0 where it has no pairs.
+
+        All pairs of a prompt are in one update, and each prompt counts once (Ouyang et al. 2022,
+        equation 1).
+        """
+        sums = jnp.where(self.filled, losses, 0.0).sum(axis=1)
+        return sums / jnp.maximum(self.filled.sum(axis=1), 1)
+
+    def metrics(self) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Returns the share of pairs in the right order, and the mean difference."""
+        is_right = (self.differences > 0) & self.filled
+        margins = jnp.where(self.filled, self.differences, 0.0).sum()
+        return {
+            "accuracy": (is_right.sum(dtype=jnp.float32), self.count),
+            "margin": (margins, self.count),
+        }
+
+
+def bradley_terry(
+    differences: Float[Array, "B P"], preferred: Float[Array, "B 1"]
+) -> Float[Array, "B P"]:
+    """Returns the cross-entropy of preferences whose log-odds are `differences`.
+
+    `preferred` is the probability of the better one. Where it is 1, the loss is
+    -log sigmoid(difference) (Bradley & Terry 1952; Ouyang et al. 2022, equation 1).
+    """
+    right, wrong = jax.nn.log_sigmoid(differences), jax.nn.log_sigmoid(-differences)
+    return -(preferred * right + (1 - preferred) * wrong)
+
+
+# --------------------------------------------------------------------------------- reward models
+
+
+def rewards(
+    model: Any, params, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Float[Array, " B"]:
+    """Returns the normalised rewards of texts (B,) float32, for a task that learns from them.
+
+    `model` is the Causal model of a run of this task, and `params` are the run's parameters. A text
+    is the first `lengths` of its `tokens`, a prompt and a completion with its end token. A model
+    with dropout has none.
+    """
+    encoder = Encoder(model, marks_texts=False)
+    segment_ids = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
+    batch = dict(tokens=tokens, segment_ids=segment_ids, token_types=jnp.zeros_like(tokens))
+    hidden = encoder.hidden(params, batch, None, train=False)
+    vectors = encoder.summary(params, hidden, batch)
+    head = RewardHead(encoder.head(1, 0.0))
+    return head.apply({"params": params["head"]}, vectors)[:, 1]
+
+
+def init_reward(model: Any, rng: jax.Array) -> dict:
+    """Returns initial parameters for `rewards`, boxed with their logical axes."""
+    encoder = Encoder(model, marks_texts=False)
+    head_key, encoder_key = jax.random.split(rng)
+    head = RewardHead(encoder.head(1, 0.0)).init(head_key, jnp.zeros((1, model.d_model)))
+    return {**encoder.init(encoder_key, summary=True), "head": head["params"]}

@@ -1,0 +1,65 @@
+"""Code that the tasks of sound share: the lengths of rows, and their shapes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import UserError, build_model
+from transformer_jax.data.speech import RATE
+from transformer_jax.objectives.texts import SourceTask
+
+
+@dataclasses.dataclass
+class SpeechTask(SourceTask):
+    """A task on the utterances of `config.source`. Its model reads sound."""
+
+    modality = "sound"
+
+    seconds: float = 15.6  # of the sound of a row
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        if self.seconds <= 0 or self.frames < 2:
+            raise UserError(
+                f"config.task.seconds={self.seconds}: must give at least two frames of the model"
+            )
+
+    @property
+    def samples(self) -> int:
+        """The samples of a row."""
+        return round(self.seconds * RATE)
+
+    @property
+    def frames(self) -> int:
+        """The frames of a row."""
+        return self.model.num_frames(self.samples)
+
+    def check_shares(self, *keys: str) -> None:
+        """Raises UserError for a key that is no share."""
+        for key in keys:
+            if not 0 <= getattr(self, key) <= 1:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be from 0 to 1")
+
+    def check_positive(self, *keys: str) -> None:
+        """Raises UserError for a key that is not above 0."""
+        for key in keys:
+            if getattr(self, key) <= 0:
+                raise UserError(f"config.task.{key}={getattr(self, key)}: must be above 0")
+
+    def spec_of_rows(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes of a batch with its sound, from those of its other arrays in a row."""
+        spec = self.int32_spec({"length": (), **shapes})
+        sound = jax.ShapeDtypeStruct((self.config.train.batch, self.samples), jnp.float32)
+        return spec | {"sound": sound}
+
+    def num_filled(self, batch) -> tuple[jax.Array, jax.Array]:
+        """Returns the frames without padding, and all frames."""
+        filled = self.model.num_frames(batch["length"]).sum(dtype=jnp.int32)
+        return filled, jnp.int32(len(batch["length"]) * self.frames)
+
+    def derived(self, name, means):
+        return {}
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.frames

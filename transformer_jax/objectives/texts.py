@@ -1,0 +1,501 @@
+"""What the pre-training tasks on texts share: batches, evaluations, and their losses."""
+
+import abc
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_jax import metrics
+from transformer_jax.config import UserError, build_model, build_source
+from transformer_jax.contracts.task import (
+    Context,
+    EvalRows,
+    EvaluationProgram,
+    Loss,
+    Task,
+    TrainRows,
+)
+from transformer_jax.data import arguments, rows, store, tokenizers
+from transformer_jax.data.masking import MaskedRows
+from transformer_jax.distributed import hosts
+from transformer_jax.distributed.sharding import Placement, gathered, split_rows
+from transformer_jax.inference import lowering
+from transformer_jax.inference.causal import CausalUse
+from transformer_jax.inference.encoder import EncoderUse
+from transformer_jax.inference.translating import SequenceToSequenceUse
+from transformer_jax.pictures.progress import track
+
+# --------------------------------------------------------------------------------------------------
+# Code that the pre-training tasks share: batches, the evaluation loop, checks of lengths.
+
+
+class Texts(Protocol):
+    """The texts that `config.data` names, and rows of them."""
+
+    def text(self, split: str) -> Any:
+        """Returns the text of a split; None where there is none."""
+
+    def training_text(self) -> Any:
+        """Returns all training text, of which a tokenizer is trained."""
+
+    def fingerprint(self) -> dict:
+        """Returns a description of the content of the training text, for JSON."""
+
+    def train(self, tokenizer) -> TrainRows: ...
+    def evaluation(self, tokenizer, split: str) -> EvalRows: ...
+
+
+@dataclasses.dataclass
+class BaseTask(Task):
+    """A task with one model and one tokenizer. See contracts/task.py for the contract.
+
+    `tokenizer_folder` is the folder of a run's tokenizer. Where it is None, the tokenizer is read
+    or trained as `config.data` says.
+    """
+
+    config: ConfigDict
+    tokenizer_folder: Path | None
+
+    def int32_spec(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes of a training batch of int32 arrays, from the shapes of a row."""
+        batch = self.config.train.batch
+        return {
+            name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32) for name, shape in shapes.items()
+        }
+
+    def derived(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
+        return {"perplexity": perplexity(means["loss"])}
+
+    def mean_metrics(
+        self, params, rows, observe: Callable[[dict[str, np.ndarray]], None] | None = None
+    ) -> dict[str, float]:
+        """Returns the mean of each of the loss's metrics over evaluation rows.
+
+        `observe` is called with each batch. The devices share the rows of a batch. A task with a
+        carry reads the rows one by one, as one stream.
+        """
+        step = jax.jit(self._measured, static_argnums=0)
+        placement = Placement.of(params, self.config.mesh)
+        batch_size = placement.rows(self.config.decode.batch)
+        carry = jax.device_get(self.initial_carry(1))
+        if carry is not None:
+            placement, batch_size = placement.dividing(batch=1, lookup=1), 1
+        num_batches = rows.num_batches(batch_size)
+        sums = []
+        for number in track(range(num_batches), "evaluating (batches)", num_batches):
+            batch = rows.batch(number, range(batch_size), batch_size)
+            if observe is not None:
+                observe(batch)
+            measured, carry = hosts.run(step, placement, params, batch, carry)
+            sums.append(jax.device_get(measured))
+        return metrics.means(jax.tree.map(_sum, *sums))
+
+    def _measured(self, placement: Placement, params, batch, carry):
+        with placement.use():
+            loss = self.loss(params, split_rows(batch), Context(carry=carry))
+            return gathered((loss.metrics, loss.carry))
+
+
+@dataclasses.dataclass
+class TextTask(BaseTask):
+    """A task that reads the texts of `config.data`. A subclass defines `texts`."""
+
+    @property
+    @abc.abstractmethod
+    def texts(self) -> Texts:
+        """The texts of the run, and the rows of their splits."""
+
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer of the run, read or trained."""
+        return tokenizers.run_tokenizer(
+            self.tokenizer_folder,
+            self.config.data,
+            self.texts.training_text,
+            self.model.vocab_size,
+        )
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        train = self.texts.train(self.tokenizer)
+        has_valid = self.texts.text("valid") is not None
+        evaluated = {"valid": self.texts.evaluation(self.tokenizer, "valid")} if has_valid else {}
+        return types.SimpleNamespace(train=train, eval=evaluated)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return self.texts.fingerprint() | {"tokenizer": self.tokenizer.fingerprint()}
+
+
+@dataclasses.dataclass
+class SourceTask(BaseTask):
+    """A task that reads the records of `config.source`. A subclass defines `component`."""
+
+    reads_source = True
+    tokenizer = None
+
+    @abc.abstractmethod
+    def component(self, records: store.Records) -> rows.Component:
+        """Returns the rows of the records of a split."""
+
+    def split_rows(self, split: str) -> rows.Component | None:
+        """Returns the rows of a split, "train", "valid" or "test"; None for no such split.
+
+        By default, the rows of all splits are made alike.
+        """
+        records = self.source.records(split)
+        return None if records is None else self.component(records)
+
+    @cached_property
+    def source(self):
+        return build_source(self.config)
+
+    @cached_property
+    def _rows(self) -> types.SimpleNamespace:
+        train = rows.train_rows([self.split_rows("train")], self.config)
+        valid = self.split_rows("valid")
+        evaluated = {} if valid is None else {"valid": rows.EvalRows(valid)}
+        return types.SimpleNamespace(train=train, eval=evaluated)
+
+    def rows(self):
+        return self._rows
+
+    def fingerprint(self) -> dict:
+        return {"train": self.source.fingerprint("train"), "tokenizer": None}
+
+    def evaluate(self, params, split: str) -> dict:
+        """Returns the mean metrics of a split. Raises UserError where the run has no such split."""
+        component = arguments.held_out(self.split_rows, split, "files")
+        means = self.mean_metrics(params, rows.EvalRows(component))
+        means.pop("filled")
+        return means | self.derived(split, means) | {"records": len(component)}
+
+
+def check_row_length(key: str, length: int, model: Any, least: int = 2) -> None:
+    """Raises UserError where rows of `length` tokens, set by config.task.<key>, do not suit a
+    model.
+    """
+    if not least <= length <= model.window:
+        raise UserError(
+            f"config.task.{key}={length}: must be from {least} to "
+            f"config.model.max_length={model.max_length}"
+        )
+
+
+def perplexity(loss: float) -> float:
+    """Returns exp(loss), finite for any loss."""
+    return math.exp(min(loss, 700.0))
+
+
+def perplexities(loss: float, meta: dict) -> dict[str, float]:
+    """Returns the perplexity and the bits per byte and character, from the mean loss of a text.
+
+    `meta` holds the counts of the text's store. The loss counts all tokens, including the ends of
+    documents.
+    """
+    bits = loss * meta["tokens"] / math.log(2)
+    return {
+        "perplexity": perplexity(loss),
+        "bits_per_byte": bits / meta["bytes"],
+        "bits_per_character": bits / meta["characters"],
+    }
+
+
+def _sum(*batches: np.ndarray) -> np.float64:
+    return np.sum(batches, dtype=np.float64)
+
+
+# --------------------------------------------------------------------------------------------------
+# Code of tasks that train a language model of another run further, on files of their own.
+
+
+class Records(Protocol):
+    """The records of files."""
+
+    def __iter__(self) -> Iterable[Any]: ...
+    def fingerprint(self) -> dict: ...
+
+
+@dataclasses.dataclass
+class Continued(CausalUse, BaseTask):
+    """A task with the model and the tokenizer of the run in `config.init_from`."""
+
+    takes_model = True
+    begins_with_run = True
+
+    @abc.abstractmethod
+    def read(self, split: str) -> Records | None:
+        """Returns the records of a split; None where `config.data` names none."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the tokenizer is known. A run that is only planned needs none."""
+        return self.tokenizer_folder is not None or bool(self.config.data.tokenizer_files)
+
+    @cached_property
+    def tokenizer(self):
+        if not self.has_tokenizer:
+            raise UserError("config.init_from is missing: the workdir of the run to train further")
+        # No tokenizer is trained, so there is no text for it.
+        return tokenizers.run_tokenizer(
+            self.tokenizer_folder, self.config.data, lambda: (), self.model.vocab_size
+        )
+
+    def fingerprint(self) -> dict:
+        return {
+            "train": self.read("train").fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
+
+    def derived(self, name, means):
+        return {}
+
+
+# --------------------------------------------------------------------------------------------------
+# Code that the objectives of causal models share: the loss of the tokens that follow.
+
+
+@dataclasses.dataclass
+class NextTokens(CausalUse, TextTask):
+    """The cross-entropy of the labels of rows by their weights. A subclass defines `texts`.
+
+    A batch has tokens, labels and weights, int32 (B, L). It may have positions and segment_ids.
+    """
+
+    length: int = 1024  # tokens of a row
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        if self.model.kind != "causal":
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: config.task.name="
+                f"{self.config.task.name!r} is for causal models, such as gpt and decoder"
+            )
+        self.coefficients = {"loss": 1.0}
+        check_row_length("length", self.length, self.model)
+
+    def init(self, rng):
+        return self.model.init(rng, jnp.zeros((1, self.length), jnp.int32))["params"]
+
+    def weights(self, batch):
+        return {"loss": batch["weights"].sum().astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        hidden, carry = self.states(params, batch, context)
+        output = self.model.apply({"params": params}, method="output")
+        weights = batch["weights"].astype(jnp.float32)
+        loss, _, correct = output.cross_entropy(hidden, batch["labels"], weights)
+        count = batch["weights"].sum(dtype=jnp.int32)
+        metrics = {
+            "loss": (loss, count),
+            "accuracy": (correct, count),
+            "filled": (self.filled(batch), jnp.int32(batch["weights"].size)),
+        }
+        return Loss({"loss": loss}, metrics, carry)
+
+    def states(self, params, batch, context: Context):
+        """Returns (hidden states (B, L, M), carry)."""
+        return self.applied(params, batch, context)(
+            positions=batch.get("positions"),
+            segment_ids=batch.get("segment_ids"),
+            method="hidden",
+        ), None
+
+    def applied(self, params, batch, context: Context):
+        """Returns the model's `apply` to the tokens of a batch. It takes the other arguments."""
+        rngs = {"dropout": context.rng} if context.train else None
+        return partial(
+            self.model.apply, {"params": params}, batch["tokens"], train=context.train, rngs=rngs
+        )
+
+    def filled(self, batch) -> jax.Array:
+        """Returns the number of positions that are no padding: by default those with a weight."""
+        return batch["weights"].sum(dtype=jnp.int32)
+
+    def flops(self, row_shape: int = 0) -> float:
+        return 3 * self.model.flops(self.length)  # a backward pass costs two forward passes
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.length
+
+
+# --------------------------------------------------------------------------------------------------
+# What the tasks share whose rows have masks: texts in phases of the run, and the loss of masks.
+
+# The arrays of each masked token.
+MASKED = ("masked_positions", "masked_labels", "masked_weights")
+
+
+def states(
+    model: Any, params, tokens: jax.Array, inputs: dict[str, jax.Array], context: Context
+) -> jax.Array:
+    """Returns a model's states of rows (B, L, M). `inputs` are those beside the tokens."""
+    return model.apply(
+        {"params": params},
+        tokens,
+        **inputs,
+        train=context.train,
+        method="hidden",
+        rngs={"dropout": context.rng} if context.train else None,
+    )
+
+
+def masked_loss(model: Any, params, batch, hidden: jax.Array) -> Loss:
+    """Returns the cross-entropy of the masked tokens of rows whose states are `hidden` (B, L, M).
+
+    Its only term is "mlm".
+    """
+    apply = partial(model.apply, {"params": params})
+    # Logits are computed at the masked positions only.
+    masked = jnp.take_along_axis(hidden, batch["masked_positions"][..., None], axis=1)
+    filled = batch["segment_ids"] > 0
+    mlm, _, correct = apply(method="output").cross_entropy(
+        apply(masked, method="transformed"),
+        batch["masked_labels"],
+        batch["masked_weights"].astype(jnp.float32),
+    )
+    count = batch["masked_weights"].sum(dtype=jnp.int32)
+    metrics = {
+        "loss": (mlm, count),
+        "accuracy": (correct, count),
+        "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
+    }
+    return Loss({"mlm": mlm}, metrics)
+
+
+class MaskedTextTask(EncoderUse, TextTask):
+    """A task with `phases` and `texts`. See MaskedLM."""
+
+    phases: tuple
+    texts: MaskedRows
+
+    masked = MASKED
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        tokenizer = super().tokenizer
+        tokenizer.required("cls", "sep", "mask", user="masked language modelling")
+        return tokenizer
+
+    @property
+    def phase_steps(self) -> list[int]:
+        """The number of updates of each phase."""
+        return self.texts.phase_steps
+
+    def batch_spec(self, row_shape: int):
+        _, length, num_predictions = self.phases[row_shape]
+        shapes = dict.fromkeys(("tokens", "token_types", "segment_ids"), (length,))
+        shapes |= dict.fromkeys(self.masked, (num_predictions,))
+        if self.texts.pairs:
+            shapes["follows"] = ()
+        return self.int32_spec(shapes)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.phases[row_shape][1]
+
+
+# --------------------------------------------------------------------------------------------------
+# The objective of encoder-decoders: the cross-entropy of a target, given its source.
+
+
+@dataclasses.dataclass
+class PairTask(SequenceToSequenceUse, TextTask):
+    """A task whose rows hold sources and targets, as those of `data.packed_pairs.PackedPairs`."""
+
+    source_length: int = 256  # source tokens of a row
+    target_length: int = 256  # target tokens of a row
+    label_smoothing: float = 0.1  # probability that the loss spreads over all tokens
+
+    def __post_init__(self):
+        self.model = build_model(self.config)
+        self.check_model()
+        self.coefficients = {"loss": 1.0}
+        check_row_length("source_length", self.source_length, self.model)
+        check_row_length("target_length", self.target_length, self.model)
+
+    def check_model(self) -> None:
+        """Raises UserError for a model that the task does not train."""
+        if self.model.kind != "sequence_to_sequence":
+            raise UserError(
+                f"config.model.name={self.config.model.name!r}: config.task.name="
+                f"{self.config.task.name!r} is for encoder-decoders, such as encoder_decoder"
+            )
+
+    def batch_spec(self, row_shape: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
+        source = ("source", "source_positions", "source_segment_ids")
+        target = ("target", "target_positions", "target_segment_ids", "labels")
+        shapes = dict.fromkeys(source, (self.source_length,))
+        return self.int32_spec(shapes | dict.fromkeys(target, (self.target_length,)))
+
+    def init(self, rng):
+        tokens = jnp.zeros((1, 2), jnp.int32)
+        return self.model.init(rng, tokens, tokens)["params"]
+
+    def weights(self, batch):
+        return {"loss": jnp.sum(batch["target_segment_ids"] > 0).astype(jnp.float32)}
+
+    def loss(self, params, batch, context: Context) -> Loss:
+        variables = {"params": params}
+        hidden = self.model.apply(
+            variables,
+            batch["source"],
+            batch["target"],
+            source_positions=batch["source_positions"],
+            source_segment_ids=batch["source_segment_ids"],
+            target_positions=batch["target_positions"],
+            target_segment_ids=batch["target_segment_ids"],
+            train=context.train,
+            method="hidden",
+            rngs={"dropout": context.rng} if context.train else None,
+        )
+        weights = (batch["target_segment_ids"] > 0).astype(jnp.float32)
+        return self.loss_of(params, hidden, batch | {"weights": weights}, context)
+
+    def loss_of(self, params, hidden: jax.Array, batch, context: Context) -> Loss:
+        """Returns the loss of states (B, N, M) with these "labels" and "weights" (B, N)."""
+        variables = {"params": params}
+        filled = batch["target_segment_ids"] > 0
+        weights = batch["weights"]
+        loss, nll, correct = self.model.apply(variables, method="output").cross_entropy(
+            self.model.apply(variables, hidden, method="transformed"),
+            batch["labels"],
+            weights,
+            label_smoothing=self.label_smoothing if context.train else 0.0,
+        )
+        count = weights.sum()
+        metrics = {
+            "loss": (loss, count),
+            "accuracy": (correct, count),
+            "filled": (filled.sum(dtype=jnp.int32), jnp.int32(filled.size)),
+        }
+        if context.train:  # without smoothing, as the loss of an evaluation
+            metrics["nll"] = (nll, count)
+        return Loss({"loss": loss}, metrics)
+
+    def search_programs(self, params) -> dict[str, EvaluationProgram]:
+        """Returns the programs of a beam search over sources as long as a row."""
+        batch = self.config.decode.batch
+        remedy = f"--config.decode.batch={max(batch // 2, 1)}: fewer sentences at a time"
+        programs = lowering.beam_search(self.model, params, self.config, self.source_length)
+        return {
+            f"beam search, {name}": EvaluationProgram(*program, remedy)
+            for name, program in programs.items()
+        }
+
+    def flops(self, row_shape: int = 0) -> float:
+        # A backward pass costs two forward passes.
+        return 3 * self.model.flops(self.source_length, self.target_length)
+
+    def positions(self, row_shape: int = 0) -> int:
+        return self.target_length

@@ -1,0 +1,134 @@
+"""Proteins: the entries of FASTA files, one record each."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.source import Source
+from transformer_jax.data import proteins
+from transformer_jax.data.sources import text_files
+from transformer_jax.data.sources.text_files import Place, Span, text_lines
+from transformer_jax.data.store import Record
+from transformer_jax.data.tokenizers.words import AMBIGUOUS, STANDARD
+from transformer_jax.pictures.progress import say
+
+_KNOWN = STANDARD + AMBIGUOUS
+_UNKNOWN = re.compile(rf"[^{_KNOWN}{_KNOWN.lower()}\s]")
+_PAIR = re.compile(r"(\d+)-(\d+)")
+_CONTACTS = ";contacts "
+_SHOWN = 60  # characters of a description in a message
+
+
+class _Entry(NamedTuple):
+    description: str
+    place: Place  # of the line of the description
+    lines: list[tuple[Place, str]]  # of residues
+    contacts: list[tuple[Place, str]]
+
+
+class _Damaged(Exception):
+    """An entry that gives no record; the message names the line and the fault."""
+
+
+@dataclasses.dataclass
+class Fasta(Source):
+    """Entries of a line ">description" and lines of residues, in upper or lower case.
+
+    The residues are the letters of the 20 amino acids, and X, B, U, Z, O. A "*" at the end of an
+    entry is left out. A line ";contacts 3-27 4-26" names residues that touch, counted from 1.
+    """
+
+    max_residues: int = 40_000  # of an entry, at most
+    # leave out the entries with a fault, such as an unknown residue, and count them; false: end
+    # with an error
+    skip_damaged: bool = False
+
+    def __post_init__(self):
+        if not 1 <= self.max_residues <= proteins.MOST_RESIDUES:
+            raise UserError(
+                f"config.source.max_residues={self.max_residues}: must be from 1 to "
+                f"{proteins.MOST_RESIDUES:,}"
+            )
+
+    def fingerprint(self, split):
+        paths = self.files(split)
+        return None if paths is None else text_files.sha256(paths)
+
+    def read(self, split):
+        faults = []
+        for path in self.files(split):
+            for entry in self._entries(path):
+                try:
+                    yield self._record(entry)
+                except _Damaged as error:
+                    if not self.skip_damaged:
+                        remedy = "config.source.skip_damaged=true leaves such entries out"
+                        raise UserError(f"{error}; {remedy}") from None
+                    faults.append(str(error))
+        if faults:
+            say(f"{split}: {len(faults):,} damaged entries are left out, the first: {faults[0]}")
+
+    def _entries(self, path: str) -> Iterator[_Entry]:
+        """Yields the entries of a file. Raises UserError where it does not begin with one."""
+        entry, count = None, 0
+        for index, line in enumerate(text_lines(path)):
+            place = Place(Span(path), index)
+            if line.startswith(">"):
+                if entry is not None:
+                    yield entry
+                entry, count = _Entry(line[1:].strip(), place, [], []), 0
+            elif line.startswith(_CONTACTS) and entry is not None:
+                entry.contacts.append((place, line))
+            elif line.strip() and not line.startswith(";"):
+                if entry is None:
+                    raise UserError(f"{place}: must begin with '>' and a description, as in FASTA")
+                # No more than the limit is kept of an entry that exceeds it.
+                if count <= self.max_residues:
+                    entry.lines.append((place, line))
+                count += len(line)
+        if entry is not None:
+            yield entry
+
+    def _record(self, entry: _Entry) -> Record:
+        name = entry.description[:_SHOWN]
+        lines = entry.lines
+        if lines:
+            place, last = lines[-1]
+            lines[-1] = (place, last.rstrip().removesuffix("*"))
+        residues = "".join(_letters(place, line, name) for place, line in lines)
+        if not residues:
+            raise _Damaged(f"{entry.place}: {name}: no residues")
+        if len(residues) > self.max_residues:
+            raise _Damaged(
+                f"{entry.place}: {name}: more than config.source.max_residues="
+                f"{self.max_residues} residues"
+            )
+        contacts = [pair for line in entry.contacts for pair in _pairs(*line, len(residues))]
+        contacts = np.array(contacts, np.int64).reshape(-1, 2)
+        return proteins.record(residues, contacts, line=entry.place.index + 1)
+
+
+def _letters(place: Place, line: str, name: str) -> str:
+    """Returns the residues of a line in upper case."""
+    if unknown := _UNKNOWN.search(line):
+        raise _Damaged(
+            f"{place}: {name}: {unknown[0]!r}, character {unknown.start() + 1} of the line, is no "
+            "residue"
+        )
+    return "".join(line.split()).upper()
+
+
+def _pairs(place: Place, line: str, size: int) -> Iterator[tuple[int, int]]:
+    """Yields the places of residues that touch, from 0."""
+    for word in line.removeprefix(_CONTACTS).split():
+        pair = _PAIR.fullmatch(word)
+        first, second = map(int, pair.groups()) if pair else (0, 0)
+        if not 1 <= min(first, second) <= max(first, second) <= size:
+            raise _Damaged(
+                f"{place}: {word!r}: must be two numbers from 1 to {size}, as in 3-{size}"
+            )
+        yield first - 1, second - 1

@@ -1,0 +1,134 @@
+"""Proteins of families that a generator draws, with residues that depend on each other in pairs.
+
+A family is a sheet: strands of equal length with loops around them. The residues at one height of
+all strands are a rung, and every two residues of a rung touch. A member draws a class of residues
+for each rung, and the residues of the rung are of this class. The loops are copies of the family's
+own sequence, drawn from a Markov chain, with substitutions.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.source import Source
+from transformer_jax.data import proteins
+from transformer_jax.data.rows import generator
+
+# Aliphatic, aromatic and large, polar, charged, and all others.
+CLASSES = ("AVLI", "FWYM", "STNQ", "DEKR", "CGPH")
+_LETTERS = np.frombuffer("".join(CLASSES).encode(), np.uint8)
+_SIZE = len(CLASSES[0])
+_LOOP = (3, 4)  # least and most residues of a loop
+_END = (1, 2)  # likewise of an end
+_PREFERRED = 0.7  # probability of the residue that a place of a strand prefers in each class
+_SPLITS = ("train", "valid", "test")
+
+
+class Family(NamedTuple):
+    """The structure of a family of proteins of N residues."""
+
+    rungs: Int[np.ndarray, "R S"]  # the place of each rung in each strand, from 0
+    loops: Int[np.ndarray, " N"]  # the residue of each place in the family's sequence
+    preferred: Int[np.ndarray, "N C"]  # the residue that each place prefers in each class
+
+    @property
+    def contacts(self) -> Int[np.ndarray, "P 2"]:
+        """The pairs of places that touch."""
+        pairs = itertools.combinations(range(self.rungs.shape[1]), 2)
+        return np.concatenate([np.sort(self.rungs[:, pair], axis=1) for pair in pairs])
+
+
+@dataclasses.dataclass
+class ProteinFamilies(Source):
+    """Members of each family in turn. The members that are held out are of the same families."""
+
+    families: int = 4  # number of families
+    members: int = 1000  # proteins of a family in the training split
+    held_out: int = 30  # proteins of a family in the other splits
+    strands: int = 6  # strands of a sheet
+    rungs: int = 6  # residues of a strand
+    conserved: float = 0.8  # share of the residues of loops that are those of the family
+    coupled: float = 0.95  # share of the residues of strands that are of the class of their rung
+    # numbers of the families in the training split, from 0; empty: all
+    train_families: tuple[int, ...] = ()
+    valid_families: tuple[int, ...] = ()  # as train_families, in the other splits
+    seed: int = 0  # of the families and their members
+
+    def __post_init__(self):
+        least = {"families": 1, "members": 1, "held_out": 1, "strands": 2, "rungs": 1}
+        for key, minimum in least.items():
+            value = getattr(self, key)
+            if value < minimum:
+                raise UserError(f"config.source.{key}={value}: must be at least {minimum}")
+        for key in ("conserved", "coupled"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise UserError(f"config.source.{key}={getattr(self, key)}: must be from 0 to 1")
+        for key in ("train_families", "valid_families"):
+            if not all(0 <= number < self.families for number in getattr(self, key)):
+                raise UserError(
+                    f"config.source.{key}={getattr(self, key)}: must be numbers below "
+                    f"config.source.families={self.families}"
+                )
+
+    def fingerprint(self, split):
+        keys = [field.name for field in dataclasses.fields(self) if field.name != "data"]
+        return [split, *(getattr(self, key) for key in keys)]
+
+    def read(self, split):
+        count = self.members if split == "train" else self.held_out
+        own = self.train_families if split == "train" else self.valid_families
+        for member, number in itertools.product(range(count), own or range(self.families)):
+            family = self.structures[number]
+            key = np.array([self.seed, 1 + _SPLITS.index(split)], np.uint64)
+            residues = self._member(family, generator(key, number, member))
+            yield proteins.record(residues, family.contacts, family=number)
+
+    @functools.cached_property
+    def structures(self) -> list[Family]:
+        """The structure of each family."""
+        return [self._structure(number) for number in range(self.families)]
+
+    def _structure(self, number: int) -> Family:
+        random = generator(np.array([self.seed, 0], np.uint64), number, 0)
+        gaps = [random.integers(_END[0], _END[1] + 1)]
+        gaps += [random.integers(_LOOP[0], _LOOP[1] + 1) for _ in range(self.strands - 1)]
+        starts = np.cumsum(gaps) + self.rungs * np.arange(self.strands)
+        size = starts[-1] + self.rungs + random.integers(_END[0], _END[1] + 1)
+        heights = np.arange(self.rungs)[:, None]
+        falls = random.random(self.strands) < 0.5  # the direction of each strand
+        rungs = starts + np.where(falls, self.rungs - 1 - heights, heights)
+        within = random.integers(_SIZE, size=(size, len(CLASSES)))
+        preferred = within + _SIZE * np.arange(len(CLASSES))
+        return Family(rungs, self._sequence(size, random), preferred)
+
+    def _sequence(self, size: int, random: np.random.Generator) -> np.ndarray:
+        """Returns residues (N,) of the Markov chain."""
+        sequence = [int(random.integers(len(_LETTERS)))]
+        while len(sequence) < size:
+            sequence.append(int(random.choice(len(_LETTERS), p=self._transitions[sequence[-1]])))
+        return np.array(sequence)
+
+    @functools.cached_property
+    def _transitions(self) -> Float64[np.ndarray, "V V"]:
+        """The probabilities of the next residue, which all families share."""
+        random = generator(np.array([self.seed, 4], np.uint64), 0, 0)
+        return random.dirichlet(np.full(len(_LETTERS), 0.3), len(_LETTERS))
+
+    def _member(self, family: Family, random: np.random.Generator) -> str:
+        size = len(family.loops)
+        residues = random.integers(len(_LETTERS), size=size)
+        is_conserved = random.random(size) < self.conserved
+        residues = np.where(is_conserved, family.loops, residues)
+        classes = random.integers(len(CLASSES), size=len(family.rungs))[:, None]  # (R, 1)
+        prefers = random.random(family.rungs.shape) < _PREFERRED
+        others = _SIZE * classes + random.integers(_SIZE, size=family.rungs.shape)
+        own = np.where(prefers, family.preferred[family.rungs, classes], others)
+        is_coupled = random.random(family.rungs.shape) < self.coupled
+        uncoupled = random.integers(len(_LETTERS), size=family.rungs.shape)
+        residues[family.rungs] = np.where(is_coupled, own, uncoupled)
+        return _LETTERS[residues].tobytes().decode()

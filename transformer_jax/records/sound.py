@@ -1,0 +1,111 @@
+"""Sound: manifests, each line of which names a file and has its transcript."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from transformer_jax.config import UserError
+from transformer_jax.contracts.source import Source
+from transformer_jax.data import speech
+from transformer_jax.data.sources import text_files
+from transformer_jax.data.sources.text_files import Place, Span, from_json, text_lines
+from transformer_jax.data.speech import DamagedSound, Utterance
+from transformer_jax.pictures.progress import say
+
+
+class _Entry(NamedTuple):
+    """A line of a manifest."""
+
+    place: Place
+    path: str
+    text: str
+
+
+@dataclasses.dataclass
+class Sound(Source):
+    """WAV and FLAC files, by the manifests that config.data.train_files names.
+
+    A line of a manifest is FILE<tab>TRANSCRIPT, or FILE alone for sound without a transcript. In a
+    *.jsonl manifest it is {"file": ..., "text": ...}. Files lie in the manifest's folder, or below.
+    """
+
+    # samples of a file over all channels; a longer file is refused before it is decoded
+    most_samples: int = speech.MOST_SAMPLES
+    outside: bool = False  # manifests may name files outside their own folders
+    # a file that is empty, damaged or too long: an error, or left out and counted
+    faulty: Literal["refuse", "skip"] = "refuse"
+
+    def __post_init__(self):
+        if self.most_samples < 1:
+            raise UserError(f"config.source.most_samples={self.most_samples}: must be at least 1")
+
+    def fingerprint(self, split):
+        manifests = self.files(split)
+        if manifests is None:
+            return None
+        paths = [entry.path for manifest in manifests for entry in self._entries(manifest)]
+        return [text_files.sha256(manifests), text_files.sha256(paths)]
+
+    def read(self, split):
+        skipped = 0
+        for manifest in self.files(split):
+            for entry in self._entries(manifest):
+                try:
+                    samples = speech.read(
+                        entry.path, f"{entry.place}: {entry.path}", self.most_samples
+                    )
+                except DamagedSound as error:
+                    if self.faulty == "refuse":
+                        raise UserError(
+                            f"{error}; config.source.faulty=skip leaves such files out"
+                        ) from None
+                    skipped += 1
+                    continue
+                yield speech.record(Utterance(samples, entry.text))
+        if skipped:
+            say(f"{split}: {skipped:,} files left out: empty, damaged or too long")
+
+    def _entries(self, manifest: str) -> Iterator[_Entry]:
+        """Yields the entries of a manifest. Raises UserError for a line that names no file."""
+        for index, line in enumerate(text_lines(manifest)):
+            if not line.strip():
+                continue
+            place = Place(Span(manifest), index)
+            if manifest.endswith(".jsonl"):
+                name, text = _of_json(line, place)
+            else:
+                name, _, text = line.partition("\t")
+            path = self._path(manifest, name.strip(), place)
+            yield _Entry(place, path, " ".join(text.split()))
+
+    def _path(self, manifest: str, name: str, place: Place) -> str:
+        """Returns the path of a file. Raises UserError where the manifest may not name it."""
+        if "://" in manifest or "://" in name:
+            folder = manifest.rpartition("/")[0]
+            path = name if "://" in name else f"{folder}/{name}"
+            is_inside = path.startswith(f"{folder}/") and ".." not in path.split("/")
+        else:
+            folder = pathlib.Path(manifest).resolve().parent
+            path = os.fspath((folder / name).resolve())
+            is_inside = pathlib.Path(path).is_relative_to(folder)
+        if not is_inside and not self.outside:
+            raise UserError(
+                f"{place}: {name} lies outside the manifest's folder; config.source.outside=true "
+                "allows it"
+            )
+        if "://" not in path and not os.path.isfile(path):
+            raise UserError(f"{place}: {name}: no such file")
+        return path
+
+
+def _of_json(line: str, place: Place) -> tuple[str, str]:
+    """Returns the name of a file and its transcript."""
+    value = from_json(line, place)
+    if not isinstance(value, dict) or not isinstance(value.get("file"), str):
+        raise UserError(f'{place}: must be {{"file": ..., "text": ...}}')
+    text = value.get("text", "")
+    if not isinstance(text, str):
+        raise UserError(f"{place}: the value of text is no string")
+    return value["file"], text
