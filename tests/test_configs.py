@@ -241,7 +241,7 @@ def test_fractions_give_the_updates_of_the_full_length(case, expected):
     config = configs.load(CONFIGS / case)
     num_steps = config.train.num_steps
     decay_steps = config.optimizer.decay_steps
-    eval_every, save_every = sections.intervals(config)
+    eval_every, save_every = sections.intervals(config.train, config.checkpoint)
     assert expected == {
         "train.num_steps": num_steps,
         "optimizer.warmup_steps": sections.span(config.optimizer.warmup_steps, num_steps),
@@ -249,18 +249,27 @@ def test_fractions_give_the_updates_of_the_full_length(case, expected):
         "train.eval_every": eval_every,
         "checkpoint.every": save_every,
     }
-    assert not sections.saves_at_evaluations(config) or eval_every == save_every == num_steps
+    assert (
+        not sections.saves_at_evaluations(config.train, config.checkpoint)
+        or eval_every == save_every == num_steps
+    )
+
+
+def warnings(config):
+    return sections.warnings(config.train, config.checkpoint, config.optimizer)
 
 
 def test_a_shortened_run_keeps_its_proportions():
     config = configs.load(CONFIGS / "bert/imdb.py:cpu", {"train.num_steps": 1500})
-    assert sections.intervals(config) == (750, 750) and not sections.warnings(config)
+    assert sections.intervals(config.train, config.checkpoint) == (750, 750) and not warnings(
+        config
+    )
     assert sections.span(config.optimizer.warmup_steps, 1500) == 94
 
 
 def test_a_shortened_run_with_whole_numbers_of_updates_is_warned_of():
     config = configs.load(CONFIGS / "bert/base.py", {"train.num_steps": 1500})
-    intervals, warmup = sections.warnings(config)
+    intervals, warmup = warnings(config)
     assert intervals == (
         "warning: the run of 1500 updates is evaluated at its end alone "
         "(config.train.eval_every=10000) and is saved at its end and every 15 minutes "
@@ -269,7 +278,7 @@ def test_a_shortened_run_with_whole_numbers_of_updates_is_warned_of():
     )
     assert "config.optimizer.warmup_steps=10000" in warmup and "warmup_steps=0.1 means" in warmup
     configs.set_key(config, "checkpoint.minutes", "0")
-    assert "saved at its end alone (" in sections.warnings(config)[0]
+    assert "saved at its end alone (" in warnings(config)[0]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -200,7 +200,7 @@ def test_xla_refuses_such_a_model(tmp_path, monkeypatch):
     with pytest.raises(
         RunError, match="initialising parameters and optimizer state: .* TiB requested"
     ):
-        with memory.explained(config, program):
+        with memory.explained(task, program):
             states.init(task, program.tx, program.state)
 
 

@@ -55,7 +55,7 @@ class Bandit(BaseTask):
         return {"policy": {"kernel": kernel(rng, (ACTIONS, ACTIONS))}}
 
     def rows(self):
-        train = rows.train_rows([Contexts()], self.config)
+        train = rows.train_rows([Contexts()], self.config.train, self.config.data.seed)
         return types.SimpleNamespace(train=train, eval={})
 
     def experience(self, params, batch, context):

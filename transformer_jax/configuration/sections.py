@@ -49,38 +49,39 @@ def interval(value: float, num_steps: int) -> int:
     return max(math.ceil(value * num_steps - _ROUNDING), 1) if 0 < value < 1 else int(value)
 
 
-def intervals(config) -> tuple[int, int]:
+def intervals(train, checkpoint) -> tuple[int, int]:
     """Returns the updates between evaluations, and between checkpoints."""
-    num_steps = config.train.num_steps
     return (
-        interval(config.train.eval_every, num_steps),
-        interval(config.checkpoint.every, num_steps),
+        interval(train.eval_every, train.num_steps),
+        interval(checkpoint.every, train.num_steps),
     )
 
 
-def saves_at_evaluations(config) -> bool:
+def saves_at_evaluations(train, checkpoint) -> bool:
     """Returns whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
 
     The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
     other, or no regular checkpoint precedes the end, evaluations therefore save one.
     """
-    evaluated, saved = intervals(config)
-    if not config.checkpoint.best_metric:
+    evaluated, saved = intervals(train, checkpoint)
+    if not checkpoint.best_metric:
         return False
-    return saved >= config.train.num_steps or bool(saved % evaluated and evaluated % saved)
+    return saved >= train.num_steps or bool(saved % evaluated and evaluated % saved)
 
 
-def warnings(config) -> list[str]:
+def warnings(train, checkpoint, optimizer) -> list[str]:
     """Returns lines about a run that is too short for its intervals or warm-up, with remedies."""
-    num_steps = config.train.num_steps
-    evaluated, saved = intervals(config)
-    warmup = span(config.optimizer.warmup_steps, num_steps)
+    num_steps = train.num_steps
+    evaluated, saved = intervals(train, checkpoint)
+    warmup = span(optimizer.warmup_steps, num_steps)
     lines, states, flags = [], [], []
     if evaluated >= num_steps:
         states.append(f"is evaluated at its end alone (config.train.eval_every={evaluated})")
         flags.append("--config.train.eval_every=0.1")
-    if saved >= num_steps and (evaluated >= num_steps or not saves_at_evaluations(config)):
-        minutes = config.checkpoint.minutes
+    if saved >= num_steps and (
+        evaluated >= num_steps or not saves_at_evaluations(train, checkpoint)
+    ):
+        minutes = checkpoint.minutes
         by_time = f" and every {minutes:g} minutes" if minutes else " alone"
         states.append(f"is saved at its end{by_time} (config.checkpoint.every={saved})")
         flags.append("--config.checkpoint.every=0.1")
@@ -100,7 +101,7 @@ def warnings(config) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------
 # The sections of a config outside `model` and `task`: keys with their defaults and meanings.
-Updates = int | float  # whole updates, or a fraction of config.train.num_steps (run_length.py)
+Updates = int | float  # whole updates, or a fraction of config.train.num_steps (see `span`)
 
 
 @dataclasses.dataclass

@@ -77,7 +77,9 @@ class ChatRows:
 
     def train(self, tokenizer: ChatTokenizer) -> rows.TrainRows:
         """Returns the training rows. The first call packs the conversations."""
-        return rows.train_rows([self._packed(tokenizer, "train")], self.config)
+        return rows.train_rows(
+            [self._packed(tokenizer, "train")], self.config.train, self.config.data.seed
+        )
 
     def evaluation(self, tokenizer: ChatTokenizer, split: str) -> rows.EvalRows:
         return rows.EvalRows(self._packed(tokenizer, split))

@@ -388,7 +388,9 @@ class PairRows:
 
     def train(self, tokenizer) -> rows.TrainRows:
         """Returns the training rows. The first call packs the pairs."""
-        return rows.train_rows([self._packed(tokenizer, "train")], self.config)
+        return rows.train_rows(
+            [self._packed(tokenizer, "train")], self.config.train, self.config.data.seed
+        )
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
         return rows.EvalRows(self._packed(tokenizer, split))

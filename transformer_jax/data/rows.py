@@ -212,12 +212,15 @@ def _order_seed(*key: int) -> int:
 
 def train_rows(
     components: Sequence[Component],
-    config,
+    train,
+    seed: int,
     weights: Sequence[int] = (1,),
     order: Literal["shuffled", "stream"] = "shuffled",
 ) -> TrainRows:
-    """Returns the rows of a run of one phase, with the batch and the ramp of `config.train`."""
-    train = config.train
+    """Returns the rows of a run of one phase, with the batch and the ramp of `config.train`.
+
+    `seed` is config.data.seed.
+    """
     phase = Phase(
         components,
         train.batch,
@@ -226,7 +229,7 @@ def train_rows(
         ramp_steps=train.ramp_steps,
         order=order,
     )
-    return TrainRows([phase], config.data.seed)
+    return TrainRows([phase], seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,7 +68,7 @@ class MixedTexts:
             component(text, name, number) for number, (text, name) in enumerate(zip(texts, names))
         ]
         weights = [weight for _, weight in self.mixture]
-        return rows.train_rows(components, self.config, weights, order)
+        return rows.train_rows(components, self.config.train, self.config.data.seed, weights, order)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -110,7 +110,9 @@ class OneComponent(SingleText, abc.ABC):
         """Returns the rows of a split. The first call tokenises the text."""
 
     def train(self, tokenizer) -> rows.TrainRows:
-        return rows.train_rows([self.component("train", tokenizer)], self.config)
+        return rows.train_rows(
+            [self.component("train", tokenizer)], self.config.train, self.config.data.seed
+        )
 
     def evaluation(self, tokenizer, split: str) -> rows.EvalRows:
         return rows.EvalRows(self.component(split, tokenizer))

@@ -261,7 +261,7 @@ class FineTuning(Definition, Task):
     def _rows(self) -> types.SimpleNamespace:
         self._examples("valid")  # raises its errors before training
         train = self.in_buckets(self._examples("train"))
-        drawn = rows.train_rows([train], self.config)
+        drawn = rows.train_rows([train], self.config.train, self.config.data.seed)
         batches = predictions.Batches(drawn, train, self.group_by_length)
         return types.SimpleNamespace(train=batches, eval={})
 

@@ -201,7 +201,7 @@ class Prompted(Continued):
         train = self.prompt_rows("train")
         if train is None:
             raise UserError("config.data.train_files is missing: the prompts of the answers")
-        drawn = train_rows([train], self.config)
+        drawn = train_rows([train], self.config.train, self.config.data.seed)
         # The loss of an answer needs the experience of a step, so no mean loss is evaluated.
         return types.SimpleNamespace(train=drawn, eval={}, valid=valid)
 

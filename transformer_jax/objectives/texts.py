@@ -163,7 +163,9 @@ class SourceTask(BaseTask):
 
     @cached_property
     def _rows(self) -> types.SimpleNamespace:
-        train = rows.train_rows([self.split_rows("train")], self.config)
+        train = rows.train_rows(
+            [self.split_rows("train")], self.config.train, self.config.data.seed
+        )
         valid = self.split_rows("valid")
         evaluated = {} if valid is None else {"valid": rows.EvalRows(valid)}
         return types.SimpleNamespace(train=train, eval=evaluated)

@@ -125,15 +125,17 @@ def check(record: Record, config, fingerprint: dict) -> None:
         raise UserError(f"{workdir}: not the {' and '.join(changed)} this run was trained with")
 
 
-def begin(config, task, workdir) -> ConfigDict | None:
+def begin(config, task, workdir, files: Files | None = None) -> ConfigDict | None:
     """Prepares the data, then records the run in `workdir`, which the caller holds.
 
-    Returns the config of an earlier record; None for a new run. Raises UserError where config or
-    data differ from that record in what may not change.
+    `files` are those of `RunSpec`; None: those that the config names. Returns the config of an
+    earlier record; None for a new run. Raises UserError where config or data differ from that
+    record in what may not change.
     """
     workdir = buckets.folder_of_run(workdir)
     fingerprint = plain(task.fingerprint())
-    earlier = find(workdir, classes.in_config(config))
+    files = classes.in_config(config) if files is None else files
+    earlier = find(workdir, files)
     if earlier:
         check(earlier, config, fingerprint)
     task.rows()  # first: a fault in the data must leave no record behind
@@ -142,7 +144,7 @@ def begin(config, task, workdir) -> ConfigDict | None:
         for leftover in folder.iterdir() if folder.is_dir() else ():
             leftover.unlink()  # of a run that was killed before it was recorded
         _save_tokenizer(task, folder)
-    _write(config, fingerprint, workdir)
+    _write(config, fingerprint, workdir, files)
     return earlier.config if earlier else None
 
 
@@ -152,7 +154,8 @@ def create(workdir, task, params) -> None:
     _save_tokenizer(task, workdir / "tokenizer")
     with Checkpoints(workdir / "checkpoints", task.config.checkpoint) as checkpoints:
         checkpoints.save_params(params)
-    _write(task.config, {"train": [], "tokenizer": tokenizer_fingerprint(task)}, workdir)
+    fingerprint = {"train": [], "tokenizer": tokenizer_fingerprint(task)}
+    _write(task.config, fingerprint, workdir, classes.in_config(task.config))
 
 
 def tokenizer_fingerprint(task):
@@ -170,8 +173,8 @@ def plain(fingerprint):
     return json.loads(json.dumps(fingerprint))
 
 
-def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path) -> None:
-    files, has_head = classes.in_config(config), fine_tunes(config)
+def _write(config, fingerprint: dict, workdir: pathlib.Path | buckets.Path, files: Files) -> None:
+    has_head = fine_tunes(config)
     config = config.to_dict()
     config["data"]["rebuild"] = False  # holds for one start only
     content = {
@@ -413,10 +416,24 @@ class RunSpec:
     workdir: pathlib.Path | buckets.Path | None
     tokenizer: pathlib.Path | buckets.Path | None  # its folder; None: `config.data` says
     origin: Origin | None  # the run whose parameters this one begins with
+    files: Files  # those of the classes that the user has named by a path, by section
 
     def task(self):
         """Returns the task that `config.task` names."""
         return _task(self.config, self.tokenizer)
+
+    def shared_keys(self) -> dict[str, Any]:
+        """Returns what is equal on all hosts: the keys but for the places of the data, and files.
+
+        A host may have its data elsewhere.
+        """
+        places = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
+        values = configs.flat(self.config).items()
+        shared = {f"config.{key}": value for key, value in values if not key.startswith(places)}
+        return shared | {
+            f"the file of config.{section}.name": file.digest
+            for section, file in self.files.items()
+        }
 
 
 def resolve(
@@ -435,7 +452,8 @@ def resolve(
         if (key, value) not in of_model:  # the model of the earlier run is not known yet
             configs.set_key(config, key, value)
     configs.validate(config)
-    recorded = find(workdir, classes.in_config(config))
+    files = classes.in_config(config)
+    recorded = find(workdir, files)
     if not recorded:  # a run of an earlier version continues as it is
         sections.check_used(config)
     if recorded and recorded.config.task.name != config.task.name:
@@ -458,6 +476,7 @@ def resolve(
         workdir,
         _tokenizer(earlier),
         origin(config, workdir),
+        files,
     )
 
 

@@ -2,18 +2,16 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from ml_collections import ConfigDict
 
-from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.configuration import classes
 from transformer_jax.data.sources import text_files
 from transformer_jax.distributed import hosts
 from transformer_jax.pictures import progress
 from transformer_jax.runs import lock, spec
-from transformer_jax.runs.spec import Overrides, RunSpec, resolve
+from transformer_jax.runs.spec import Overrides, resolve
 from transformer_jax.training import memory, trainer, warm_start
 from transformer_jax.training.step import Program
 from transformer_jax.training.stop import Stop
@@ -41,54 +39,39 @@ def train(
     """
     with Stop() as stop, progress.doing("preparing the run"), progress.never_silent():
         run = resolve(config, workdir, overrides)
-        stop.grace = run.config.train.grace
-        return _train(run, profile, hooks)
-
-
-def _train(
-    run: RunSpec, profile: tuple[int, int] | None, hooks: Iterable[trainer.Hook]
-) -> dict[str, float]:
-    config, workdir = run.config, run.workdir
-    task = run.task()
-    # A program that does not fit this machine is refused before data is read or a file written.
-    program = Program.of(config, task)
-    if run.origin:
-        run.origin.match(config, program)
-    warm_start.check_vectors(task, program, is_new=not spec.exists(workdir))
-    with memory.explained(config, program), _held(workdir):
-        hosts.agree(_shared_keys(config) | spec.versions())
-        recorded = None
-        with hosts.first():
-            if not hosts.index():
-                recorded = spec.begin(config, task, workdir)
-            elif not spec.exists(workdir):
-                raise UserError(
-                    f"--workdir={workdir}: not the folder that process 0 has just written to; "
-                    "it must be on storage that all hosts share"
-                )
-        text_files.share()
-        hosts.agree(task.fingerprint())
-        return trainer.run(
-            config,
-            task,
-            workdir,
-            program,
-            profile,
-            origin=run.origin,
-            recorded=recorded,
-            hooks=hooks,
-        )
+        config, workdir = run.config, run.workdir
+        stop.grace = config.train.grace
+        task = run.task()
+        # A program that does not fit this machine is refused before data is read or a file written.
+        program = Program.of(config, task)
+        if run.origin:
+            run.origin.match(config, program)
+        warm_start.check_vectors(task, program, is_new=not spec.exists(workdir))
+        with memory.explained(task, program), _held(workdir):
+            hosts.agree(run.shared_keys() | spec.versions())
+            recorded = None
+            with hosts.first():
+                if not hosts.index():
+                    recorded = spec.begin(config, task, workdir, run.files)
+                elif not spec.exists(workdir):
+                    raise UserError(
+                        f"--workdir={workdir}: not the folder that process 0 has just written to; "
+                        "it must be on storage that all hosts share"
+                    )
+            text_files.share()
+            hosts.agree(task.fingerprint())
+            return trainer.run(
+                config,
+                task,
+                workdir,
+                program,
+                profile,
+                origin=run.origin,
+                recorded=recorded,
+                hooks=hooks,
+            )
 
 
 def _held(workdir):
     """Process 0 holds the workdir for all."""
     return contextlib.nullcontext() if hosts.index() else lock.held(workdir)
-
-
-def _shared_keys(config) -> Mapping:
-    """Returns the keys that are equal on all hosts: all but the places of the data."""
-    places = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
-    values = configs.flat(config).items()
-    shared = {f"config.{key}": value for key, value in values if not key.startswith(places)}
-    files = classes.in_config(config).items()
-    return shared | {f"the file of config.{section}.name": file.digest for section, file in files}

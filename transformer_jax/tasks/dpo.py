@@ -127,7 +127,7 @@ class DPO(PreferenceTask, Continued):
     def _rows(self) -> types.SimpleNamespace:
         valid = self._examples("valid")  # raises its errors before training
         train = self._examples("train")
-        drawn = rows.train_rows([train], self.config)
+        drawn = rows.train_rows([train], self.config.train, self.config.data.seed)
         batches = predictions.Batches(drawn, train, self.group_by_length)
         evaluated = {} if valid is None else {"valid": rows.EvalRows(valid)}
         return types.SimpleNamespace(train=batches, eval=evaluated)

@@ -134,10 +134,10 @@ _ACTIVITIES = (
 
 
 @contextlib.contextmanager
-def explained(config, program) -> Iterator[None]:
-    """Raises a lack of memory in the context as a RunError of one line."""
+def explained(task, program) -> Iterator[None]:
+    """Raises a lack of memory of a task's training in the context as a RunError of one line."""
     try:
-        _check_host(config, program)
+        _check_host(program)
         yield
     except Exception as error:
         if isinstance(error, RunError) or not ran_out(error):
@@ -145,11 +145,11 @@ def explained(config, program) -> Iterator[None]:
         activity = _activity(error)
         compiled = activity == "in an update" and "compil" not in str(error)
         use = _use(program, compiled)
-        remedies = training_remedies(config)
+        remedies = training_remedies(task.config)
         raise RunError(line(error, activity, use, remedies)) from None
 
 
-def _check_host(config, program) -> None:
+def _check_host(program) -> None:
     """Raises MemoryError where the devices are CPUs and the host can't hold their state.
 
     Linux would grant such memory, and kill the process when the process writes to it.

@@ -113,7 +113,8 @@ class Trainer:
         self.scores: dict[str, float] = {}
         self.ended: str | None = None
         self._num_steps = config.train.num_steps
-        self._eval_every, self._save_every = sections.intervals(config)
+        self._eval_every, self._save_every = sections.intervals(config.train, config.checkpoint)
+        self._saves_at_evaluations = sections.saves_at_evaluations(config.train, config.checkpoint)
         self._hooks = [
             Hook(config.train.log_every, Trainer._log),
             Hook(self._eval_every, Trainer._evaluate),
@@ -272,7 +273,8 @@ class Trainer:
         """Prints warnings about the length of the run, and its learning rate if it has changed."""
         if self.start >= self._num_steps:
             return
-        for line in sections.warnings(self.config):
+        config = self.config
+        for line in sections.warnings(config.train, config.checkpoint, config.optimizer):
             say(line)
         if recorded and self.start:
             state = self.state
@@ -391,7 +393,7 @@ class Trainer:
         if (
             self._timer.due(self.step)
             or self._is_due(self._save_every)
-            or (self._is_due(self._eval_every) and sections.saves_at_evaluations(self.config))
+            or (self._saves_at_evaluations and self._is_due(self._eval_every))
             or self.ended
         ):
             self._save()
