@@ -2,7 +2,7 @@
 
 python benchmarks/attention.py [--json=FILE] [--case=causal] [--case=packed ...] [--tiny]
 
-Ours is the kernel that layers/kernels.py selects. It is checked against the formula before it is
+Ours is the kernel that layers/attention.py selects. It is checked against the formula before it is
 timed. The peers are jax.nn.dot_product_attention, compiled by XLA, and torch's
 scaled_dot_product_attention (benchmarks/peers.py says how to install it). On a GPU, each of torch's
 kernels that takes the mask is measured, flex_attention included. A peer that lacks memory or a

@@ -11,7 +11,7 @@ compilers of `pip install -e '.[tpu,gpu]'`, and no such device. `--seconds` meas
 CPU instead: the median of three after a first one. It leaves out steps that take more than 6 GB, or
 more than 60 seconds by the seconds of a shorter text and the FLOPs.
 
-- Full attention has all scores in memory, or the kernel that layers/kernels.py picks: blocks of
+- Full attention has all scores in memory, or the kernel that layers/attention.py picks: blocks of
   queries on a CPU, splash on a TPU, cuDNN on a GPU. The formula counts half of the scores.
 - Dropout of 0.1 on the weights has a kernel of its own on accelerators.
 - The ring has 4 devices. Bytes are those of each, and FLOPs those of all.

@@ -42,10 +42,10 @@ import suite
 
 ROOT = pathlib.Path(__file__).parent.parent
 AREAS = {
-    "models": ("layers/*.py", "models/*.py"),
-    "step": ("training/step.py", "training/optimizer.py", "training/schedule*.py"),
+    "models": ("layers/*.py", "families/*.py", "contracts/model.py"),
+    "step": ("training/step.py", "training/optimizer.py"),
     "losses": ("losses.py", "metrics.py"),
-    "packing": ("data/pack*.py", "data/windows.py", "data/mask*.py"),
+    "packing": ("data/pack*.py", "data/texts.py", "data/mask*.py"),
     "decoding": ("inference/*.py",),
     "conversion": ("huggingface/*.py",),
 }

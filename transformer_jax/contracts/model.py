@@ -347,7 +347,7 @@ class Model(Reading, Growing, nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def output(self) -> Output:
-        """Returns the output layer: a `Projection`, or another output of layers/outputs.py.
+        """Returns the output layer: a `Projection`, or another output of layers/embeddings.py.
 
         Rows beyond `vocab_size` pad the vocabulary.
         """

@@ -154,7 +154,7 @@ class Task(abc.ABC):
         """Returns the number of tokens that this task adds to the vocabulary of a run.
 
         For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
-        or continues (runs/record.py). `config` has the model of that run.
+        or continues (runs/spec.py). `config` has the model of that run.
         """
         return 0
 
