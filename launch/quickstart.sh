@@ -177,7 +177,7 @@ print("ROUGE-L {against:.1f}; difference {difference:.1f} (95 %: {interval[0]:.1
 import pathlib
 import sys
 
-from transformer_jax.data.sources.python_functions import PythonFunctions
+from transformer_jax.data.sources.python_library import PythonFunctions
 
 functions = list(PythonFunctions("test"))
 sources, summaries = zip(*functions[:: len(functions) // 10][:10])
