@@ -136,7 +136,7 @@ def experiment(**delta: Any) -> ConfigDict:
 
 
 def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
-    """Returns the config of `experiment`. A path of a file must be a `variants.File`."""
+    """Returns the config of `experiment`. A path of a file must be a `classes.File`."""
     for section in ("model", "task"):
         if not isinstance(delta.get(section), dict) or "name" not in delta[section]:
             raise UserError(

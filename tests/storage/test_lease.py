@@ -36,7 +36,7 @@ def test_a_lease_is_renewed_given_back_and_refused_to_others(fast, monkeypatch):
     assert not fast.objects
 
 
-def test_the_lease_of_a_dead_run_is_taken_over(fast):
+def test_the_lease_of_a_dead_run_is_taken_over(fast, capsys):
     lock = buckets.path("gs://bucket/run/.lock")
     child = subprocess.Popen(["true"])
     child.wait()
@@ -52,6 +52,7 @@ def test_the_lease_of_a_dead_run_is_taken_over(fast):
         began = time.monotonic()
         with locking.lease(lock, "--workdir=W", fail):
             assert time.monotonic() - began > 0.6
+        assert "--workdir=W is held by " in capsys.readouterr().err
 
 
 def test_a_run_learns_that_it_has_lost_its_lease(fast):

@@ -46,6 +46,7 @@ class Streamed:
 
 # --------------------------------------------------------------------------------------------------
 # A conversation on the command line, in a terminal or through pipes.
+
 _PROMPT = "> "
 
 

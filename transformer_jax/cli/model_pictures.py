@@ -70,6 +70,7 @@ def masks():
 
 # --------------------------------------------------------------------------------------------------
 # The pictures of `draw` that are about words: neighbours and analogies.
+
 _NUM_ANSWERS = 10
 
 

@@ -96,6 +96,7 @@ def load_module(file: str | pathlib.Path) -> types.ModuleType:
 #
 # Such a file is executed only if the user names it in the command, or in the config file of the
 # command. Then its path is a `File`. A path from a record is a plain string, and is never followed.
+
 PREFIX = "transformer_jax_variant_"  # of the names of the modules of such files
 # Sections whose key `name` names a class. Its fields are the keys of the section.
 SECTIONS = ("model", "task", "source")
@@ -112,8 +113,8 @@ class File(str):
         return hashlib.sha256(self.content).hexdigest()
 
 
-# The files that take the place of the names in a config file, while it is read.
 _executed: list[File] = []
+# The files that take the place of the names in a config file while it is read.
 _chosen = contextvars.ContextVar("chosen", default=types.MappingProxyType({}))
 
 

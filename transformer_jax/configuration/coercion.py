@@ -11,10 +11,137 @@ from typing import Any, Literal
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Names of other codebases for what our keys and flags hold: Hugging Face, fairseq, nanoGPT, t5x.
+# Strings of the command line and values of config files become values of the declared types.
+
+_UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+def coerce(key: str, value: Any, kind: Any) -> Any:
+    """Returns `value` as `kind`. A string is read as on a command line.
+
+    Raises UserError for a value of another type.
+    """
+    refusal = UserError(f"config.{key}={value!r} is not {describe(kind)}")
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in args and (value is None or str(value).lower() == "none"):
+            return None
+        if int in args and float in args:
+            return _as_updates(value, refusal)
+        return coerce(key, value, next(arg for arg in args if arg is not type(None)))
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{refusal}{near(str(value), [str(arg) for arg in args])}")
+        return value
+    if kind is str:
+        if not isinstance(value, str):
+            raise refusal
+        return value
+    if isinstance(value, str):
+        value = _literal(value, kind, refusal)
+    if kind is float and type(value) in (int, float):
+        if not abs(value) <= sys.float_info.max:  # false for nan, too
+            raise refusal
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)  # 1e5 is a whole number
+    if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
+        return _as_tuple(value)
+    if type(value) is not kind or (kind is int and abs(value) > 2**63 - 1):
+        raise refusal
+    return value
+
+
+def _literal(text: str, kind: Any, refusal: UserError) -> Any:
+    """Returns the Python value of a string; of a bool None where it is neither true nor false."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower())
+    try:
+        return ast.literal_eval(text)
+    except _UNREADABLE:
+        raise refusal from None
+
+
+def _as_updates(value: Any, refusal: UserError) -> int | float:
+    """Returns a whole number of updates, or a fraction of the run as a float."""
+    if isinstance(value, str):
+        value = _literal(value, float, refusal)
+    if type(value) is float and 0 < value < 1:
+        return value
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not int or abs(value) > 2**63 - 1:
+        raise refusal
+    return value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def describe(kind: Any) -> str:
+    """Returns a type in words, such as "a whole number or none"."""
+    args = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(arg) for arg in args)
+    if int in args and float in args:
+        return "a whole number of updates or a fraction of the run"
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join("none" if arg is type(None) else describe(arg) for arg in args)
+    in_words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    return in_words.get(kind, "a tuple")
+
+
+# --------------------------------------------------------------------------------------------------
+# Suggestions for a wrong name: close spellings, and the names that other codebases use.
+
+
+def near(word: str, choices: Iterable[str]) -> str:
+    """Returns '; did you mean ...?' for a close spelling of the word, or of its last part."""
+    choices = list(choices)
+    matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.75)
+    if not matches:
+        by_last_part = {choice.rpartition(".")[2]: choice for choice in choices}
+        last_part = word.rpartition(".")[2]
+        close = difflib.get_close_matches(last_part, by_last_part, n=1, cutoff=0.8)
+        matches = [by_last_part[part] for part in close]
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def known_elsewhere(word: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of `names`, keys and flags ("--..."), that other codebases call `word`."""
+    names = set(names)
+    last_part = word.rpartition(".")[2].lower().replace("-", "_")
+    alternatives = TABLE.get(last_part, ())
+    return next((option for option in alternatives if names.issuperset(option)), ())
+
+
+def key(word: str, keys: Iterable[str], meaning: Callable[[str], str]) -> str:
+    """Returns '; did you mean ...?' for a key, with its meaning if another codebase names it so."""
+    keys = list(keys)
+    if word.rpartition(".")[2] in {one.rpartition(".")[2] for one in keys}:
+        return near(word, keys)
+    names = known_elsewhere(word, [*keys, "--workdir", "--config"])
+    if not names:
+        return near(word, keys)
+    explained = [f"{name} ({text})" if (text := meaning(name)) else name for name in names]
+    return f"; did you mean {' and '.join(explained)}?"
+
+
+def choice(argument: str, choices):
+    """Returns `choices[argument]`, for config files that take an argument."""
+    if argument not in choices:
+        raise UserError(
+            f"no {argument!r}{near(argument, [*choices])}; there are: {', '.join(choices)}"
+        )
+    return choices[argument]
+
+
+# --------------------------------------------------------------------------------------------------
+# What Hugging Face, fairseq, nanoGPT, t5x and other codebases call our keys and flags.
 #
-# Each line lists what we call it, then what others do. Alternatives stand in order, separated by
-# "|"; the first whose keys all exist is suggested. A name that begins with "--" is a flag.
+# Each line lists our name, then the names that others use. Alternatives stand in order, separated
+# by "|", and the first whose keys all exist is suggested. A name that begins with "--" is a flag.
 
 _TABLE = """
 optimizer.learning_rate: lr base_lr max_lr peak_lr init_lr initial_learning_rate adam_lr
@@ -156,129 +283,3 @@ def _read(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:
 
 
 TABLE = _read(_TABLE)  # {their name: alternatives, each the names of ours that it stands for}
-
-
-# --------------------------------------------------------------------------------------------------
-# Suggestions for a wrong name: close spellings, and the names that other codebases use.
-
-
-def near(word: str, choices: Iterable[str]) -> str:
-    """Returns '; did you mean ...?' for a close spelling of the word, or of its last part."""
-    choices = list(choices)
-    matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.75)
-    if not matches:
-        by_last_part = {choice.rpartition(".")[2]: choice for choice in choices}
-        last_part = word.rpartition(".")[2]
-        close = difflib.get_close_matches(last_part, by_last_part, n=1, cutoff=0.8)
-        matches = [by_last_part[part] for part in close]
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
-def known_elsewhere(word: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of `names`, keys and flags ("--..."), that other codebases call `word`."""
-    names = set(names)
-    last_part = word.rpartition(".")[2].lower().replace("-", "_")
-    alternatives = TABLE.get(last_part, ())
-    return next((option for option in alternatives if names.issuperset(option)), ())
-
-
-def key(word: str, keys: Iterable[str], meaning: Callable[[str], str]) -> str:
-    """Returns '; did you mean ...?' for a key, with its meaning if another codebase names it so."""
-    keys = list(keys)
-    if word.rpartition(".")[2] in {one.rpartition(".")[2] for one in keys}:
-        return near(word, keys)
-    names = known_elsewhere(word, [*keys, "--workdir", "--config"])
-    if not names:
-        return near(word, keys)
-    explained = [f"{name} ({text})" if (text := meaning(name)) else name for name in names]
-    return f"; did you mean {' and '.join(explained)}?"
-
-
-def choice(argument: str, choices):
-    """Returns `choices[argument]`, for config files that take an argument."""
-    if argument not in choices:
-        raise UserError(
-            f"no {argument!r}{near(argument, [*choices])}; there are: {', '.join(choices)}"
-        )
-    return choices[argument]
-
-
-# --------------------------------------------------------------------------------------------------
-# Values of keys: strings of the command line, and values of config files, as the declared type.
-_UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
-
-
-def coerce(key: str, value: Any, kind: Any) -> Any:
-    """Returns `value` as `kind`. A string is read as on a command line.
-
-    Raises UserError for a value of another type.
-    """
-    refusal = UserError(f"config.{key}={value!r} is not {describe(kind)}")
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if type(None) in args and (value is None or str(value).lower() == "none"):
-            return None
-        if int in args and float in args:
-            return _as_updates(value, refusal)
-        return coerce(key, value, next(arg for arg in args if arg is not type(None)))
-    if origin is Literal:
-        if value not in args:
-            raise UserError(f"{refusal}{near(str(value), [str(arg) for arg in args])}")
-        return value
-    if kind is str:
-        if not isinstance(value, str):
-            raise refusal
-        return value
-    if isinstance(value, str):
-        value = _literal(value, kind, refusal)
-    if kind is float and type(value) in (int, float):
-        if not abs(value) <= sys.float_info.max:  # false for nan, too
-            raise refusal
-        return float(value)
-    if kind is int and type(value) is float and value.is_integer():
-        return int(value)  # 1e5 is a whole number
-    if (kind is tuple or origin is tuple) and isinstance(value, (list, tuple)):
-        return _as_tuple(value)
-    if type(value) is not kind or (kind is int and abs(value) > 2**63 - 1):
-        raise refusal
-    return value
-
-
-def _literal(text: str, kind: Any, refusal: UserError) -> Any:
-    """Returns the Python value of a string; of a bool None where it is neither true nor false."""
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower())
-    try:
-        return ast.literal_eval(text)
-    except _UNREADABLE:
-        raise refusal from None
-
-
-def _as_updates(value: Any, refusal: UserError) -> int | float:
-    """Returns a whole number of updates, or a fraction of the run as a float."""
-    if isinstance(value, str):
-        value = _literal(value, float, refusal)
-    if type(value) is float and 0 < value < 1:
-        return value
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    if type(value) is not int or abs(value) > 2**63 - 1:
-        raise refusal
-    return value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(v) for v in value) if isinstance(value, (list, tuple)) else value
-
-
-def describe(kind: Any) -> str:
-    """Returns a type in words, such as "a whole number or none"."""
-    args = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(repr(arg) for arg in args)
-    if int in args and float in args:
-        return "a whole number of updates or a fraction of the run"
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join("none" if arg is type(None) else describe(arg) for arg in args)
-    in_words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-    return in_words.get(kind, "a tuple")

@@ -15,92 +15,9 @@ from transformer_jax.configuration.coercion import coerce
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Keys that count updates, as a whole number or a fraction of the run: both become updates here.
-#
-# A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps.
-# A whole number, 5.0 included, counts updates.
+# The sections of a config other than `model`, `task` and `source`. The comment at a key is its
+# meaning, and users read it in the help: `classes.of` takes it from this file.
 
-_ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
-
-
-def span(value: float, num_steps: int) -> int:
-    """Returns a number of updates, such as that of a warm-up."""
-    return round(value * num_steps) if 0 < value < 1 else int(value)
-
-
-def check(key: str, value: float | None, least: int = 1) -> None:
-    """Raises UserError where `config.<key>` is no number of updates that is at least `least`."""
-    if value is None:
-        return
-    if value < least and not 0 < value < 1:
-        bound = f"be at least {least}" if least else "not be negative"
-        raise UserError(
-            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
-        )
-    if value >= 2**31:
-        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
-
-
-def interval(value: float, num_steps: int) -> int:
-    """Returns the number of updates between two events.
-
-    A third of 1,000 gives 334, not 333: the third event is then the end, not one update before it.
-    """
-    return max(math.ceil(value * num_steps - _ROUNDING), 1) if 0 < value < 1 else int(value)
-
-
-def intervals(train, checkpoint) -> tuple[int, int]:
-    """Returns the updates between evaluations, and between checkpoints."""
-    return (
-        interval(train.eval_every, train.num_steps),
-        interval(checkpoint.every, train.num_steps),
-    )
-
-
-def saves_at_evaluations(train, checkpoint) -> bool:
-    """Returns whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
-
-    The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
-    other, or no regular checkpoint precedes the end, evaluations therefore save one.
-    """
-    evaluated, saved = intervals(train, checkpoint)
-    if not checkpoint.best_metric:
-        return False
-    return saved >= train.num_steps or bool(saved % evaluated and evaluated % saved)
-
-
-def warnings(train, checkpoint, optimizer) -> list[str]:
-    """Returns lines about a run that is too short for its intervals or warm-up, with remedies."""
-    num_steps = train.num_steps
-    evaluated, saved = intervals(train, checkpoint)
-    warmup = span(optimizer.warmup_steps, num_steps)
-    lines, states, flags = [], [], []
-    if evaluated >= num_steps:
-        states.append(f"is evaluated at its end alone (config.train.eval_every={evaluated})")
-        flags.append("--config.train.eval_every=0.1")
-    if saved >= num_steps and (
-        evaluated >= num_steps or not saves_at_evaluations(train, checkpoint)
-    ):
-        minutes = checkpoint.minutes
-        by_time = f" and every {minutes:g} minutes" if minutes else " alone"
-        states.append(f"is saved at its end{by_time} (config.checkpoint.every={saved})")
-        flags.append("--config.checkpoint.every=0.1")
-    if states and num_steps > 1:
-        lines.append(
-            f"warning: the run of {num_steps} updates {' and '.join(states)}; "
-            f"{' '.join(flags)} means every tenth of the run"
-        )
-    if num_steps <= warmup:
-        lines.append(
-            f"warning: the warm-up (config.optimizer.warmup_steps={warmup}) is as long as "
-            f"the run (config.train.num_steps={num_steps}) or longer, so the learning rate "
-            "only rises; --config.optimizer.warmup_steps=0.1 means a tenth of the run"
-        )
-    return lines
-
-
-# --------------------------------------------------------------------------------------------------
-# The sections of a config outside `model` and `task`: keys with their defaults and meanings.
 Updates = int | float  # whole updates, or a fraction of config.train.num_steps (see `span`)
 
 
@@ -362,7 +279,94 @@ MAY_CHANGE = (
 
 
 # --------------------------------------------------------------------------------------------------
-# Layers of a stack, by their numbers from 0: "0,2,4", or a slice such as "::2"; "" is all.
+# Keys that count updates as a whole number or as a fraction of the run. Both become updates here.
+#
+# A fraction is a number between 0 and 1, such as 0.1 for a tenth of config.train.num_steps. A whole
+# number, 5.0 included, counts updates.
+
+_ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
+
+
+def span(value: float, num_steps: int) -> int:
+    """Returns a number of updates, such as that of a warm-up."""
+    return round(value * num_steps) if 0 < value < 1 else int(value)
+
+
+def check(key: str, value: float | None, least: int = 1) -> None:
+    """Raises UserError where `config.<key>` is no number of updates that is at least `least`."""
+    if value is None:
+        return
+    if value < least and not 0 < value < 1:
+        bound = f"be at least {least}" if least else "not be negative"
+        raise UserError(
+            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
+        )
+    if value >= 2**31:
+        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+
+
+def interval(value: float, num_steps: int) -> int:
+    """Returns the number of updates between two events.
+
+    A third of 1,000 gives 334, not 333: the third event is then the end, not one update before it.
+    """
+    return max(math.ceil(value * num_steps - _ROUNDING), 1) if 0 < value < 1 else int(value)
+
+
+def intervals(train, checkpoint) -> tuple[int, int]:
+    """Returns the updates between evaluations, and between checkpoints."""
+    return (
+        interval(train.eval_every, train.num_steps),
+        interval(checkpoint.every, train.num_steps),
+    )
+
+
+def saves_at_evaluations(train, checkpoint) -> bool:
+    """Returns whether each evaluation saves a checkpoint, beside those of config.checkpoint.every.
+
+    The best checkpoint must be one that was evaluated. Where neither interval is a multiple of the
+    other, or no regular checkpoint precedes the end, evaluations therefore save one.
+    """
+    evaluated, saved = intervals(train, checkpoint)
+    if not checkpoint.best_metric:
+        return False
+    return saved >= train.num_steps or bool(saved % evaluated and evaluated % saved)
+
+
+def warnings(train, checkpoint, optimizer) -> list[str]:
+    """Returns lines about a run that is too short for its intervals or warm-up, with remedies."""
+    num_steps = train.num_steps
+    evaluated, saved = intervals(train, checkpoint)
+    warmup = span(optimizer.warmup_steps, num_steps)
+    lines, states, flags = [], [], []
+    if evaluated >= num_steps:
+        states.append(f"is evaluated at its end alone (config.train.eval_every={evaluated})")
+        flags.append("--config.train.eval_every=0.1")
+    if saved >= num_steps and (
+        evaluated >= num_steps or not saves_at_evaluations(train, checkpoint)
+    ):
+        minutes = checkpoint.minutes
+        by_time = f" and every {minutes:g} minutes" if minutes else " alone"
+        states.append(f"is saved at its end{by_time} (config.checkpoint.every={saved})")
+        flags.append("--config.checkpoint.every=0.1")
+    if states and num_steps > 1:
+        lines.append(
+            f"warning: the run of {num_steps} updates {' and '.join(states)}; "
+            f"{' '.join(flags)} means every tenth of the run"
+        )
+    if num_steps <= warmup:
+        lines.append(
+            f"warning: the warm-up (config.optimizer.warmup_steps={warmup}) is as long as "
+            f"the run (config.train.num_steps={num_steps}) or longer, so the learning rate "
+            "only rises; --config.optimizer.warmup_steps=0.1 means a tenth of the run"
+        )
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers of a stack, named by their numbers from 0, as in "0,2,4", or by a slice such as "::2". An
+# empty text names all of them.
+
 _NUMBERS = re.compile(r"\d+(,\d+)*|-?\d*:-?\d*(:-?[1-9]\d*)?")
 
 
@@ -385,7 +389,8 @@ def chosen(layers: str, num_layers: int) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The optimizers and schedules that a config can name, the keys that each uses, and groups.
+# The sections of the optimizers: one for each group of parameters, and checks of their values.
+
 _ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
 _KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
 _UPDATES = ("begin", "decay_steps", "warmup_steps", "cooldown_steps")
@@ -658,9 +663,9 @@ def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Faults of a config that can be found without devices or data. For the mesh: `sharding.check`.
+# Faults of a config that can be found without devices or data. `distributed.sharding` finds those
+# of the mesh.
 
-_BELOW_ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
 
 _AT_LEAST_ONE = (
     "data.corpus_size",
@@ -751,7 +756,7 @@ def _check_fractions(config: ConfigDict) -> None:
     of_model = [f"model.{key}" for key in config.model if key.endswith("dropout")]
     of_task = [f"task.{key}" for key in config.task if key.endswith("smoothing")]
     for key in (*of_model, *of_task):
-        if not 0 <= get(config, key) < _BELOW_ONE:
+        if not 0 <= get(config, key) < _ONE:
             raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
 
 

@@ -18,7 +18,7 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import compute_dtype
 
 # --------------------------------------------------------------------------------------------------
-# How models decode: `begin` reads prompts, and `step` a token of each hypothesis.
+# How models decode: `begin` reads prompts, and `step` reads a token of each hypothesis.
 
 
 class CausalDecoding:
@@ -267,10 +267,10 @@ class Growing:
 #   contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the residues of
 #     proteins, from corrected attention maps (B, P, P, layers * heads).
 #   cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).
-#   write: `encode`, `begin` and `step` write texts by appended masks (contracts/model.py).
+#   write: `encode`, `begin` and `step` write texts by appended masks, as in `Cloze`.
 #   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
 #   cache: `cached` reads tokens into a key/value cache.
-#   carry: `initial_carry` and `advance` read tokens into a state, see contracts/model.py.
+#   carry: `initial_carry` and `advance` read tokens into a state, as in `Recurrent`.
 #   both_ways: `initial_carry` and `advance` read two texts, one of them backward: see
 #     families/elmo.py.
 #   permute: `permuted` predicts tokens in a permuted order, with a carry where the key
@@ -439,8 +439,8 @@ class Encoder(Model):
 class Causal(CausalDecoding, Model):
     """Tokens (B, L) -> states (B, L, M), each of which sees the tokens up to its own.
 
-    To generate text, a family has a key/value cache or a recurrent state: contracts/model.py has a
-    class for each.
+    To generate text, a family has a key/value cache or a recurrent state: `Cached` and `Recurrent`
+    are the classes of such families.
     """
 
     kind = "causal"

@@ -42,6 +42,7 @@ def as_texts(texts: Iterable[str]) -> Iterable[str]:
 
 # --------------------------------------------------------------------------------------------------
 # Lines that are longer than a model can read: splitting them, and a warning with their numbers.
+
 _RESULTS = {"split": "split into parts", "truncate": "cut to this length", "skip": "left empty"}
 _MAX_NUMBERS = 20  # in a warning
 _SENTENCE_END = re.compile(r"(?<=[。！？｡])")  # in scripts without spaces

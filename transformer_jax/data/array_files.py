@@ -147,6 +147,7 @@ def _read(stream: io.BufferedIOBase, size: int, where: str) -> bytes:
 # Both begin with a line "count width". In a text file, each other line is a word and its numbers.
 # In a binary one, named *.bin, a space and float32 in little-endian order follow each word. A text
 # file without the first line is that of GloVe, which is read, too.
+
 _FLOAT = np.dtype("<f4")
 
 

@@ -244,6 +244,7 @@ class WithTexts:
 # A prompt and its completions are encoded apart. So the ids of a prompt are those that a policy
 # continues: as `CausalUse.replies` has them where the tokenizer knows the marks of conversations,
 # and else as `CausalUse.generate` has them.
+
 Ids = list[int]
 
 

@@ -124,6 +124,7 @@ def pixels_of(image: "Image") -> np.ndarray:
 
 # --------------------------------------------------------------------------------------------------
 # Images as records of a source: files as they are, or raw pixels.
+
 SHAPE = ("height", "width", "channels")  # numbers of a record
 ENCODED = 0  # "channels" of a record that is an image file
 NO_LABEL = -1
@@ -143,8 +144,6 @@ def record_of_file(content: bytes, size: tuple[int, int], label: int) -> Record:
 
 # --------------------------------------------------------------------------------------------------
 # Augmentation of images: pure functions of an image and of the generator of its row.
-if TYPE_CHECKING:  # an optional library
-    from PIL.Image import Image
 
 Box = tuple[float, float, float, float]  # left, upper, right and lower, in pixels
 
@@ -331,8 +330,6 @@ _OPERATIONS = (
 
 # --------------------------------------------------------------------------------------------------
 # Rows of images: decoded, cut to one size and augmented when they are read.
-if TYPE_CHECKING:  # an optional library
-    from PIL.Image import Image
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
 # The masked tokens and the shortened pairs of BERT's rows (Devlin et al. 2018, section 3.1 and
-# appendix A). Pure NumPy.
+# appendix A).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -685,6 +685,7 @@ class _Masking(Masking):
 
 # --------------------------------------------------------------------------------------------------
 # Rows of BERT's kind under four masks: the pre-training data of UniLM (Dong et al. 2019).
+
 OBJECTIVES = ("bidirectional", "sequence_to_sequence", "left_to_right", "right_to_left")
 _OF_PAIRS = OBJECTIVES[:2]
 

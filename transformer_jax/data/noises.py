@@ -17,7 +17,8 @@ from transformer_jax.data.texts import MixedTexts
 # --------------------------------------------------------------------------------------------------
 # A text with its source and its target, and the interface of noises.
 
-# Sentinels of a tokenizer that declares none. They follow its pieces. T5 has as many.
+# The number of sentinels of a tokenizer that declares none, as many as T5 has. They follow its
+# pieces.
 NUM_SENTINELS = 100
 
 
@@ -326,7 +327,8 @@ def _with_sentinels(
 
 
 # --------------------------------------------------------------------------------------------------
-# The noises that a config lists, one after the other.
+# The noises that a config lists, one after the other, and the pieces of a noised text.
+
 KINDS = {
     "masking": Masking,
     "deletion": Deletion,

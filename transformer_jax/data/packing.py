@@ -131,6 +131,7 @@ class StoredRows:
 
 # --------------------------------------------------------------------------------------------------
 # Packed translation rows: each holds several sentence pairs.
+
 _PAIRS_PER_BLOCK = 10_000  # tokenised together
 
 

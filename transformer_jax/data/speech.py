@@ -100,6 +100,7 @@ class Spelling:
 
 # --------------------------------------------------------------------------------------------------
 # Utterances as byte records: 16-bit samples of 16 kHz, and then the transcript in UTF-8.
+
 RATE = 16_000  # samples a second
 _FULL = 2**15  # the amplitude that 16 bits end at
 _LEAST_VARIANCE = 1e-7  # beside the variance of samples from -1 to 1, as in transformers

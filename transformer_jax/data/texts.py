@@ -124,6 +124,7 @@ class OneComponent(SingleText, abc.ABC):
 
 # --------------------------------------------------------------------------------------------------
 # The number of times that each token occurs in a token store.
+
 _TOGETHER = 2**24  # tokens read at once
 
 

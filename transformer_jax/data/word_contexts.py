@@ -81,6 +81,7 @@ class Sentences(texts.OneComponent):
 
 # --------------------------------------------------------------------------------------------------
 # Noise words of negative sampling, and subsampling of frequent words (Mikolov et al. 2013).
+
 _POWER = 0.75  # of the counts, in the distribution of noise words
 
 
@@ -203,6 +204,7 @@ class WordTexts(texts.OneComponent):
 
 # --------------------------------------------------------------------------------------------------
 # How often words occur near each other, and rows of these counts (Pennington et al. 2014).
+
 _TOGETHER = 2**20  # tokens counted at once
 
 

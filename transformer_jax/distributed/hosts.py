@@ -157,6 +157,7 @@ def _listening(coordinator: str) -> socket.socket:
 
 # --------------------------------------------------------------------------------------------------
 # A parent process that explains the end of its child when JAX's runtime aborts the child.
+
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 RESUME = "This process ends, too; the same command goes on with the run"
 
@@ -230,12 +231,13 @@ def has_parent_died() -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Several hosts at one run: their processes agree, and end together.
+# How the processes of a run agree, and how they end together.
 #
 # JAX's distributed runtime connects them. Its key-value store lies in process 0. There, process 0
 # says when the others may proceed. Once a second, each process looks whether another has failed or
 # died. Then all end with a line that names it, where they would wait in a collective for ever. When
-# process 0 itself dies, the runtime aborts the others, and their `supervisor` writes the line.
+# process 0 itself dies, the runtime aborts the others, and their parents, which `supervise` makes,
+# write the line.
 
 
 class StopPoint:
@@ -341,8 +343,8 @@ _signatures = set()  # of the programs that all processes have compiled for `run
 def connect(arguments: dict, patience: int = 300) -> None:
     """Joins the other processes of the run; must come before JAX's first use.
 
-    `arguments` are those of `arguments`. Waits `patience` seconds for the others, and
-    raises UserError where one is missing.
+    `arguments` are what the function `arguments` returns. Waits `patience` seconds for the others,
+    and raises UserError where one is missing.
     """
     if "coordinator_address" in arguments:
         roll_call(

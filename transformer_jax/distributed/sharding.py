@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# The device mesh, and the only table from logical axes to mesh axes.
+# The mesh, and the sharding of arrays over it by their logical axes.
 #
 # Layers name the logical axes of their parameters and activations. `RULES` maps each to the mesh
 # axes that split it. `jax.jit` with `NamedSharding`, once called `pjit`, partitions the programs.

@@ -35,7 +35,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
     The memory of a source position is its annotation beside the decoder's first state. Rows may be
-    packed: segment ids tell the pairs apart, as in contracts/model.py.
+    packed: segment ids tell the pairs apart, as in `Attending`.
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding")

@@ -33,6 +33,9 @@ from transformer_jax.inference.batching import in_order
 from transformer_jax.pictures.attention_maps import Attended
 from transformer_jax.pictures.progress import say, track
 
+# --------------------------------------------------------------------------------------------------
+# What a fine-tuning task defines.
+
 # A language model that is fine-tuned learns three new tokens: start, delimiter and extract
 # (Radford et al. 2018, section 3.3).
 _MARKS_OF_CAUSAL = 3
@@ -123,7 +126,9 @@ class Definition(abc.ABC):
 
 
 # --------------------------------------------------------------------------------------------------
-# Batches whose examples are sorted by length together.
+# The outputs of a task's head for examples, in batches.
+
+# The number of batches whose examples are sorted by length together.
 _SORTED_BATCHES = 64
 
 
@@ -186,6 +191,10 @@ class Outputs:
                 return gathered((outputs, total, count))
 
         return outputs_and_loss
+
+
+# --------------------------------------------------------------------------------------------------
+# The base class of the fine-tuning tasks: data, training, evaluation and predictions.
 
 
 @dataclasses.dataclass

@@ -41,7 +41,7 @@ class Marks(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------
-# A pre-trained model as an encoder of one text or of two texts.
+# The rows of texts, and the hidden states and summaries that a model has of them.
 #
 # The rows are those of BERT (Devlin et al. 2018, figure 4), GPT (Radford et al. 2018, figure 1) and
 # BART (Lewis et al. 2019, sections 3.1 and 3.2).

@@ -1,4 +1,4 @@
-"""Predictions for lines of text, in batches of similar lengths, with labels known or new."""
+"""Batches of rows of similar lengths, and predictions for lines, also with labels that are new."""
 
 import dataclasses
 import functools

@@ -1,7 +1,8 @@
 """Reads and writes Hugging Face checkpoints.
 
-`family` is the base of all families of architectures, and finds them: each is a file of this
-folder with a list `ARCHITECTURES`. `tensors` moves the weights, by a table of their names. `keys`
-translates the keys of a model, `heads` those of a fine-tuned head. `peft` reads and writes adapters
-apart from their model.
+`family` is the base of all architectures, translates the keys of fine-tuned heads, and finds the
+architectures: each file of transformer_jax/families may define a list `ARCHITECTURES`.
+`encoder_decoder` is the base of those that write texts. `tensors` translates the keys of a model,
+and moves the weights by a table of their names. `peft` reads and writes adapters apart from their
+model.
 """

@@ -1,4 +1,4 @@
-"""An architecture of Hugging Face: how its checkpoints become runs, and runs its checkpoints."""
+"""The architectures of Hugging Face: they convert checkpoints to runs, and runs to checkpoints."""
 
 import dataclasses
 import importlib
@@ -138,8 +138,11 @@ def read_labels(hf_config: dict) -> tuple[str, ...]:
     return labels
 
 
-# A file of transformer_jax/families may define `ARCHITECTURES`, a list of what it converts. Nothing
-# else names them.
+# --------------------------------------------------------------------------------------------------
+# Architectures, and which of them a checkpoint or a run has.
+#
+# A file of transformer_jax/families may define `ARCHITECTURES`, the list of the architectures that
+# it converts. Nothing else names them.
 
 
 @dataclasses.dataclass(frozen=True)

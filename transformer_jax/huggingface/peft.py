@@ -157,7 +157,8 @@ def at(params: Tree, path: str) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------------------
-# Adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors.
+# A folder of adapters: how it is written, and how a run reads it.
+
 _CONFIG, _STEM = "adapter_config.json", "adapter_model"
 _PREFIX = "base_model.model."  # of PEFT's names
 # PEFT's name of a task, by the end of an architecture's.

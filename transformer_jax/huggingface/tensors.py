@@ -81,7 +81,7 @@ def check_head_dim(model: ConfigDict, architecture: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The weights in Hugging Face folders. Only safetensors are read: they cannot run code.
+# The layouts of tensors, and tables of their names.
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -159,16 +159,6 @@ LAYOUTS = {
 # layers 1, 4, 7 and so on, those of one block of a pattern of three.
 Table = dict[str, tuple[str, ...]]
 _NUMBER = re.compile(r"\{(?:(\d+):(\d+))?\}")
-# Endings of names in early checkpoints, and those of today.
-_RENAMED = {
-    r"LayerNorm\.gamma": "LayerNorm.weight",
-    r"LayerNorm\.beta": "LayerNorm.bias",
-    "weight_g": "parametrizations.weight.original0",
-    "weight_v": "parametrizations.weight.original1",
-}
-_DTYPES = ("F32", "F16", "BF16")
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_MAX_NAMES = 8  # tensor names in an error message
 
 
 def linear(name: str, path: str, layout: str = "linear") -> Table:
@@ -232,6 +222,21 @@ def first_rows(params, names: tuple[str, ...], count: int):
         return array[:count] if is_named else array
 
     return jax.tree_util.tree_map_with_path(cut, params)
+
+
+# --------------------------------------------------------------------------------------------------
+# The weights in Hugging Face folders. Only safetensors are read: they cannot run code.
+
+# Endings of names in early checkpoints, and those of today.
+_RENAMED = {
+    r"LayerNorm\.gamma": "LayerNorm.weight",
+    r"LayerNorm\.beta": "LayerNorm.bias",
+    "weight_g": "parametrizations.weight.original0",
+    "weight_v": "parametrizations.weight.original1",
+}
+_DTYPES = ("F32", "F16", "BF16")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_MAX_NAMES = 8  # tensor names in an error message
 
 
 def read(

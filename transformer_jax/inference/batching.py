@@ -36,6 +36,7 @@ def with_start(ids: list[int], tokenizer, data) -> list[int]:
 
 # --------------------------------------------------------------------------------------------------
 # Batches of texts: padding to few shapes, and results in the order of the inputs.
+
 T = TypeVar("T")
 
 

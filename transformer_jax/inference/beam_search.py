@@ -69,14 +69,12 @@ class Search(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------
-# Beam search with a length penalty (Wu et al. 2016, equation 14), as in Vaswani et al. 2017,
-# section 6.1, or as in transformers.
-
-# Constraints of beam search: they change the log-probabilities of the next tokens.
+# Constraints of beam search, which change the log-probabilities of the next tokens.
 #
 # Each equals the class of the same purpose in transformers, `generation/logits_process.py`. A token
 # that is impossible gets -inf. The others keep their log-probabilities unless `renormalize` says
 # otherwise.
+
 LogProbs = Float[Array, "B K V"]
 
 
@@ -156,6 +154,10 @@ def _rows(x: Array) -> Array:
     """Returns x (B,) as (B, 1, 1)."""
     return x[:, None, None]
 
+
+# --------------------------------------------------------------------------------------------------
+# Beam search with a length penalty (Wu et al. 2016, equation 14), as in Vaswani et al. 2017,
+# section 6.1, or as in transformers.
 
 _BLOCK_SIZE = 128  # numbers of a block in the search for the largest
 NEVER = -1e9  # score of an empty place: finite, so that differences are numbers

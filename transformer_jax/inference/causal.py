@@ -149,7 +149,7 @@ def _score(
 
 
 # --------------------------------------------------------------------------------------------------
-# The uses of a trained causal language model: continuing texts, and scoring them.
+# The methods of a task whose model is causal. They also reply in chats and return attention.
 
 
 class CausalUse:

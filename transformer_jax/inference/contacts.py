@@ -24,7 +24,8 @@ from transformer_jax.layers import activations
 # --------------------------------------------------------------------------------------------------
 # Contacts of proteins by attention (Rao et al. 2020): maps, their regression, and predictions.
 
-_LENGTH_MULTIPLE = 32  # few shapes are compiled
+# Lengths are padded to multiples of it, so that few shapes are compiled.
+_LENGTH_MULTIPLE = 32
 _WEIGHTS = "encoder/layer*/attention/weights"
 
 
@@ -127,7 +128,10 @@ def check_contacts(model: Any, name: str) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Scores of mutations by masked marginals (Meier et al. 2021, section 3).
-_MULTIPLE = 32  # few shapes are compiled
+
+# Lengths, and the numbers of masked places, are padded to multiples of these, so that few shapes
+# are compiled.
+_MULTIPLE = 32
 _MASK_MULTIPLE = 8
 _MUTATION = re.compile(rf"([{STANDARD}])(\d+)([{STANDARD}])")
 

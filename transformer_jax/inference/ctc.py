@@ -20,7 +20,7 @@ from transformer_jax.inference.batching import chunks, in_order, rounded_up
 from transformer_jax.scores.ngrams import NGrams
 
 # --------------------------------------------------------------------------------------------------
-# Decoding connectionist temporal classification: greedy, and by prefix beam search.
+# From the log-probabilities of the frames to sequences of tokens.
 #
 # The output of T frames is a path of T tokens, one of which is the blank. A path stands for the
 # sequence that is left when repeats are joined and blanks removed (Graves et al. 2006, section 3).
@@ -143,13 +143,14 @@ class PrefixBeam:
 
 # --------------------------------------------------------------------------------------------------
 # A language model of spelling: n-grams of characters, for the beam search of transcripts.
+
 _HELD_OUT = 10  # one of so many texts fits the weights
 _MOST_CONTEXTS = 2**16  # whose probabilities are remembered
 
 
 @dataclasses.dataclass(frozen=True)
 class SpellingModel:
-    """Interpolated n-grams of characters (scores/ngrams.py). It is a `ctc.LanguageModel`."""
+    """Interpolated n-grams of characters (scores/ngrams.py). It is a `LanguageModel`."""
 
     ngrams: NGrams
     weights: Float64[np.ndarray, "orders bins"]
@@ -190,15 +191,15 @@ def _joined(texts: Sequence[Sequence[int]], boundary: int) -> np.ndarray:
 # --------------------------------------------------------------------------------------------------
 # Transcripts of sound by a model with a CTC head.
 
-# Samples to a multiple of which each utterance is padded: few shapes are compiled. The padding of
-# an utterance depends on its own length alone, and so does its transcript.
+# Each utterance is padded to a multiple of so many samples, so that few shapes are compiled. The
+# padding of an utterance depends on its own length alone, and so does its transcript.
 _MULTIPLE = 2**15
 _SORTED_BATCHES = 8  # of utterances that are held at a time
 
 
 class Transcript(NamedTuple):
     text: str
-    score: float  # that of the decoder, see inference/ctc.py
+    score: float  # that of `Decoded`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,7 @@ class StatesUse(abc.ABC):
 
 
 # --------------------------------------------------------------------------------------------------
-# The uses of a trained encoder: filling masks, and reading hidden states.
+# The methods of a task whose model is an encoder. They also fill masks and return attention.
 
 
 class EncoderUse(StatesUse):

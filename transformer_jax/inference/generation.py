@@ -205,6 +205,7 @@ def sample(
 
 # --------------------------------------------------------------------------------------------------
 # Continuing texts with a causal language model: batches, a sliding window, stop strings.
+
 WINDOWS = ("slide", "refuse")
 MAX_TOKENS = 100  # of a continuation, by default
 

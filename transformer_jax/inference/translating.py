@@ -165,7 +165,7 @@ def _joined(parts: list[list[Hypothesis]], n_best: int) -> list[Hypothesis]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The uses of a trained encoder-decoder: translating by beam search.
+# The methods of a task whose model is an encoder-decoder. They also return attention.
 
 
 class SequenceToSequenceUse(StatesUse):

@@ -1,6 +1,5 @@
 """Multi-head attention, and the kernels that compute it."""
 
-import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -118,7 +117,7 @@ def cudnn(
     Attention that is full or causal, without other conditions, needs no mask in memory.
     """
     if "window" in mask.conditions() <= _CUDNN_WINDOW:
-        return mask.for_each_window(functools.partial(_cudnn_window, q, k, v, scale=scale))
+        return mask.for_each_window(partial(_cudnn_window, q, k, v, scale=scale))
     is_causal = mask.causal and mask.prefix is None
     conditions = mask.replace(causal=False) if is_causal else mask
     visible = conditions.dense(q.shape[1], k.shape[1])
@@ -168,7 +167,7 @@ def splash(
     axes = (head_axes, head_axes, head_axes, segment_axes, segment_axes)
 
     def within(window: int | None) -> Queries:
-        kernel = functools.partial(_splash, causal=mask.causal, window=window, interpret=interpret)
+        kernel = partial(_splash, causal=mask.causal, window=window, interpret=interpret)
         return sharding.on_each_device(kernel, arrays, axes, head_axes)
 
     return mask.for_each_window(within)

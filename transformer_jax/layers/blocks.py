@@ -124,18 +124,7 @@ class MLP(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# A Transformer layer, and a stack of layers.
-
-# The activations of a layer that are saved for the backward pass. It recomputes the others.
-REMAT = {
-    "none": None,  # saves all activations
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
-    "full": jax.checkpoint_policies.nothing_saveable,  # saves the input of each layer only
-}
-Remat = Literal["none", "dots", "full"]
-
-# A window beyond any length, for layers without one: one compiled layer serves both kinds.
-_NO_WINDOW = 2**30
+# A Transformer layer, and one that an update leaves out at random.
 
 
 class Block(nn.Module):
@@ -189,10 +178,6 @@ class Block(nn.Module):
         return residual(x, partial(self.mlp(name="mlp"), train=train), "mlp")
 
 
-# --------------------------------------------------------------------------------------------------
-# Layers that an update leaves out at random.
-
-
 class DroppedBlock(Block):
     """A layer that an update leaves out, in all rows, with the probability `rate`.
 
@@ -208,6 +193,21 @@ class DroppedBlock(Block):
         if not train or not self.rate:
             return y
         return jnp.where(jax.random.bernoulli(self.make_rng("dropout"), self.rate), x, y)
+
+
+# --------------------------------------------------------------------------------------------------
+# A stack of layers, in training and in decoding.
+
+# The activations of a layer that are saved for the backward pass. It recomputes the others.
+REMAT = {
+    "none": None,  # saves all activations
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves matrix products
+    "full": jax.checkpoint_policies.nothing_saveable,  # saves the input of each layer only
+}
+Remat = Literal["none", "dots", "full"]
+
+# A window beyond any length, for layers without one: one compiled layer serves both kinds.
+_NO_WINDOW = 2**30
 
 
 class Stack(nn.Module):

@@ -83,7 +83,7 @@ def blockwise(
 ) -> Float[Array, "B Q H D"]:
     """Scaled dot-product attention. Each device computes its own rows and heads.
 
-    The output equals that of `kernels.dot_product` but for padding, which attends to padding.
+    The output equals that of `masks.dot_product` but for padding, which attends to padding.
     """
     platform = "tpu" if interpret else sharding.platform()
     options = Options(

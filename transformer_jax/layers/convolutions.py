@@ -14,8 +14,9 @@ from transformer_jax.layers.parameters import Linear, declared, recomputed
 # --------------------------------------------------------------------------------------------------
 # Convolutions over the positions of a row, as products with windows.
 #
-# XLA's partitioner gives wrong gradients of convolutions on some meshes, so that no layer of this
-# file uses one. The kernels are whole on each device: they are small beside the other layers.
+# XLA's partitioner gives wrong gradients of convolutions on some meshes. Therefore no layer of this
+# file, here and below, uses XLA's convolutions. The kernels of this section are whole on each
+# device: they are small beside the other layers.
 
 _TAPS = 16  # positions of a part of a wide kernel; a window of each part lies in memory
 
@@ -146,7 +147,8 @@ def _instance_norm(x, scale, bias, epsilon):
 
 
 # --------------------------------------------------------------------------------------------------
-# Convolutions over a grid of vectors, as a product with the neighbours of each place.
+# Convolutions over a grid of vectors, as a product with the neighbors of each place.
+
 _SIDE = 3
 
 

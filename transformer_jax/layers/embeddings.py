@@ -1,4 +1,4 @@
-"""Embeddings of tokens and positions, and the outputs that turn states into logits."""
+"""The outputs and heads on the states of a model, and embeddings of tokens and positions."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from transformer_jax.layers.recurrent import LSTM, Unidirectional
 from transformer_jax.losses import NO_TOKEN
 
 # --------------------------------------------------------------------------------------------------
-# Outputs of models: how states become logits, and the cross-entropy of tokens.
+# The outputs of models: how states become logits, and the cross-entropy of tokens.
 #
 # A model's `output()` returns a `Projection`, or any other `Output`.
 

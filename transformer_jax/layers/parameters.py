@@ -15,69 +15,9 @@ from jaxtyping import Array, Float
 from transformer_jax.distributed import sharding
 
 # --------------------------------------------------------------------------------------------------
-# FLOPs of a forward pass by formula: two for each multiply-add of a matrix product.
-#
-# Padding is counted. Norms, softmax and embedding look-ups are not.
+# Parameters declare their logical axes, their weight decay and their role in a product. Modules
+# declare auxiliary losses.
 
-
-@dataclasses.dataclass(frozen=True)
-class LayerSizes:
-    """The sizes of a Transformer layer. A width is the number of heads times their width."""
-
-    d_model: int
-    width: int
-    d_ff: int
-    kv_width: int | None = None  # of keys and values; None: width
-    mlp_inputs: int = 1  # products from d_model to d_ff: 2 in a gated MLP
-
-    @classmethod
-    def of(cls, model) -> "LayerSizes":
-        """Returns the sizes of a model's layers, with the defaults of `head_dim` and `d_ff`."""
-        head_dim = model.head_dim or model.d_model // model.num_heads
-        return cls(model.d_model, model.num_heads * head_dim, model.d_ff or 4 * model.d_model)
-
-    def attention(self, queries: int, keys: int, pairs: float) -> float:
-        """Returns the FLOPs of an attention block: its four projections, scores and weighted sum.
-
-        `pairs` is the number of (query, key) pairs that the mask leaves.
-        """
-        kv_width = self.width if self.kv_width is None else self.kv_width
-        projections = 4 * self.d_model * (self.width * queries + kv_width * keys)
-        return projections + 4 * self.width * pairs
-
-    def mlp(self, length: int) -> int:
-        """Returns the FLOPs of the products of an MLP block."""
-        return 2 * (self.mlp_inputs + 1) * self.d_model * self.d_ff * length
-
-    def layer(self, length: int, pairs: float) -> float:
-        """Returns the FLOPs of a layer of self-attention and MLP."""
-        return self.attention(length, length, pairs) + self.mlp(length)
-
-
-def causal_pairs(length: int, window: int | None = None) -> float:
-    """Returns the number of pairs that a causal mask leaves: half the square.
-
-    With `window`, each query sees at most that many keys.
-    """
-    if window is None:
-        return length**2 / 2
-    window = min(window, length)
-    return length * window - window**2 / 2
-
-
-def dense(rows: int, inputs: int, outputs: int) -> int:
-    """Returns the FLOPs of a dense layer on `rows` vectors."""
-    return 2 * rows * inputs * outputs
-
-
-def recurrent(length: int, inputs: int, cell) -> int:
-    """Returns the FLOPs of a recurrent layer of one direction (layers/recurrent.py)."""
-    recurrent = sum(dense(length, *shape) for shape in cell.matrices.values())
-    return dense(length, inputs, cell.gates * cell.width) + recurrent
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameters declare their logical axes, their weight decay and their role in a product.
 Path = tuple[str, ...]  # the words of a parameter's name
 
 
@@ -171,7 +111,72 @@ def sown_losses(collections: dict) -> dict[str, jax.Array]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Affine maps and dropout.
+# The names of the tensors in a tree of parameters, such as "norm/scale".
+
+
+def tensors_by_name(tree) -> dict:
+    """The leaves of a tree of arrays, or of their shapes, by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {tensor_name(path): leaf for path, leaf in leaves}
+
+
+def tensor_name(path) -> str:
+    return "/".join(names(path))
+
+
+def is_leaf(x) -> bool:
+    return hasattr(x, "shape")
+
+
+def joined(prefix: str, name: str) -> str:
+    return f"{prefix}/{name}" if prefix else name
+
+
+def is_below(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix}/")
+
+
+def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
+    """The tensors below a prefix, by the rest of their names; without those below `apart`."""
+    return {
+        name[len(prefix) :].lstrip("/"): tensor
+        for name, tensor in tensors.items()
+        if is_below(name, prefix) and not any(is_below(name, other) for other in apart)
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Trees of parameters: split into the trained and the frozen ones, and merged again.
+
+Tree = dict  # of dicts of arrays
+
+
+def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
+    """Returns the trees of the trained and of the frozen parameters."""
+    trees = ({}, {})
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        *folders, name = names(path)
+        tree = trees[is_frozen((*folders, name))]
+        for folder in folders:
+            tree = tree.setdefault(folder, {})
+        tree[name] = leaf
+    return trees
+
+
+def paths(params: Tree) -> set[tuple[str, ...]]:
+    """Returns the paths of the leaves of a tree of arrays, or of their shapes."""
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: not isinstance(x, dict))
+    return {names(path) for path, _ in leaves}
+
+
+def merged(tree: Tree, other: Tree) -> Tree:
+    """Returns the tree of the leaves of both trees, which have no leaf in common."""
+    common = tree.keys() & other.keys()
+    return {**tree, **other} | {key: merged(tree[key], other[key]) for key in common}
+
+
+# --------------------------------------------------------------------------------------------------
+# Affine maps, dropout, recomputation in the backward pass, and the dtype of the computation.
 
 
 class Linear(nn.Module):
@@ -280,62 +285,62 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 # --------------------------------------------------------------------------------------------------
-# The names of the tensors in a tree of parameters, such as "norm/scale".
+# FLOPs of a forward pass by formula: two for each multiply-add of a matrix product.
+#
+# Padding is counted. Norms, softmax and embedding look-ups are not.
 
 
-def tensors_by_name(tree) -> dict:
-    """The leaves of a tree of arrays, or of their shapes, by name."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {tensor_name(path): leaf for path, leaf in leaves}
+@dataclasses.dataclass(frozen=True)
+class LayerSizes:
+    """The sizes of a Transformer layer. A width is the number of heads times their width."""
+
+    d_model: int
+    width: int
+    d_ff: int
+    kv_width: int | None = None  # of keys and values; None: width
+    mlp_inputs: int = 1  # products from d_model to d_ff: 2 in a gated MLP
+
+    @classmethod
+    def of(cls, model) -> "LayerSizes":
+        """Returns the sizes of a model's layers, with the defaults of `head_dim` and `d_ff`."""
+        head_dim = model.head_dim or model.d_model // model.num_heads
+        return cls(model.d_model, model.num_heads * head_dim, model.d_ff or 4 * model.d_model)
+
+    def attention(self, queries: int, keys: int, pairs: float) -> float:
+        """Returns the FLOPs of an attention block: its four projections, scores and weighted sum.
+
+        `pairs` is the number of (query, key) pairs that the mask leaves.
+        """
+        kv_width = self.width if self.kv_width is None else self.kv_width
+        projections = 4 * self.d_model * (self.width * queries + kv_width * keys)
+        return projections + 4 * self.width * pairs
+
+    def mlp(self, length: int) -> int:
+        """Returns the FLOPs of the products of an MLP block."""
+        return 2 * (self.mlp_inputs + 1) * self.d_model * self.d_ff * length
+
+    def layer(self, length: int, pairs: float) -> float:
+        """Returns the FLOPs of a layer of self-attention and MLP."""
+        return self.attention(length, length, pairs) + self.mlp(length)
 
 
-def tensor_name(path) -> str:
-    return "/".join(names(path))
+def causal_pairs(length: int, window: int | None = None) -> float:
+    """Returns the number of pairs that a causal mask leaves: half the square.
+
+    With `window`, each query sees at most that many keys.
+    """
+    if window is None:
+        return length**2 / 2
+    window = min(window, length)
+    return length * window - window**2 / 2
 
 
-def is_leaf(x) -> bool:
-    return hasattr(x, "shape")
+def dense(rows: int, inputs: int, outputs: int) -> int:
+    """Returns the FLOPs of a dense layer on `rows` vectors."""
+    return 2 * rows * inputs * outputs
 
 
-def joined(prefix: str, name: str) -> str:
-    return f"{prefix}/{name}" if prefix else name
-
-
-def is_below(name: str, prefix: str) -> bool:
-    return not prefix or name == prefix or name.startswith(f"{prefix}/")
-
-
-def below(tensors: dict, prefix: str, apart: Iterable[str] = ()) -> dict:
-    """The tensors below a prefix, by the rest of their names; without those below `apart`."""
-    return {
-        name[len(prefix) :].lstrip("/"): tensor
-        for name, tensor in tensors.items()
-        if is_below(name, prefix) and not any(is_below(name, other) for other in apart)
-    }
-
-
-Tree = dict  # of dicts of arrays
-
-
-def split(params: Tree, is_frozen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
-    """Returns the trees of the trained and of the frozen parameters."""
-    trees = ({}, {})
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        *folders, name = names(path)
-        tree = trees[is_frozen((*folders, name))]
-        for folder in folders:
-            tree = tree.setdefault(folder, {})
-        tree[name] = leaf
-    return trees
-
-
-def paths(params: Tree) -> set[tuple[str, ...]]:
-    """Returns the paths of the leaves of a tree of arrays, or of their shapes."""
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: not isinstance(x, dict))
-    return {names(path) for path, _ in leaves}
-
-
-def merged(tree: Tree, other: Tree) -> Tree:
-    """Returns the tree of the leaves of both trees, which have no leaf in common."""
-    common = tree.keys() & other.keys()
-    return {**tree, **other} | {key: merged(tree[key], other[key]) for key in common}
+def recurrent(length: int, inputs: int, cell) -> int:
+    """Returns the FLOPs of a recurrent layer of one direction (layers/recurrent.py)."""
+    recurrent = sum(dense(length, *shape) for shape in cell.matrices.values())
+    return dense(length, inputs, cell.gates * cell.width) + recurrent

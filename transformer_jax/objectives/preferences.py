@@ -24,7 +24,7 @@ from transformer_jax.layers.embeddings import RewardHead
 from transformer_jax.pictures.progress import say
 
 # --------------------------------------------------------------------------------------------------
-# Code that the tasks on preferences share: their examples, and losses of pairs of completions.
+# The examples, which have a row for each completion, and the losses of pairs of completions.
 
 
 @dataclasses.dataclass
@@ -155,17 +155,18 @@ def bradley_terry(
     return -(preferred * right + (1 - preferred) * wrong)
 
 
-# --------------------------------------------------------------------------------- reward models
+# --------------------------------------------------------------------------------------------------
+# Reward models: the rewards of texts, and the initial parameters of such a model.
 
 
 def rewards(
     model: Any, params, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
 ) -> Float[Array, " B"]:
-    """Returns the normalised rewards of texts (B,) float32, for a task that learns from them.
+    """Returns the normalized rewards of texts (B,) float32, for a task that learns from them.
 
-    `model` is the Causal model of a run of this task, and `params` are the run's parameters. A text
-    is the first `lengths` of its `tokens`, a prompt and a completion with its end token. A model
-    with dropout has none.
+    `model` is the Causal model of a run of the task "reward", and `params` are the run's
+    parameters. A text is the first `lengths` of its `tokens`, a prompt and a completion with its
+    end token. No dropout is applied.
     """
     encoder = Encoder(model, marks_texts=False)
     segment_ids = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)

@@ -1,4 +1,7 @@
-"""What the on-policy tasks share: prompts, rollouts, rewards, advantages and losses."""
+"""What the on-policy tasks share: answers, prompts, advantages, losses and rewards.
+
+The last section, attention rollout, belongs to tasks on images.
+"""
 
 import dataclasses
 import math
@@ -119,37 +122,7 @@ class Writer(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention rollout: the share of each input in a state of the last layer.
-
-
-def rollout(weights: np.ndarray) -> np.ndarray:
-    """Returns the shares of the inputs (keys) in the states of the last layer, float32 (L, L).
-
-    `weights` are the attention weights of all layers (layers, H, L, L). The weights of a layer are
-    the mean over its heads, and half of a state is the residual branch (Abnar & Zuidema 2020,
-    section 3). Each row sums to 1.
-    """
-    mean = weights.astype(np.float64).mean(axis=1)
-    shares = np.eye(weights.shape[-1])
-    for layer in 0.5 * mean + 0.5 * np.eye(weights.shape[-1]):
-        shares = layer @ shares
-    return (shares / shares.sum(axis=-1, keepdims=True)).astype(np.float32)
-
-
-def patch_shares(weights: np.ndarray, pools_class: bool) -> np.ndarray:
-    """Returns the shares of the patches of a square image, float32 (G, G), which sum to 1.
-
-    `weights` are those of a row of a class token and G^2 patches (layers, H, 1 + G^2, 1 + G^2). The
-    shares are those in the state of the class token, or else in the mean of the other states.
-    """
-    shares = rollout(weights)
-    shares = shares[0, 1:] if pools_class else shares[1:, 1:].mean(axis=0)
-    side = round(len(shares) ** 0.5)
-    return (shares / shares.sum()).reshape(side, side)
-
-
-# --------------------------------------------------------------------------------------------------
-# Code of tasks that write answers to prompts: the prompts, and the answers in a compiled step.
+# Tasks that write answers to prompts: their prompts, and the answers in a compiled step.
 
 
 @dataclasses.dataclass
@@ -245,6 +218,7 @@ class Prompted(Continued):
 #
 # Arrays (B, T) belong to the T first tokens of B answers. `filled` says which tokens exist: the
 # first ones of each answer.
+
 _SMALL = 1e-8  # added to variances
 _SMALL_DEVIATION = 1e-4  # added to the deviations of groups
 
@@ -351,7 +325,8 @@ def adapted_coefficient(
 
 
 # --------------------------------------------------------------------------------------------------
-# Shared by the on-policy RL tasks, whose model learns from rewards of its own completions.
+# The base class of the on-policy tasks, whose model learns from the rewards of its own answers.
+
 _SHOWN = 3  # answers that an evaluation prints
 
 
@@ -623,3 +598,35 @@ class Policy(Prompted):
         first = Answers(*(x[:_SHOWN][answers.begins[:_SHOWN] > 0] for x in answers))
         for prompt, answer in zip(*self.texts_of(first)):
             say(f"an answer: {prompt!r} -> {answer!r}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention rollout: the share of each input in a state of the last layer.
+#
+# It has only its name in common with the rollouts above. The tasks on images use it.
+
+
+def rollout(weights: np.ndarray) -> np.ndarray:
+    """Returns the shares of the inputs (keys) in the states of the last layer, float32 (L, L).
+
+    `weights` are the attention weights of all layers (layers, H, L, L). The weights of a layer are
+    the mean over its heads, and half of a state is the residual branch (Abnar & Zuidema 2020,
+    section 3). Each row sums to 1.
+    """
+    mean = weights.astype(np.float64).mean(axis=1)
+    shares = np.eye(weights.shape[-1])
+    for layer in 0.5 * mean + 0.5 * np.eye(weights.shape[-1]):
+        shares = layer @ shares
+    return (shares / shares.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def patch_shares(weights: np.ndarray, pools_class: bool) -> np.ndarray:
+    """Returns the shares of the patches of a square image, float32 (G, G), which sum to 1.
+
+    `weights` are those of a row of a class token and G^2 patches (layers, H, 1 + G^2, 1 + G^2). The
+    shares are those in the state of the class token, or else in the mean of the other states.
+    """
+    shares = rollout(weights)
+    shares = shares[0, 1:] if pools_class else shares[1:, 1:].mean(axis=0)
+    side = round(len(shares) ** 0.5)
+    return (shares / shares.sum()).reshape(side, side)

@@ -35,7 +35,7 @@ from transformer_jax.inference.translating import SequenceToSequenceUse
 from transformer_jax.pictures.progress import track
 
 # --------------------------------------------------------------------------------------------------
-# Code that the pre-training tasks share: batches, the evaluation loop, checks of lengths.
+# The base classes of tasks: their batches, the evaluation loop, and checks of lengths.
 
 
 class Texts(Protocol):
@@ -219,7 +219,7 @@ def _sum(*batches: np.ndarray) -> np.float64:
 
 
 # --------------------------------------------------------------------------------------------------
-# Code of tasks that train a language model of another run further, on files of their own.
+# Tasks that train a language model of another run further, on files of their own.
 
 
 class Records(Protocol):
@@ -265,7 +265,7 @@ class Continued(CausalUse, BaseTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# Code that the objectives of causal models share: the loss of the tokens that follow.
+# The loss of the tokens that follow, which the objectives of causal models share.
 
 
 @dataclasses.dataclass
@@ -333,7 +333,7 @@ class NextTokens(CausalUse, TextTask):
 
 
 # --------------------------------------------------------------------------------------------------
-# What the tasks share whose rows have masks: texts in phases of the run, and the loss of masks.
+# Tasks whose rows have masked tokens: the phases of a run, and the loss of those tokens.
 
 # The arrays of each masked token.
 MASKED = ("masked_positions", "masked_labels", "masked_weights")
@@ -413,7 +413,7 @@ class MaskedTextTask(EncoderUse, TextTask):
 
 @dataclasses.dataclass
 class PairTask(SequenceToSequenceUse, TextTask):
-    """A task whose rows hold sources and targets, as those of `data.packed_pairs.PackedPairs`."""
+    """A task whose rows hold sources and targets, as those of `data.packing.PackedPairs`."""
 
     source_length: int = 256  # source tokens of a row
     target_length: int = 256  # target tokens of a row

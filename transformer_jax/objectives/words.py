@@ -13,7 +13,7 @@ from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.objectives.texts import TextTask
 
 # --------------------------------------------------------------------------------------------------
-# What the tasks share that learn vectors of words.
+# The base class of these tasks.
 
 
 class WordTask(EncoderUse, TextTask):

@@ -57,6 +57,7 @@ def between(weights: np.ndarray, queries: Side, keys: Side) -> Attended:
 
 # --------------------------------------------------------------------------------------------------
 # Figures of attention weights and masks.
+
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
 

@@ -65,8 +65,6 @@ def _show(axes, picture: np.ndarray) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # The figure of noised texts.
-if TYPE_CHECKING:  # slow to import, and a program may draw nothing
-    from matplotlib.figure import Figure
 
 _LINE = 96  # characters
 _INCHES = 0.083  # width of a character
@@ -120,8 +118,6 @@ def _lines(pieces: Pieces) -> list[Pieces]:
 
 # --------------------------------------------------------------------------------------------------
 # The figure of a protein's contacts.
-if TYPE_CHECKING:  # slow to import, and a program may draw nothing
-    from matplotlib.figure import Figure
 
 
 def contact_maps(

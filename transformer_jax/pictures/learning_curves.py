@@ -137,8 +137,6 @@ def growth(measured: Mapping[str, np.ndarray], unit: str = "s", title: str = "")
 
 # --------------------------------------------------------------------------------------------------
 # A figure of numbers by name.
-if TYPE_CHECKING:  # slow to import, and a program may draw nothing
-    from matplotlib.figure import Figure
 
 
 def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
@@ -156,8 +154,6 @@ def bars(values: list[tuple[str, float]], label: str, title: str) -> "Figure":
 
 # --------------------------------------------------------------------------------------------------
 # The figure of a confusion matrix.
-if TYPE_CHECKING:  # slow to import, and a program may draw nothing
-    from matplotlib.figure import Figure
 
 _MAX_WITH_COUNTS = 20  # labels
 

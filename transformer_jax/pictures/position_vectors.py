@@ -85,9 +85,7 @@ def similarity(vectors: np.ndarray, title: str) -> "Figure":
 
 
 # --------------------------------------------------------------------------------------------------
-# The figure of a word's neighbours by context.
-if TYPE_CHECKING:  # slow to import, and a program may draw nothing
-    from matplotlib.figure import Figure
+# The figure of a word's neighbors by context.
 
 _MAX_ROWS = 12  # occurrences that are listed
 _WIDTH = 62  # characters of a text

@@ -96,6 +96,7 @@ def _of_jaxpr(jaxpr) -> float:
 
 # --------------------------------------------------------------------------------------------------
 # The arrays of a training step: parameters, optimizer state and batch, with their shards.
+
 _HEADER = ("", "shape", "sharding", "MB a device")
 
 

@@ -160,9 +160,8 @@ def _text(fields: dict) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# TPU slices and hosts of GPUs to compile for, on a machine that has neither.
-#
-# libtpu compiles for TPUs, and gpu_target.py has the compiler for GPUs.
+# Topologies by name. libtpu compiles for slices of TPUs, and the compiler above for hosts of GPUs.
+
 _NUM_SIDES = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}  # sides of a slice
 _EXAMPLES = f"v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:16x16, {EXAMPLES}"
 

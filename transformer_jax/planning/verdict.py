@@ -1,4 +1,4 @@
-"""An estimate in words: memory, speed, whether the run fits, and what would make it fit."""
+"""Whether a run fits: the memory of its evaluations, and its estimate in words with advice."""
 
 import dataclasses
 import math
@@ -99,9 +99,10 @@ def _temporaries(lowered, platform: str, held: int) -> tuple[int | None, bool]:
 
 
 # --------------------------------------------------------------------------------------------------
-# An estimate in words: memory, speed, whether the run fits, and what would make it fit.
+# The lines about an estimate: memory, speed, whether the run fits, and what would make it fit.
 #
 # A run fits if its update and the programs of its evaluations do.
+
 _GB = 1e9
 
 

@@ -20,7 +20,55 @@ from transformer_jax.storage.buckets import Path
 from transformer_jax.storage.key_values import PATIENCE
 
 # --------------------------------------------------------------------------------------------------
-# Holding a workdir in a bucket, which has no locks: an object names the holder, who renews it.
+# Holding a workdir, on a disk or in a bucket.
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path | buckets.Path):
+    """Holds a workdir, which is made if it does not exist, against a second run.
+
+    On a disk the system frees the lock when the process ends, however it ends. In a bucket a lease
+    takes the place of the lock.
+    """
+    if isinstance(workdir, buckets.Path):
+        with _leased(workdir):
+            yield
+        return
+    with buckets.writing(f"--workdir={workdir}"):
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open(workdir / ".lock", "w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--workdir={workdir}: another run is at work there") from None
+        try:
+            yield
+        finally:
+            if not (workdir / "config.json").exists():  # the run was refused: leave nothing behind
+                (workdir / ".lock").unlink()
+                with contextlib.suppress(OSError):
+                    workdir.rmdir()
+
+
+@contextlib.contextmanager
+def _leased(workdir: buckets.Path):
+    with contextlib.ExitStack() as stack:
+        with buckets.writing("--workdir"):
+            stack.enter_context(lease(workdir / ".lock", f"--workdir={workdir}", _end_process))
+        yield
+
+
+def _end_process(line: str) -> None:
+    """Ends the process at once, from a thread: another run holds the workdir now."""
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    hosts.failed(line, 1)
+    os._exit(1)
+
+
+# --------------------------------------------------------------------------------------------------
+# The lease of a workdir in a bucket. A bucket has no locks, so an object names the holder, and the
+# holder renews it.
 
 RENEWAL = 10  # seconds between two renewals
 SILENCE = 60  # seconds without a renewal after which the holder counts as dead
@@ -73,7 +121,7 @@ def lease(lock: Path, name: str, overtaken: Callable[[str], None]) -> Iterator[N
 
 
 def _generation_to_replace(lock: Path, name: str) -> bytes:
-    """Returns the generation of a lock that nobody holds. Raises UserError where it is lease."""
+    """Returns the generation of a lock that nobody holds. Raises UserError where it is held."""
     seen = lock.stamped()
     if seen.state == "missing":
         return seen.stamp.generation
@@ -84,7 +132,7 @@ def _generation_to_replace(lock: Path, name: str) -> bytes:
         return seen.stamp.generation
     description = f"process {holder.get('process')} on {holder.get('host')}"
     say(
-        f"{name} is lease by {description}: waiting up to {SILENCE} s for a renewal "
+        f"{name} is held by {description}: waiting up to {SILENCE} s for a renewal "
         f"(if that process has ended, delete {lock})"
     )
     began = time.monotonic()
@@ -120,50 +168,3 @@ def _place() -> str | None:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return None
-
-
-# --------------------------------------------------------------------------------------------------
-# A workdir that is being written to belongs to one run at a time.
-
-
-@contextlib.contextmanager
-def held(workdir: pathlib.Path | buckets.Path):
-    """Holds a workdir, which is made if it does not exist, against a second run.
-
-    On a disk the system frees the lock when the process ends, however it ends. In a bucket a lease
-    takes the place of the lock.
-    """
-    if isinstance(workdir, buckets.Path):
-        with _leased(workdir):
-            yield
-        return
-    with buckets.writing(f"--workdir={workdir}"):
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = open(workdir / ".lock", "w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--workdir={workdir}: another run is at work there") from None
-        try:
-            yield
-        finally:
-            if not (workdir / "config.json").exists():  # the run was refused: leave nothing behind
-                (workdir / ".lock").unlink()
-                with contextlib.suppress(OSError):
-                    workdir.rmdir()
-
-
-@contextlib.contextmanager
-def _leased(workdir: buckets.Path):
-    with contextlib.ExitStack() as stack:
-        with buckets.writing("--workdir"):
-            stack.enter_context(lease(workdir / ".lock", f"--workdir={workdir}", _end_process))
-        yield
-
-
-def _end_process(line: str) -> None:
-    """Ends the process at once, from a thread: another run holds the workdir now."""
-    print(f"error: {line}", file=sys.stderr, flush=True)
-    hosts.failed(line, 1)
-    os._exit(1)

@@ -1,4 +1,4 @@
-"""From a config to the run that it describes, and the record of a run in its workdir."""
+"""The description of a run, which its config resolves to, and the record of it in its workdir."""
 
 import dataclasses
 import json
@@ -26,21 +26,45 @@ from transformer_jax.training.checkpoint import FORMAT, Checkpoints
 from transformer_jax.training.warm_start import Origin, Part
 
 # --------------------------------------------------------------------------------------------------
-# The record of a run, config.json in its workdir, and the lines of its metrics.jsonl.
+# What a run is: `RunSpec` describes one that begins or continues, and `Record` is what the workdir
+# of one that was begun holds.
 
 Files = Mapping[str, classes.File]
 _NONE: Files = types.MappingProxyType({})
-LIBRARIES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "tensorstore",
-    "sentencepiece",
-    "numpy",
-)
+Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """A complete and validated description of a run. Nothing changes it.
+
+    `config` is read-only. That of a task that takes it has the model of the run in
+    `config.init_from`; that of a fine-tuning also has its labels by name. `workdir` is None for a
+    run that is only planned.
+    """
+
+    config: FrozenConfigDict
+    workdir: pathlib.Path | buckets.Path | None
+    tokenizer: pathlib.Path | buckets.Path | None  # its folder; None: `config.data` says
+    origin: Origin | None  # the run whose parameters this one begins with
+    files: Files  # those of the classes that the user has named by a path, by section
+
+    def task(self):
+        """Returns the task that `config.task` names."""
+        return _task(self.config, self.tokenizer)
+
+    def shared_keys(self) -> dict[str, Any]:
+        """Returns what is equal on all hosts: the keys but for the places of the data, and files.
+
+        A host may have its data elsewhere.
+        """
+        places = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
+        values = configs.flat(self.config).items()
+        shared = {f"config.{key}": value for key, value in values if not key.startswith(places)}
+        return shared | {
+            f"the file of config.{section}.name": file.digest
+            for section, file in self.files.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +83,136 @@ class Record:
     def is_converted(self) -> bool:
         """Whether the run is a converted checkpoint, whose training data is not known."""
         return self.fingerprint["train"] == []
+
+
+# --------------------------------------------------------------------------------------------------
+# From a config to the run that it describes.
+
+
+def resolve(
+    config: ConfigDict | str | os.PathLike, workdir=None, overrides: Overrides = ()
+) -> RunSpec:
+    """Returns the run that a config describes: read, completed and validated.
+
+    `config` is the path of a config file, or a config, which stays as it is. A run that was begun
+    in `workdir` continues. Raises UserError for a fault in the config or the runs that it names.
+    """
+    files, overrides = classes.split(dict(overrides).items())
+    config = _copy(config, files)
+    has_its_model = takes_model(config)
+    of_model = [pair for pair in overrides if has_its_model and pair[0].startswith("model.")]
+    for key, value in overrides:
+        if (key, value) not in of_model:  # the model of the earlier run is not known yet
+            configs.set_key(config, key, value)
+    configs.validate(config)
+    files = classes.in_config(config)
+    recorded = find(workdir, files)
+    if not recorded:  # a run of an earlier version continues as it is
+        sections.check_used(config)
+    if recorded and recorded.config.task.name != config.task.name:
+        raise UserError(
+            f"--workdir={workdir}: holds a {recorded.config.task.name} run, "
+            f"not a {config.task.name} one; take another folder"
+        )
+    earlier = recorded or source(config)
+    if has_its_model:
+        config = with_model(config, earlier, of_model)
+        config = _with_labels(config, recorded, earlier)
+        if recorded and names_same_run(config.init_from, recorded.config.init_from):
+            config.init_from = recorded.config.init_from
+    config = with_other_models(config, recorded, earlier)
+    if hosts.index():
+        config.data.rebuild = False  # process 0 rebuilds the data
+    workdir = buckets.folder_of_run(workdir) if workdir else None
+    return RunSpec(
+        FrozenConfigDict(config),
+        workdir,
+        _tokenizer(earlier),
+        origin(config, workdir),
+        files,
+    )
+
+
+def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
+    """Returns a config, or that of a file, with `files` in place of the classes that it names."""
+    if isinstance(config, str | os.PathLike):
+        with classes.in_place_of_names(files):
+            return configs.read(config)
+    if isinstance(config, ConfigDict) and {"model", "task", "source", *configs.SECTIONS} <= set(
+        config
+    ):
+        config = ConfigDict(config).copy_and_resolve_references()
+        with classes.in_place_of_names(files):
+            return configs.experiment(**config.to_dict()) if files else config
+    raise UserError(
+        "train takes the path of a config file, or a config of config.load(...) or "
+        f"config.experiment(...), not this {type(config).__name__}"
+    )
+
+
+def _with_labels(config: ConfigDict, recorded: Record | None, earlier: Record) -> ConfigDict:
+    """Returns a config with its labels by name: its own, recorded, or in its data."""
+    if "labels" not in config.task or config.task.labels:
+        return config
+    if recorded:
+        found = recorded.config.task.labels
+    else:
+        found = labels(_task(config, _tokenizer(earlier)).names, config, earlier)
+    configs.set_key(config, "task.labels", tuple(found))
+    return config
+
+
+def make_task(config, workdir=None):
+    """Returns the task that `config.task` names.
+
+    It has the tokenizer of the run recorded in `workdir`, else that of `config.init_from`, else one
+    of its own, as `config.data` says.
+    """
+    recorded = find(workdir, classes.in_config(config))
+    earlier = recorded or source(config)
+    return _task(with_other_models(config, recorded, earlier), _tokenizer(earlier))
+
+
+def _tokenizer(earlier: Record | None):
+    """Returns the folder of an earlier run's tokenizer."""
+    return earlier.workdir / "tokenizer" if earlier else None
+
+
+def _task(config, tokenizer):
+    task = configs.named_class("task", config.task.name)
+    if config.source.name and not task.reads_source:
+        raise UserError(
+            f"config.source.name={config.source.name!r}: config.task.name={config.task.name!r} "
+            "reads config.data"
+        )
+    model = configs.named_class("model", config.model.name)
+    if model.modality != task.modality:
+        raise UserError(
+            f"config.model.name={config.model.name!r}: reads {model.modality}, and "
+            f"config.task.name={config.task.name!r} gives {task.modality}"
+        )
+    if task.reads_source:
+        configs.build_source(config)  # raises its errors before anything is compiled
+    text_files.remember_in(config.data)
+    if config.lora.rank is not None:
+        task = warm_start.adapted(task)
+    return task(config, tokenizer, **configs.options(config.task))
+
+
+# --------------------------------------------------------------------------------------------------
+# The record of a run, which is config.json in its workdir, and the lines of its metrics.jsonl.
+
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tensorstore",
+    "sentencepiece",
+    "numpy",
+)
 
 
 def fine_tunes(config) -> bool:
@@ -229,9 +383,9 @@ def source(config) -> Record | None:
     """Returns the record of the run that `config.init_from` names; None where it names none.
 
     Of several runs it is the one without a prefix, else the first. Those that the task names come
-    last. Raises UserError where that
-    workdir holds no run, or where a run without a prefix is of another model family. A task that
-    takes the model of that run takes any family, a model those of its `begins_with`.
+    last. Raises UserError where that workdir holds no run, or where a run without a prefix is of
+    another model family. A task that takes the model of that run takes any family, and a model
+    takes those of its `begins_with`.
     """
     runs = (*beginnings(config.init_from), *_of_task(config))
     if not runs:
@@ -274,7 +428,7 @@ def _record(beginning: Beginning, config) -> Record:
 def origin(config, workdir) -> Origin | None:
     """Returns the runs whose parameters the run in `workdir` begins with.
 
-    None for a run that initialises its parameters, or continues from a checkpoint of its own.
+    None for a run that initializes its parameters, or continues from a checkpoint of its own.
     """
     init_from = config.init_from if config.train.pretrained else None
     task = _task_class(config)
@@ -396,151 +550,3 @@ def labels(names: list[str], config, earlier: Record | None) -> list[str]:
         return names
     of_head = [str(label) for label in earlier.config.task.labels]
     return of_head if set(names) <= set(of_head) else names
-
-
-# --------------------------------------------------------------------------------------------------
-# From a config to the run that it describes.
-Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSpec:
-    """A complete and validated description of a run. Nothing changes it.
-
-    `config` is read-only. That of a task that takes it has the model of the run in
-    `config.init_from`; that of a fine-tuning also has its labels by name. `workdir` is None for a
-    run that is only planned.
-    """
-
-    config: FrozenConfigDict
-    workdir: pathlib.Path | buckets.Path | None
-    tokenizer: pathlib.Path | buckets.Path | None  # its folder; None: `config.data` says
-    origin: Origin | None  # the run whose parameters this one begins with
-    files: Files  # those of the classes that the user has named by a path, by section
-
-    def task(self):
-        """Returns the task that `config.task` names."""
-        return _task(self.config, self.tokenizer)
-
-    def shared_keys(self) -> dict[str, Any]:
-        """Returns what is equal on all hosts: the keys but for the places of the data, and files.
-
-        A host may have its data elsewhere.
-        """
-        places = tuple(key for key in configs.MAY_CHANGE if key.startswith("data."))
-        values = configs.flat(self.config).items()
-        shared = {f"config.{key}": value for key, value in values if not key.startswith(places)}
-        return shared | {
-            f"the file of config.{section}.name": file.digest
-            for section, file in self.files.items()
-        }
-
-
-def resolve(
-    config: ConfigDict | str | os.PathLike, workdir=None, overrides: Overrides = ()
-) -> RunSpec:
-    """Returns the run that a config describes: read, completed and validated.
-
-    `config` is the path of a config file, or a config, which stays as it is. A run that was begun
-    in `workdir` continues. Raises UserError for a fault in the config or the runs that it names.
-    """
-    files, overrides = classes.split(dict(overrides).items())
-    config = _copy(config, files)
-    has_its_model = takes_model(config)
-    of_model = [pair for pair in overrides if has_its_model and pair[0].startswith("model.")]
-    for key, value in overrides:
-        if (key, value) not in of_model:  # the model of the earlier run is not known yet
-            configs.set_key(config, key, value)
-    configs.validate(config)
-    files = classes.in_config(config)
-    recorded = find(workdir, files)
-    if not recorded:  # a run of an earlier version continues as it is
-        sections.check_used(config)
-    if recorded and recorded.config.task.name != config.task.name:
-        raise UserError(
-            f"--workdir={workdir}: holds a {recorded.config.task.name} run, "
-            f"not a {config.task.name} one; take another folder"
-        )
-    earlier = recorded or source(config)
-    if has_its_model:
-        config = with_model(config, earlier, of_model)
-        config = _with_labels(config, recorded, earlier)
-        if recorded and names_same_run(config.init_from, recorded.config.init_from):
-            config.init_from = recorded.config.init_from
-    config = with_other_models(config, recorded, earlier)
-    if hosts.index():
-        config.data.rebuild = False  # process 0 rebuilds the data
-    workdir = buckets.folder_of_run(workdir) if workdir else None
-    return RunSpec(
-        FrozenConfigDict(config),
-        workdir,
-        _tokenizer(earlier),
-        origin(config, workdir),
-        files,
-    )
-
-
-def _copy(config: ConfigDict | str | os.PathLike, files: Files) -> ConfigDict:
-    """Returns a config, or that of a file, with `files` in place of the classes that it names."""
-    if isinstance(config, str | os.PathLike):
-        with classes.in_place_of_names(files):
-            return configs.read(config)
-    if isinstance(config, ConfigDict) and {"model", "task", "source", *configs.SECTIONS} <= set(
-        config
-    ):
-        config = ConfigDict(config).copy_and_resolve_references()
-        with classes.in_place_of_names(files):
-            return configs.experiment(**config.to_dict()) if files else config
-    raise UserError(
-        "train takes the path of a config file, or a config of config.load(...) or "
-        f"config.experiment(...), not this {type(config).__name__}"
-    )
-
-
-def _with_labels(config: ConfigDict, recorded: Record | None, earlier: Record) -> ConfigDict:
-    """Returns a config with its labels by name: its own, recorded, or in its data."""
-    if "labels" not in config.task or config.task.labels:
-        return config
-    if recorded:
-        found = recorded.config.task.labels
-    else:
-        found = labels(_task(config, _tokenizer(earlier)).names, config, earlier)
-    configs.set_key(config, "task.labels", tuple(found))
-    return config
-
-
-def make_task(config, workdir=None):
-    """Returns the task that `config.task` names.
-
-    It has the tokenizer of the run recorded in `workdir`, else that of `config.init_from`, else one
-    of its own, as `config.data` says.
-    """
-    recorded = find(workdir, classes.in_config(config))
-    earlier = recorded or source(config)
-    return _task(with_other_models(config, recorded, earlier), _tokenizer(earlier))
-
-
-def _tokenizer(earlier: Record | None):
-    """Returns the folder of an earlier run's tokenizer."""
-    return earlier.workdir / "tokenizer" if earlier else None
-
-
-def _task(config, tokenizer):
-    task = configs.named_class("task", config.task.name)
-    if config.source.name and not task.reads_source:
-        raise UserError(
-            f"config.source.name={config.source.name!r}: config.task.name={config.task.name!r} "
-            "reads config.data"
-        )
-    model = configs.named_class("model", config.model.name)
-    if model.modality != task.modality:
-        raise UserError(
-            f"config.model.name={config.model.name!r}: reads {model.modality}, and "
-            f"config.task.name={config.task.name!r} gives {task.modality}"
-        )
-    if task.reads_source:
-        configs.build_source(config)  # raises its errors before anything is compiled
-    text_files.remember_in(config.data)
-    if config.lora.rank is not None:
-        task = warm_start.adapted(task)
-    return task(config, tokenizer, **configs.options(config.task))

@@ -137,6 +137,7 @@ def loss_law(runs: Sequence[Run], quantity: str) -> PowerLaw:
 # The compute-optimal model by training curves and by iso-FLOP parabolas.
 #
 # They are approaches 1 and 2 of Hoffmann et al. 2022, sections 3.1 and 3.2.
+
 _NUM_GRID = 1500  # amounts of compute at which the curves are compared (section 3.1)
 _NUM_NEAREST = 5  # sizes around the lowest; farther away the loss is not a parabola
 # Budgets with a smaller difference in log are equal: a run has a whole number of updates.
@@ -253,7 +254,9 @@ def isoflop(runs: Sequence[Run]) -> Allocation:
 
 
 # --------------------------------------------------------------------------------------------------
-# The parametric law L(N, D): approach 3 of Hoffmann et al. 2022, section 3.3.
+# The parametric law L(N, D), which is approach 3 of Hoffmann et al. 2022, section 3.3, and
+# bootstrap intervals of the values of any fit.
+
 HUBER = 1e-3  # larger residuals of the log loss count linearly (section 3.3)
 _NUM_STARTS = 8  # of the grid of starts, the best
 

@@ -50,7 +50,7 @@ def train(configs: Mapping[str, ConfigDict], folder) -> None:
 def collect(folder, files: spec.Files = NO_FILES) -> list[Run]:
     """Returns the measurements of the finished runs in `folder`, without the held-out one.
 
-    Unfinished runs are named on stderr. `files` are those of `record.read`. Raises UserError if no
+    Unfinished runs are named on stderr. `files` are those of `spec.read`. Raises UserError if no
     run is finished.
     """
     folder = buckets.folder_of_run(folder)

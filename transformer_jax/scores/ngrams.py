@@ -245,6 +245,7 @@ def _loss(probabilities: np.ndarray) -> float:
 
 # --------------------------------------------------------------------------------------------------
 # N-gram models of residues, the floor of a protein language model (Rives et al. 2021, table 1).
+
 _ORDER = 3
 _MOST_RESIDUES = 2**17  # tokens that the weights are fitted on
 

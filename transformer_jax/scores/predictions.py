@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 # --------------------------------------------------------------------------------------------------
-# Scores of the fine-tuning tasks, by their published definitions, in Python and NumPy.
+# Scores of labels, tags and answers, as the fine-tuning tasks report them.
 
 
 def accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
@@ -163,6 +163,7 @@ def _overlap(answer: list[str], predicted: list[str]) -> float:
 # The bootstrap (Efron 1979): intervals of a score, and of the difference of two systems' scores.
 #
 # Examples are drawn with replacement, as many as there are. The draws are those of sacreBLEU.
+
 _SAMPLES = 1000
 _SEED = 12345
 _LEVEL = 0.95

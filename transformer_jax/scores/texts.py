@@ -11,7 +11,7 @@ import sacrebleu
 from transformer_jax.config import UserError
 
 # --------------------------------------------------------------------------------------------------
-# Scores of translations: sacreBLEU, chrF and the measure of Vaswani et al. 2017.
+# The scores of translations: sacreBLEU, chrF and the measure of Vaswani et al. 2017.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +92,7 @@ def _compound_split(lines: list[str], language: str) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------
 # ROUGE (Lin 2004): the scores of summaries, by the library rouge-score.
+
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 

@@ -59,6 +59,7 @@ def as_os_errors(path: Any) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 # Reading an object of a bucket as a stream.
+
 READ_SIZE = 2**23  # bytes of one request
 
 

@@ -339,7 +339,7 @@ def write_part_of_digests(folder: pathlib.Path) -> None:
 
 
 def write_digests(folder: pathlib.Path) -> None:
-    """Writes the digests of all files below `folder` that have none from `write_part`."""
+    """Writes the digests of all files below `folder` that have none yet."""
     parts = folder.glob(_PART.format("*"))
     written = {name for part in parts for name in json.loads(part.read_bytes())}
     names = [name for name in _files_below(folder, folder) if name not in {*written, _STAMP}]
@@ -405,7 +405,7 @@ def _digests_of(folder: pathlib.Path, names: Sequence[str]) -> list[str | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The settings with which checkpoint.py uses Orbax: options, handlers, log and paths.
+# The options, handlers, log and paths with which `Checkpoints` uses Orbax.
 
 # The scores of a checkpoint that was evaluated after it was saved.
 SCORES = "scores.json"
@@ -531,7 +531,8 @@ def reason(error) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Parameters that no update changes. A run writes them once, apart from its checkpoints.
+# The digest of the parameters that no update changes. It names the folder to which a run writes
+# them once, apart from its checkpoints.
 
 
 def digest_of_params(params) -> str:

@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 from transformer_jax.config import RunError
 
 # --------------------------------------------------------------------------------------------------
-# Out of memory, in one line: the size of the request, the use of the memory, and remedies.
+# Errors of a lack of memory, and the parts of the line about it.
 #
-# It is one line for the memory of the host and of a device. XLA raises a JaxRuntimeError; numpy and
-# Python raise a MemoryError.
+# The line is of one form for the memory of the host and of a device. XLA raises a JaxRuntimeError,
+# and numpy and Python raise a MemoryError.
 
-_JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")  # by name: this module imports no jax
+_JAX_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")  # the name depends on the release of jax
 _SIZE = re.compile(
     r"(?:allocat\w*|reserve|Used|request for)[^\d\n]{0,20}"
     r"([\d.]*\d) ?([KMGTP]?)(?:i?B|bytes)?\b",
@@ -117,7 +117,7 @@ def decoding_remedies(config: ConfigDict) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# A training that runs out of memory: where, the use of the memory, and remedies.
+# The line about a training: the activity that ran out of memory, and the use of each device.
 
 # (part of a module's name, part of a function's name, activity). The first that fits counts.
 _ACTIVITIES = (

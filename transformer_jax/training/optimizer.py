@@ -1,6 +1,6 @@
 """The optimizer: optax chains by group of parameters, each with a schedule and weight decay.
 
-The layers of a model are stacked, each parameter of theirs is one array (layers, ...). What an
+The layers of a model are stacked: each of their parameters is one array (layers, ...). What an
 optimizer takes over a whole parameter, such as a norm, is taken over each layer apart.
 """
 
@@ -313,7 +313,7 @@ def _between(x, state: ScheduleFreeState):
 # --------------------------------------------------------------------------------------------------
 # Adafactor (Shazeer & Stern 2018): mean squares of the rows and the columns of each matrix.
 #
-# As optax.adafactor, with two differences. The layers of a stack are matrices of their own. A
+# It is optax.adafactor with two differences. The layers of a stack are matrices of their own, and a
 # kernel of more than two axes is the matrix from its inputs to its outputs.
 
 _LEAST = 128  # rows and columns of a matrix whose mean square is factored

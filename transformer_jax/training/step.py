@@ -288,14 +288,17 @@ def make_eval_step(task, mesh, table):
     return eval_step
 
 
+# --------------------------------------------------------------------------------------------------
+# The training step of a task whose rewards Python computes, between two compiled programs.
+
 Arrays = dict[str, jax.Array]  # (microbatches, rows, ...)
 
 
 class TwoPrograms(NamedTuple):
     """The step (state, batch) -> state: rollouts, rewards of the host, then the updates.
 
-    It is for tasks whose rewards are computed by Python: see `Task.rollouts`. Between its two
-    compiled programs, each host scores its own rows.
+    It is for tasks that have `Task.rollouts`. Between its two compiled programs, each host scores
+    its own rows.
 
     Attributes:
       roll: the jitted (state, batch) -> rollouts.

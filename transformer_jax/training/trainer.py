@@ -72,7 +72,7 @@ def run(
       workdir: the folder of the run.
       program: the program of the config; by default on all devices.
       profile: the first and the last of the updates to trace.
-      origin: the run that `config.init_from` names, from `runs.begin.origin`. A run without a
+      origin: the run that `config.init_from` names, from `runs.spec.origin`. A run without a
         checkpoint needs it.
       recorded: the config that the workdir held before, if any.
       hooks: what is called beside the updates, see `Hook`.
@@ -93,10 +93,10 @@ class Trainer:
 
     Attributes:
       config: the config of the run.
-      task: its task, a tasks.task.Task.
+      task: its task, a contracts.task.Task.
       workdir: its folder.
       program: its compiled programs.
-      rows: its data, a tasks.task.Rows.
+      rows: its data, a contracts.task.Rows.
       start: the number of updates that were done before.
       step: the number of the latest update, from 1.
       state: the TrainState after it.

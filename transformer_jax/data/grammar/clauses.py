@@ -263,6 +263,7 @@ def prepositional(preposition: str, np: NP, case: int) -> str:
 # The grammar always makes the same choice where German has several: "you" is "du". The English past
 # and present perfect become the German perfect, except for "sein", "haben", "wissen" and the modal
 # verbs, which take the preterite.
+
 PRESENT, PROGRESSIVE, PAST, PERFECT, FUTURE, MODAL = range(6)
 # the place of the German finite verb; SHARED leaves out the subject and the auxiliary
 SECOND, FIRST, LAST, SHARED = range(4)

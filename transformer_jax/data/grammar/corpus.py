@@ -1,4 +1,24 @@
-"""The built-in English-German parallel corpus: sentences drawn from the grammar."""
+"""The built-in English-German parallel corpus: sentences drawn from a seeded grammar.
+
+A sentence is drawn as an abstract structure of clauses, noun phrases, verbs and adverbials.
+`clauses.english` and `clauses.german` put it into words, so that both sides always say the same.
+The grammar covers phenomena that make translation more than the look-up of words:
+
+* articles, possessives and adjectives with gender, number and case; weak nouns; genitives
+* German verb second, verb first and verb last; the brackets of separable verbs, modal verbs and
+  the perfect
+* subordinate, relative and infinitive clauses with their commas; fronting and inversion
+* government: dative verbs, verbs with two objects, reflexive verbs, prepositions with their cases
+  and contractions
+* English do-support, progressive, irregular forms, a/an, stranded prepositions and particles
+* pronouns with the gender of the German noun; numbers in words; time of day; comparison
+
+The German is a function of the English: no sentence has two translations. Where German has
+several forms, the grammar always makes the same choice. Pronouns with an unclear German gender
+are not used.
+
+`lexicon` lists the words, `morphology` inflects them, and `phrases` says which fit each other.
+"""
 
 import hashlib
 import zlib
@@ -184,6 +204,7 @@ def content_question(rng: Draw, past: bool | None = None, direct: bool = True) -
 
 # --------------------------------------------------------------------------------------------------
 # Drawing of relative clauses, infinitive clauses and reported speech.
+
 OWNABLE = nouns("house car dog bicycle garden shoe coat cat book room".split())
 
 
@@ -315,6 +336,7 @@ def draw_report(rng: Draw, nested: bool = False) -> Clause:
 
 # --------------------------------------------------------------------------------------------------
 # Statements: simple, relative, complex, reported, coordinated and with pronouns for things.
+
 REASONS = (("because", "weil"), ("because", "weil"), ("although", "obwohl"))
 MOMENTS = (("before", "bevor"), ("while", "während"), ("as soon as", "sobald"), ("until", "bis"))
 INTENSITIES = (("", ""), ("very ", "sehr "), ("too ", "zu "))
@@ -547,6 +569,7 @@ def _pronoun_of(thing: NP) -> NP:
 
 # --------------------------------------------------------------------------------------------------
 # Questions, requests, commands, and sentences with numbers.
+
 HELP = VERBS["dative-infinitive"][0]
 COST = VERBS["measure"][0]
 HELPED = ("I", "I", "we", "he", "she", "they")
@@ -650,26 +673,8 @@ def time_of_day(rng: Draw) -> Both:
 
 
 # --------------------------------------------------------------------------------------------------
-# The built-in English-German parallel corpus: a seeded synchronous grammar.
-#
-# A sentence is drawn as an abstract structure of clauses, noun phrases, verbs and adverbials.
-# `clauses.english` and `clauses.german` put it into words, so that both sides always say the same.
-# The grammar covers phenomena that make translation more than the look-up of words:
-#
-# * articles, possessives and adjectives with gender, number and case; weak nouns; genitives
-# * German verb second, verb first and verb last; the brackets of separable verbs, modal verbs and
-#   the perfect
-# * subordinate, relative and infinitive clauses with their commas; fronting and inversion
-# * government: dative verbs, verbs with two objects, reflexive verbs, prepositions with their cases
-#   and contractions
-# * English do-support, progressive, irregular forms, a/an, stranded prepositions and particles
-# * pronouns with the gender of the German noun; numbers in words; time of day; comparison
-#
-# The German is a function of the English: no sentence has two translations. Where German has
-# several forms, the grammar always makes the same choice. Pronouns with an unclear German gender
-# are not used.
-#
-# `lexicon` lists the words, `morphology` inflects them, and `selection` says which fit each other.
+# The kinds of sentences with their weights, and the pairs of a split.
+
 VERSION = "1"  # part of the data fingerprint; a change of any sentence needs a new one
 SPLITS = ("train", "valid", "test")
 MIN_WORDS, MAX_WORDS = 3, 22

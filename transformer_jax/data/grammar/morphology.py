@@ -215,6 +215,7 @@ class Modal:
 
 # --------------------------------------------------------------------------------------------------
 # Numbers from 1 to 9999 in words.
+
 ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen".split()

@@ -338,6 +338,7 @@ def certain(np: NP | None) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 # Drawing of adverbials: time, place, direction, manner, company.
+
 MINUTES = (("a quarter", "Viertel"), ("ten", "zehn"), ("twenty", "zwanzig"), ("five", "fünf"))
 
 
@@ -497,6 +498,7 @@ def draw_adverbials(rng: Draw, clause: Clause, trailing: bool) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Drawing of clauses without a complement.
+
 AT_HOME = ("at home", "zu Hause")
 # verbs of actions that nobody intends
 UNINTENDED = ("get", "catch", "fall", "lose", "forget", "find")

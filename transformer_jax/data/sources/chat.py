@@ -229,6 +229,7 @@ def _prompt(line: str, where: str) -> Prompt:
 # "completions": [the best, ..., the worst]}. The "label" of a pair, 1 by default, is the
 # probability that `chosen` is preferred. In place of the prompt may stand "messages": a
 # conversation that ends with a message of the user.
+
 FEWEST, MOST = 2, 9  # completions of a prompt (Ouyang et al. 2022, section 3.5: 4 to 9)
 
 

@@ -180,6 +180,7 @@ def _check_one_source(data) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Sources and targets of text to text: columns of tables and TFDS sets, and built-in summaries.
+
 TextPair = tuple[str, str]
 _BUILT_IN = {"functions": PythonFunctions}
 

@@ -248,7 +248,8 @@ class Conll:
 
 
 # --------------------------------------------------------------------------------------------------
-# Labelled examples: the built-in inference pairs, or tables. The pairs are running text, too.
+# The built-in inference pairs, or tables in their place. The pairs are running text, too.
+
 CORPUS = "inference"
 COLUMNS = ("premise", "hypothesis", "label")
 _HELD_OUT = 1000  # pairs of the validation and test splits
@@ -340,6 +341,7 @@ def open_inference(
 
 # --------------------------------------------------------------------------------------------------
 # Questions on paragraphs in the form of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018).
+
 _TFDS_FEATURES = ("id", "question", "context", "answers")
 _Answers = tuple[tuple[str, int], ...]  # (text, index of its first character in the context)
 

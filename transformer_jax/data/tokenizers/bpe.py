@@ -15,7 +15,7 @@ from transformer_jax.data.tokenizers.tokenizer import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Byte-pair encoding: the tokenizers of GPT and of GPT-2.
+# What the tokenizers of GPT and of GPT-2 share.
 
 
 class BPE(LibraryTokenizer):
@@ -111,6 +111,8 @@ def _needs_no_merge(piece: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# The tokenizers of GPT-2 and RoBERTa, over bytes, and of GPT, over characters.
+
 # The special pieces before and after all others: GPT-2's, and those of RoBERTa (Liu et al. 2019).
 GPT2 = ((), ("<|endoftext|>",))
 ROBERTA = (("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",))
@@ -241,8 +243,8 @@ def from_library(text: str) -> ByteBPE | GPT1BPE | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Byte-pair encoding as a published tokenizer.json describes it: the tokenizers of Llama and Qwen2.
-# They split words by rules of their own, which the file holds.
+# The tokenizers of Llama and Qwen2, as a published tokenizer.json describes them. They split words
+# by rules of their own, which the file holds.
 
 _NAMES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 # The end of a document where no file names it.

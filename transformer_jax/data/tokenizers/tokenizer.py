@@ -254,6 +254,7 @@ def write_files(files: dict[str, bytes], folder: pathlib.Path) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # What all tokenizers of Hugging Face's library `tokenizers` share.
+
 _TEXTS_PER_BLOCK = 10_000
 
 

@@ -271,6 +271,7 @@ def check_source(source: Tokenizer, source_vocab_size: int | None, vocab_size: i
 
 # --------------------------------------------------------------------------------------------------
 # Training tokenizers, once for each text and setting.
+
 _SENTENCE_PIECE = ("unigram", "bpe")
 
 

@@ -151,6 +151,7 @@ class _ErrorRecorder:
 # --------------------------------------------------------------------------------------------------
 # Unigram tokenizers of published models (T5, ALBERT, XLNet): pieces with log-probabilities, as
 # SentencePiece trains them (Kudo 2018).
+
 Pieces = list[tuple[str, float]]
 
 
