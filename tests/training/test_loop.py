@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.stopping import stopping_at
-from transformer_jax.config import Preempted, RunError
+from transformer_jax.config import Preempted, RunError, UserError
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training import trainer
 from transformer_jax.training.checkpoint import Checkpoints
@@ -215,7 +215,7 @@ def test_hooks_are_called_beside_the_updates(tiny, tmp_path):
         seen.append((run.step, int(run.state.step), "valid/loss" in run.scores))
 
     def end(run):
-        run.record({"seconds": 1.5})
+        run.record({"seconds": jax.numpy.float32(1.5)})
         run.end("a hook has seen enough")
 
     program = Program.of(config, task := make_task(config), jax.devices()[:1])
@@ -225,6 +225,8 @@ def test_hooks_are_called_beside_the_updates(tiny, tmp_path):
     assert line_with(workdir, "hook/seconds") == {"step": 6, "hook/seconds": 1.5}
     run(config, task, workdir, program, hooks=[(3, see)])
     assert seen[3:] == [(8, 8, True)]
+    with pytest.raises(UserError, match="the interval must be at least 1 update"):
+        run(config, task, workdir, program, hooks=[(0, see)])
 
 
 @pytest.mark.full

@@ -1,1 +1,1 @@
-"""The training loop, step, state, batches, optimizer, checkpoints, reports. It knows no model."""
+"""The trainer, its step, state, optimizer, checkpoints and reports. It knows no model."""

@@ -53,6 +53,12 @@ class Hook(NamedTuple):
     function: Callable[["Trainer"], None]
 
 
+def _checked_hook(every: int, function: Callable[["Trainer"], None]) -> Hook:
+    if type(every) is not int or every < 1:
+        raise UserError(f"hooks: ({every!r}, {function}): the interval must be at least 1 update")
+    return Hook(every, function)
+
+
 def run(
     config,
     task,
@@ -118,7 +124,7 @@ class Trainer:
         self._hooks = [
             Hook(config.train.log_every, Trainer._log),
             Hook(self._eval_every, Trainer._evaluate),
-            *(Hook(*hook) for hook in hooks),
+            *(_checked_hook(*hook) for hook in hooks),
             Hook(1, Trainer._save_if_due),
         ]
 
@@ -190,12 +196,16 @@ class Trainer:
             self._end_if_stopped()
 
     def end(self, reason: str) -> None:
-        """Ends the run after this update, with a checkpoint. All processes must call it."""
+        """Ends the run after this update, with a checkpoint. All processes must call it.
+
+        The reason is not recorded: the same command goes on with the next update.
+        """
         self.ended = reason
 
     def record(self, values: dict[str, float]) -> None:
         """Writes values of this update to metrics.jsonl and TensorBoard, as "hook/<name>"."""
-        self._reporter.write(self.step, {f"hook/{name}": v for name, v in values.items()})
+        numbers = {f"hook/{name}": float(value) for name, value in values.items()}
+        self._reporter.write(self.step, numbers)
 
     def _is_due(self, every: int) -> bool:
         return self.step == self._num_steps or self.step % every == 0
