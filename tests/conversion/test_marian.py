@@ -23,6 +23,7 @@ from tests.fixtures.make_huggingface_marian import LINES, MARIAN
 from transformer_jax import config as configs
 from transformer_jax import convert
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data.tokenizers import unigram
 from transformer_jax.huggingface import family
 from transformer_jax.runs.open import open_run
@@ -35,7 +36,7 @@ PEGASUS = "PegasusForConditionalGeneration"
 def logits(run, source, filled, target):
     model, params, _ = transformer_jax.load(run)
     apply = jax.jit(model.apply)
-    return apply({"params": params}, source, target, source_segment_ids=filled)
+    return apply({"params": params}, Inputs(source, segment_ids=filled), target)
 
 
 def translated(run, lines, **decode):

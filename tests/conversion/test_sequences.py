@@ -10,6 +10,7 @@ from tests.fixtures.make_huggingface import HERE
 from tests.fixtures.make_huggingface_sequences import BART, FOLDERS, PROMPT, T5, T5_1_1
 from transformer_jax import config as configs
 from transformer_jax import convert
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.runs.open import open_run
 
 
@@ -17,7 +18,7 @@ def logits(run, source, filled, target):
     """Returns the logits of a run for the arrays of `make_huggingface_sequences.inputs`."""
     model, params, _ = transformer_jax.load(run)
     apply = jax.jit(model.apply)
-    return apply({"params": params}, source, target, source_segment_ids=filled)
+    return apply({"params": params}, Inputs(source, segment_ids=filled), target)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from tests.fixtures import make_huggingface_xlnet as make
 from tests.fixtures.make_huggingface import HERE
 from tests.jitted import jitted
 from transformer_jax import convert
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import tokenizers
 from transformer_jax.runs.open import open_run
 
@@ -66,9 +67,10 @@ def test_permuted_rows_and_their_memory_are_those_of_transformers(tmp_path):
     @jax.jit
     def logits_of(ids, ranks, targets, types, carry):
         variables = {"params": params}
-        options = dict(token_types=types, carry=carry, remembered=make.REMEMBERED)
+        inputs = Inputs(ids, ranks=ranks, token_types=types)
+        options = dict(carry=carry, remembered=make.REMEMBERED)
         (states, carry), _ = task.model.apply(
-            variables, ids, ranks, targets, **options, method="permuted", mutable=["state"]
+            variables, inputs, targets, **options, method="permuted", mutable=["state"]
         )
         return task.model.apply(variables, states, method="logits"), carry
 

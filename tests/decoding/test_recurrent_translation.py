@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.jitted import jitted
 from transformer_jax.configuration.sections import Decode
-from transformer_jax.contracts.model import SequenceToSequence
+from transformer_jax.contracts.model import Inputs, SequenceToSequence, takes_inputs
 from transformer_jax.data import tokenizers
 from transformer_jax.distributed.sharding import AXES
 from transformer_jax.families.recurrent_seq2seq import RecurrentSeq2Seq
@@ -41,23 +41,16 @@ class Summed(SequenceToSequence):
     def embedded(self, source):
         return self.embed(source)
 
-    def encode(self, source, *, positions=None, segment_ids=None, train=False):
-        return self.embedded(source)
+    @takes_inputs
+    def encode(self, source, *, train=False):
+        return self.embedded(source.tokens)
 
-    def decode(
-        self,
-        target,
-        memory,
-        *,
-        positions=None,
-        segment_ids=None,
-        source_segment_ids=None,
-        train=False,
-    ):
+    @takes_inputs
+    def decode(self, target, memory, *, source_segment_ids=None, train=False):
         state = self.first(memory, source_segment_ids)
         states = []
-        for place in range(target.shape[1]):
-            state = self.after(state, target[:, place])
+        for place in range(target.tokens.shape[1]):
+            state = self.after(state, target.tokens[:, place])
             states.append(state)
         return jnp.stack(states, axis=1)
 
@@ -110,7 +103,7 @@ class Use(SequenceToSequenceUse):
 def params(model):
     tokens = np.zeros((1, 3), np.int32)
     variables = jitted(Use(1, 1, model).model.init)(
-        jax.random.key(2), tokens, tokens, source_segment_ids=tokens + 1, method="hidden"
+        jax.random.key(2), Inputs(tokens, segment_ids=tokens + 1), tokens, method="hidden"
     )
     return jax.jit(lambda x: jax.tree.map(lambda x: 1.5 * x, x))(nn.unbox(variables["params"]))
 
@@ -157,8 +150,8 @@ def test_a_score_is_the_log_probability_of_the_whole_output(model):
         output = ids[:length].tolist()
         target = np.array([[use.tokenizer.target.bos_id, *output[:-1]]])
         tokens = np.array([source])
-        options = dict(source_segment_ids=np.ones_like(tokens), method="hidden")
-        hidden = apply(variables, tokens, target, **options)
+        inputs = Inputs(tokens, segment_ids=np.ones_like(tokens))
+        hidden = apply(variables, inputs, target, method="hidden")
         logits = np.asarray(apply(variables, hidden, method="logits"))[0]
         log_probs = scipy.special.log_softmax(logits, axis=-1)[np.arange(len(output)), output]
         penalty = ((5 + len(output)) / 6) ** 0.6

@@ -97,11 +97,11 @@ class Plain(kinds.Encoder):
     def setup(self):
         self.token_embed = Embed(self.vocab_size, self.d_model)
 
-    def hidden(self, tokens, *, positions=None, segment_ids=None, token_types=None, train=False):
-        return self.token_embed(tokens)
+    def hidden(self, inputs, *, train=False):
+        return self.token_embed(inputs.tokens)
 
-    def layers(self, tokens, *, positions=None, segment_ids=None, token_types=None):
-        return self.hidden(tokens)[None]
+    def layers(self, inputs):
+        return self.hidden(inputs)[None]
 
     def output(self):
         return self.token_embed.output()

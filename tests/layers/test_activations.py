@@ -12,6 +12,7 @@ import pytest
 
 from tests.jitted import jit_apply, jitted
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.bert import BERT
 from transformer_jax.families.decoder import Decoder
 from transformer_jax.families.encoder_decoder import EncoderDecoder
@@ -114,7 +115,8 @@ def test_replaced_attention_weights_and_heads_reach_the_output(gpt):
         return jnp.broadcast_to(jnp.eye(12), weights.shape)
 
     positions = np.tile(np.arange(12), 2)[:, None]
-    alone = jitted(model.apply)({"params": params}, np.reshape(TOKENS, (-1, 1)), positions)
+    inputs = Inputs(np.reshape(TOKENS, (-1, 1)), positions=positions)
+    alone = jitted(model.apply)({"params": params}, inputs)
     logits = np.asarray(jitted(intervene)(model, params, {WEIGHTS: diagonal}, TOKENS))
     np.testing.assert_allclose(logits.reshape(24, 1, -1), alone, rtol=1e-4, atol=1e-4)
     heads = {"decoder/layers/attention/heads": lambda x, layer: x.at[:, :, 1].set(0.0)}

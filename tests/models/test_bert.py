@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.jitted import Jitted
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.bert import BERT
 from transformer_jax.families.distilbert import DistilBERT
 
@@ -87,7 +88,8 @@ def test_packed_examples_do_not_attend_to_each_other():
     model, params = build()
     segments = np.array([[1] * 5 + [2] * 7] * 2)
     positions = np.array([[*range(5), *range(7)]] * 2)
-    packed = model.apply({"params": params}, TOKENS, None, positions, segments)[0]
+    packed = Inputs(TOKENS, positions=positions, segment_ids=segments)
+    packed = model.apply({"params": params}, packed)[0]
     alone = model.apply({"params": params}, TOKENS[:, 5:])[0]
     np.testing.assert_allclose(np.asarray(packed)[:, 5:], alone, **CLOSE)
 
@@ -96,7 +98,7 @@ def test_token_types_and_heads():
     model, params = build()
     variables = {"params": params}
     types = np.array([[0] * 5 + [1] * 7] * 2)
-    hidden, logits, next_logits = jax.device_get(model.apply(variables, TOKENS, types))
+    hidden, logits, next_logits = jax.device_get(model.apply(variables, TOKENS, token_types=types))
     assert hidden.shape == (2, 12, 16)
     assert logits.shape == (2, 12, 37)
     assert next_logits.shape == (2, 2)

@@ -13,6 +13,7 @@ from tests.jitted import Jitted
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
 from transformer_jax.configuration.classes import build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.decoder import Decoder
 
 TINY = dict(
@@ -91,7 +92,8 @@ def test_documents_of_a_row_do_not_attend_to_each_other_and_only_distances_count
     positions = np.array([[*range(5), *range(7)]] * 2)
     alone = model.apply({"params": params}, TOKENS[:, 5:])
     for offset in (0, 50):
-        packed = model.apply({"params": params}, TOKENS, positions + offset, segments)
+        inputs = Inputs(TOKENS, positions=positions + offset, segment_ids=segments)
+        packed = model.apply({"params": params}, inputs)
         np.testing.assert_allclose(np.asarray(packed)[:, 5:], alone, rtol=1e-4, atol=1e-4)
 
 

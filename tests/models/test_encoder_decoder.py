@@ -11,6 +11,7 @@ import pytest
 from tests.jitted import Jitted, jitted
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.bart import BART
 from transformer_jax.families.encoder_decoder import EncoderDecoder
 from transformer_jax.families.t5 import T5
@@ -170,7 +171,8 @@ def test_cached_decoding_equals_the_whole_prefix(changes):
     lengths = np.array([7, 4, 5])
     segments = (np.arange(7) < lengths[:, None]).astype(np.int32)
     # The target has no segments: its attention is causal only.
-    expected = np.asarray(model.apply(variables, SOURCE, TARGET, source_segment_ids=segments))
+    source = Inputs(SOURCE, segment_ids=segments)
+    expected = np.asarray(model.apply(variables, source, TARGET))
     memory = model.apply(variables, SOURCE, segment_ids=segments, method="encode")
     params = model.for_decoding(variables["params"])
     logits, state = model.begin(params, TARGET[:, :1], memory, segments, beams=1)
@@ -214,13 +216,11 @@ def test_an_input_that_is_done_has_no_position_beyond_the_table(changes):
 
 def test_no_leak_from_the_future_or_from_other_segments():
     model, variables = init()
-    segments = dict(
-        source_segment_ids=segment_ids(3, 4),
-        target_segment_ids=segment_ids(2, 4),
-    )
 
     def logits(source, target):
-        return np.asarray(model.apply(variables, source, target, **segments))
+        source = Inputs(source, segment_ids=segment_ids(3, 4))
+        target = Inputs(target, segment_ids=segment_ids(2, 4))
+        return np.asarray(model.apply(variables, source, target))
 
     original = logits(SOURCE, TARGET)
     future = logits(SOURCE, changed(TARGET, 4, 39))
@@ -245,12 +245,14 @@ def test_packed_rows_equal_their_examples_alone(cls):
 
     packed = model.apply(
         variables,
-        np.concatenate([SOURCE, other_source], axis=1),
-        np.concatenate([TARGET, other_target], axis=1),
-        positions(7),
-        segment_ids(7, 7),
-        target_positions=positions(6),
-        target_segment_ids=segment_ids(6, 6),
+        *(
+            Inputs(
+                np.concatenate(examples, axis=1),
+                positions=positions(size),
+                segment_ids=segment_ids(size, size),
+            )
+            for examples, size in (([SOURCE, other_source], 7), ([TARGET, other_target], 6))
+        ),
     )
     packed = np.asarray(packed)
     expected = model.apply(variables, SOURCE, TARGET)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.jitted import Jitted, jitted
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.gpt import GPT
 from transformer_jax.layers.activations import capture
 
@@ -106,7 +107,8 @@ def test_documents_of_a_row_do_not_attend_to_each_other():
     model, params = build()
     segments = np.array([[1] * 5 + [2] * 7] * 2)
     positions = np.array([[*range(5), *range(7)]] * 2)
-    packed = np.asarray(model.apply({"params": params}, TOKENS, positions, segments))
+    inputs = Inputs(TOKENS, positions=positions, segment_ids=segments)
+    packed = np.asarray(model.apply({"params": params}, inputs))
     alone = model.apply({"params": params}, TOKENS[:, 5:])
     np.testing.assert_allclose(packed[:, 5:], alone, rtol=1e-5, atol=1e-5)
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.jitted import Jitted, jit_apply, jitted
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.recurrent_seq2seq import RecurrentSeq2Seq
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.recurrent_decoder import Attend, RecurrentAttention
@@ -161,10 +162,14 @@ def test_pairs_of_a_row_and_padding_do_not_change_each_other(name):
         """Returns a loss of the pairs of the row, and the states of all positions."""
         states = model.apply(
             {"params": params},
-            jnp.concatenate([SOURCE[:1, :4], SOURCE[1:, :3], SOURCE[:1, :2]], axis=1),
-            jnp.concatenate([TARGET[:1, :3], TARGET[1:, :5], TARGET[:1, :2]], axis=1),
-            source_segment_ids=jnp.array([[1] * 4 + [2] * 3 + [0] * 2]),
-            target_segment_ids=jnp.array([[1] * 3 + [2] * 5 + [0] * 2]),
+            Inputs(
+                jnp.concatenate([SOURCE[:1, :4], SOURCE[1:, :3], SOURCE[:1, :2]], axis=1),
+                segment_ids=jnp.array([[1] * 4 + [2] * 3 + [0] * 2]),
+            ),
+            Inputs(
+                jnp.concatenate([TARGET[:1, :3], TARGET[1:, :5], TARGET[:1, :2]], axis=1),
+                segment_ids=jnp.array([[1] * 3 + [2] * 5 + [0] * 2]),
+            ),
             method="hidden",
         )[0]
         return (states[:8] ** 2).sum(), states

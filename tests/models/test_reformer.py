@@ -250,7 +250,7 @@ def test_positions_beyond_the_grid_have_no_vector(reformer):
     places = np.full(TOKENS.shape, LENGTH)
     with pytest.raises(UserError, match="the id 64 is not from 0 to 63 .*max_length=64"):
         model.apply({"params": params}, TOKENS, positions=places)
-    compiled = jax.jit(lambda positions: model.apply({"params": params}, TOKENS, positions))
+    compiled = jax.jit(lambda x: model.apply({"params": params}, TOKENS, positions=x))
     assert np.isnan(compiled(places)).all()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.sparse_transformer import SparseTransformer
 from transformer_jax.layers import recurrent, sparse_attention
 from transformer_jax.layers.activations import capture
@@ -179,8 +180,8 @@ def family(request):
     """Returns a model, its parameters, and a function from tokens to logits."""
     pattern, combination = request.param
     model, params = build(pattern=pattern, combination=combination)
-    apply = jax.jit(lambda *arrays: model.apply({"params": params}, *arrays))
-    return model, params, lambda *arrays: np.asarray(apply(*arrays))
+    apply = jax.jit(lambda inputs: model.apply({"params": params}, inputs))
+    return model, params, lambda tokens, **known: np.asarray(apply(Inputs(tokens, **known)))
 
 
 def random_tokens(*shape):
@@ -204,8 +205,8 @@ def test_texts_of_a_row_are_as_if_they_were_alone(family):
     segments = np.repeat([1, 2, 3, 0], (*lengths, 6))
     positions = np.concatenate([np.arange(length) for length in (*lengths, 6)])
     other_padding = np.where(segments == 0, 3, tokens)
-    rows = [tokens, other_padding], [positions] * 2, [segments] * 2
-    packed, other = family[2](*(np.array(row) for row in rows))
+    known = dict(positions=np.array([positions] * 2), segment_ids=np.array([segments] * 2))
+    packed, other = family[2](np.array([tokens, other_padding]), **known)
     np.testing.assert_array_equal(packed[segments > 0], other[segments > 0])
     texts = [tokens[segments == text] for text in (1, 2, 3)]
     alone = family[2](np.array([np.pad(text, (0, 19 - len(text))) for text in texts]))
@@ -290,4 +291,5 @@ def test_a_position_beyond_the_largest_is_refused():
     with pytest.raises(UserError, match="a row has 41 tokens.*max_length=40"):
         model.apply({"params": params}, jnp.zeros((1, 41), jnp.int32))
     with pytest.raises(UserError, match="the id 40 is not from 0 to 39 .config.model.max_length"):
-        model.apply({"params": params}, jnp.zeros((1, 2), jnp.int32), jnp.array([[0, 40]]))
+        inputs = Inputs(jnp.zeros((1, 2), jnp.int32), positions=jnp.array([[0, 40]]))
+        model.apply({"params": params}, inputs)

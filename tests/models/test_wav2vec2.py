@@ -114,15 +114,15 @@ def test_a_masked_frame_is_read_by_no_state():
     model, params = build()
     frames = model.model.num_frames(400)
 
-    def states(sound, masked, silent=None):
-        options = dict(masked=masked, silent=silent, method="hidden")
+    def states(sound, masked, channels=None):
+        options = dict(masked=masked, masked_channels=channels, method="hidden")
         return np.asarray(model.apply({"params": params}, sound, **options))
 
     everything = np.ones((2, frames), bool)
     np.testing.assert_array_equal(states(SOUND, everything), states(-SOUND, everything))
     assert (states(SOUND, ~everything) != states(SOUND, everything)).any()
-    silent = np.arange(16) < np.array([[0], [4]])
-    changed = states(SOUND, None, silent) != states(SOUND, None)
+    channels = np.arange(16) < np.array([[0], [4]])
+    changed = states(SOUND, None, channels) != states(SOUND, None)
     assert not changed[0].any() and changed[1].any()
 
 

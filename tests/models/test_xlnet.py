@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.jitted import jit_apply, jitted
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.xlnet import XLNet
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.layers.relative_attention import shifted
@@ -23,7 +24,7 @@ apply = jitted(nn.Module.apply)
 
 
 def used(model, tokens):
-    states, _ = model.permuted(tokens, tokens, tokens[:, :1])
+    states, _ = model.permuted(Inputs(tokens, ranks=tokens), tokens[:, :1])
     return model.logits(states), model.pooled(states)
 
 
@@ -44,7 +45,8 @@ def tiny():
 def permuted(tiny, tokens, ranks, targets, **options):
     model, params = tiny
     options |= dict(method="permuted", mutable=["state"])
-    return apply(model, {"params": params}, tokens, ranks, targets, **options)[0]
+    inputs = Inputs(tokens, ranks=ranks)
+    return apply(model, {"params": params}, inputs, targets, **options)[0]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,8 @@ def test_flops():
     def logits(params, tokens, targets):
         carry = model.initial_carry(1)
         options = dict(carry=carry, remembered=4, method="permuted", mutable=["state"])
-        (states, _), _ = model.apply(params, tokens, tokens, targets, **options)
+        inputs = Inputs(tokens, ranks=tokens)
+        (states, _), _ = model.apply(params, inputs, targets, **options)
         return model.apply(params, states, method="logits")
 
     distances = model.num_layers * 2 * (8 + 12 - 1) * 16**2  # of all rows together

@@ -66,9 +66,7 @@ def test_the_losses_are_those_of_all_positions(trained):
     batch = task.rows().eval["valid"].batch(0, range(8), 8)
     loss = jitted(task.loss)
     sums = loss(params, batch, Context()).terms
-    hidden, logits, following = jitted(task.model.apply)(
-        {"params": params}, batch["tokens"], batch["token_types"], None, batch["segment_ids"]
-    )
+    hidden, logits, following = jitted(task.model.apply)({"params": params}, task.inputs(batch))
     log_p = scipy.special.log_softmax(logits, axis=-1)
     expected = sum(
         -log_p[row, place, label]

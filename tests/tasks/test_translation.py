@@ -10,6 +10,7 @@ from tests.conftest import build_config
 from tests.jitted import jitted
 from tests.tasks.conftest import trained
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context
 from transformer_jax.runs.open import open_run
 from transformer_jax.runs.spec import make_task
@@ -256,12 +257,14 @@ def test_the_loss_counts_each_target_token_once(translation):
     sums, metrics, _ = jitted(task.loss)(params, arrays, Context())
     logits = jitted(task.model.apply)(
         {"params": params},
-        arrays["source"],
-        arrays["target"],
-        arrays["source_positions"],
-        arrays["source_segment_ids"],
-        target_positions=arrays["target_positions"],
-        target_segment_ids=arrays["target_segment_ids"],
+        *(
+            Inputs(
+                arrays[side],
+                positions=arrays[f"{side}_positions"],
+                segment_ids=arrays[f"{side}_segment_ids"],
+            )
+            for side in ("source", "target")
+        ),
     )
     log_p = scipy.special.log_softmax(logits, axis=-1)
     filled = np.argwhere(batch["target_segment_ids"] > 0)

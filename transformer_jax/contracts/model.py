@@ -1,13 +1,15 @@
-"""The contract of models: their kinds, how they decode, and what a family can declare."""
+"""The contract of models: inputs, kinds, how they decode, and what a family can declare."""
 
 import abc
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num
 
 from transformer_jax.config import UserError
 from transformer_jax.layers import activations, parameters
@@ -16,6 +18,79 @@ from transformer_jax.layers.decoding import GrowingRows, Ring, Rows, SourceRows
 from transformer_jax.layers.embeddings import Output, row_positions
 from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import compute_dtype
+
+# --------------------------------------------------------------------------------------------------
+# What a model reads.
+
+
+@flax.struct.dataclass
+class Inputs:
+    """The rows that a model reads, and what is known about each position. None: not given.
+
+    A model reads one of `tokens`, `images` and `sound`, as its `modality` says, and those of the
+    other fields that its family knows.
+
+    Attributes:
+      tokens: ids; where a family reads words by their characters, those of each word.
+      images: pixels, from 0 to 255.
+      sound: samples.
+      positions: those within an example, from 0. None: 0, 1, ... in each row.
+      segment_ids: numbers from 1, which separate the examples of a packed row; 0 is padding. None:
+        a row is one example.
+      token_types: such as 0 and 1 for the two texts of a pair. None: all are 0.
+      ranks: a token sees those of its own rank and of lower ranks. None: it sees all.
+      private: no other token sees a private one.
+      global_positions: those of tokens that see the whole row and that all tokens see; -1 stands
+        for none.
+      lengths: the number of samples of each row; those behind them are padding. None: all.
+      masked: the frames of sound in whose place a learned vector stands.
+      masked_channels: the channels of the frames that are set to 0.
+      visible: the patches of an image that are read, in this order. None: all.
+    """
+
+    tokens: Int[ArrayLike, "B L *C"] | None = None
+    images: Num[ArrayLike, "B H W C"] | None = None
+    sound: Float[ArrayLike, "B S"] | None = None
+    positions: Int[ArrayLike, "B L"] | None = None
+    segment_ids: Int[ArrayLike, "B L"] | None = None
+    token_types: Int[ArrayLike, "B L"] | None = None
+    ranks: Int[ArrayLike, "B L"] | None = None
+    private: Bool[ArrayLike, "B L"] | None = None
+    global_positions: Int[ArrayLike, "B N"] | None = None
+    lengths: Int[ArrayLike, " B"] | None = None
+    masked: Bool[ArrayLike, "B F"] | Int[ArrayLike, "B F"] | None = None
+    masked_channels: Bool[ArrayLike, "B M"] | Int[ArrayLike, "B M"] | None = None
+    visible: Int[ArrayLike, "B K"] | None = None
+
+    @property
+    def mask(self) -> Mask:
+        """What the tokens see of each other: their own example, and what ranks let them see."""
+        return Mask(
+            query_segments=self.segment_ids,
+            key_segments=self.segment_ids,
+            query_ranks=self.ranks,
+            key_ranks=self.ranks,
+            private_keys=self.private,
+        )
+
+
+def takes_inputs(method: Callable) -> Callable:
+    """Lets a method that reads `Inputs` take arrays as well.
+
+    `hidden(tokens, segment_ids=ids)` is short for `hidden(Inputs(tokens, segment_ids=ids))`. The
+    first array is that of the model's modality. Other arguments reach the method as they are.
+    """
+
+    @functools.wraps(method)
+    def call(self, inputs, *others, **options):
+        if not isinstance(inputs, Inputs):
+            fields = Inputs.__dataclass_fields__
+            given = {name: options.pop(name) for name in list(options) if name in fields}
+            inputs = Inputs(**{self.modality: inputs}, **given)
+        return method(self, inputs, *others, **options)
+
+    return call
+
 
 # --------------------------------------------------------------------------------------------------
 # How models decode: `begin` reads prompts, and `step` reads a token of each hypothesis.
@@ -205,17 +280,11 @@ class SourceStates(abc.ABC):
     def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S E"]:
         """Returns the embeddings of source tokens, without positions."""
 
-    def layers(
-        self,
-        source: Int[ArrayLike, "B S"],
-        *,
-        positions: Int[ArrayLike, "B S"] | None = None,
-        segment_ids: Int[ArrayLike, "B S"] | None = None,
-        token_types: Int[ArrayLike, "B S"] | None = None,
-    ) -> tuple[Float[Array, "B S E"], Float[Array, "B S W"]]:
+    @takes_inputs
+    def layers(self, source: Inputs) -> tuple[Float[Array, "B S E"], Float[Array, "B S W"]]:
         """Returns the embeddings of source tokens, and the encoder's last states."""
-        memory = self.encode(source, positions=positions, segment_ids=segment_ids)
-        return self.embedded(source), memory[..., : self.source_width]
+        memory = self.encode(source)
+        return self.embedded(source.tokens), memory[..., : self.source_width]
 
 
 class Growing:
@@ -342,8 +411,8 @@ class Model(Reading, Growing, nn.Module, abc.ABC):
         """Raises UserError for a wrong value of the family's own keys."""
 
     @abc.abstractmethod
-    def hidden(self, *tokens: Int[ArrayLike, "B L"], train: bool = False) -> Float[Array, "B L M"]:
-        """Returns the states before the output layers, from token ids."""
+    def hidden(self, *inputs: Inputs, train: bool = False) -> Float[Array, "B L M"]:
+        """Returns the states before the output layers."""
 
     @abc.abstractmethod
     def output(self) -> Output:
@@ -409,26 +478,11 @@ class Encoder(Model):
     kind = "encoder"
 
     @abc.abstractmethod
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states of the last layer (B, L, M)."""
 
     @abc.abstractmethod
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
 
     @abc.abstractmethod
@@ -445,27 +499,12 @@ class Causal(CausalDecoding, Model):
 
     kind = "causal"
 
-    def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
-    ) -> Float[Array, "B L V"]:
-        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
-        return self.logits(hidden)
+    @takes_inputs
+    def __call__(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L V"]:
+        return self.logits(self.hidden(inputs, train=train))
 
     @abc.abstractmethod
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states before the output projection (B, L, M)."""
 
     @abc.abstractmethod
@@ -493,49 +532,38 @@ class SequenceToSequence(SourceStates, SequenceDecoding, Model):
     # Some families have it as a key. None: source and target share a vocabulary.
     source_vocab_size: ClassVar[int | None] = None
 
+    def __call__(
+        self,
+        source: Inputs | Int[ArrayLike, "B S"],
+        target: Inputs | Int[ArrayLike, "B T"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T V"]:
+        """Returns the logits of the next target tokens (B, T, V) float32."""
+        return self.logits(self.hidden(source, target, train=train))
+
     def hidden(
         self,
-        source: Int[ArrayLike, "B S"],
-        target: Int[ArrayLike, "B T"],
+        source: Inputs | Int[ArrayLike, "B S"],
+        target: Inputs | Int[ArrayLike, "B T"],
         *,
-        source_positions: Int[ArrayLike, "B S"] | None = None,
-        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
-        target_positions: Int[ArrayLike, "B T"] | None = None,
-        target_segment_ids: Int[ArrayLike, "B T"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
         """Returns the decoder's states before the output projection (B, T, M)."""
-        memory = self.encode(
-            source, positions=source_positions, segment_ids=source_segment_ids, train=train
-        )
-        return self.decode(
-            target,
-            memory,
-            positions=target_positions,
-            segment_ids=target_segment_ids,
-            source_segment_ids=source_segment_ids,
-            train=train,
-        )
+        source, target = (x if isinstance(x, Inputs) else Inputs(x) for x in (source, target))
+        memory = self.encode(source, train=train)
+        return self.decode(target, memory, source_segment_ids=source.segment_ids, train=train)
 
     @abc.abstractmethod
-    def encode(
-        self,
-        source: Int[ArrayLike, "B S"],
-        *,
-        positions: Int[ArrayLike, "B S"] | None = None,
-        segment_ids: Int[ArrayLike, "B S"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B S W"]:
+    def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S W"]:
         """Encodes source tokens (B, S) to memory (B, S, W)."""
 
     @abc.abstractmethod
     def decode(
         self,
-        target: Int[ArrayLike, "B T"],
+        target: Inputs,
         memory: Float[Array, "B S W"],
         *,
-        positions: Int[ArrayLike, "B T"] | None = None,
-        segment_ids: Int[ArrayLike, "B T"] | None = None,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
@@ -577,9 +605,6 @@ class Attending(SequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
     A family defines `encoded` and `decoded`.
-
-    Segment ids start at 1 and separate the examples of a packed row; 0 is padding. Positions count
-    from 0 within each example. By default a row is one example.
     """
 
     can = frozenset({"attend", "cache"})
@@ -612,53 +637,24 @@ class Attending(SequenceToSequence):
         `decode` is the number of slots of the collection "cache"; 0: it is not used.
         """
 
-    def __call__(
-        self,
-        source: Int[ArrayLike, "B S"],
-        target: Int[ArrayLike, "B T"],
-        source_positions: Int[ArrayLike, "B S"] | None = None,
-        source_segment_ids: Int[ArrayLike, "B S"] | None = None,
-        *,
-        target_positions: Int[ArrayLike, "B T"] | None = None,
-        target_segment_ids: Int[ArrayLike, "B T"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B T V"]:
-        hidden = self.hidden(
-            source,
-            target,
-            source_positions=source_positions,
-            source_segment_ids=source_segment_ids,
-            target_positions=target_positions,
-            target_segment_ids=target_segment_ids,
-            train=train,
-        )
-        return self.logits(hidden)
+    @takes_inputs
+    def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S M"]:
+        return self.encoded(source.tokens, source.positions, mask=source.mask, train=train)
 
-    def encode(
-        self,
-        source: Int[ArrayLike, "B S"],
-        *,
-        positions: Int[ArrayLike, "B S"] | None = None,
-        segment_ids: Int[ArrayLike, "B S"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B S M"]:
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        return self.encoded(source, positions, mask=mask, train=train)
-
+    @takes_inputs
     def decode(
         self,
-        target: Int[ArrayLike, "B T"],
+        target: Inputs,
         memory: Float[Array, "B S M"],
         *,
-        positions: Int[ArrayLike, "B T"] | None = None,
-        segment_ids: Int[ArrayLike, "B T"] | None = None,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
-        cross_mask = Mask(query_segments=segment_ids, key_segments=source_segment_ids)
+        segments = target.segment_ids
+        mask = Mask(causal=True, query_segments=segments, key_segments=segments)
+        cross_mask = Mask(query_segments=segments, key_segments=source_segment_ids)
         return self.decoded(
-            target, positions, memory, mask=mask, cross_mask=cross_mask, train=train
+            target.tokens, target.positions, memory, mask=mask, cross_mask=cross_mask, train=train
         )
 
     def cached(
@@ -725,19 +721,13 @@ class Cached(Causal):
         `decode` is the number of slots of the collection "cache"; 0: it is not used.
         """
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        mask = Mask(causal=True, query_segments=segment_ids, key_segments=segment_ids)
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        segments, positions = inputs.segment_ids, inputs.positions
+        mask = Mask(causal=True, query_segments=segments, key_segments=segments)
         if positions is None:
-            positions = row_positions(tokens, self.max_length)
-        return self.decoded(tokens, positions, mask=mask, train=train)
+            positions = row_positions(inputs.tokens, self.max_length)
+        return self.decoded(inputs.tokens, positions, mask=mask, train=train)
 
     def cached(
         self, tokens: Int[ArrayLike, "B L"], positions: Int[ArrayLike, "B L"], slots: int
@@ -769,21 +759,14 @@ class Recurrent(Causal):
     max_length = None
     decoding_stacks = ()
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        restarts = filled = None
-        if segment_ids is not None:
-            restarts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-            filled = segment_ids > 0
-        carry = self.initial_carry(len(tokens))
-        return self.advance(tokens, carry, restarts=restarts, filled=filled, train=train)[0]
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        segments, restarts, filled = inputs.segment_ids, None, None
+        if segments is not None:
+            restarts = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+            filled = segments > 0
+        carry = self.initial_carry(len(inputs.tokens))
+        return self.advance(inputs.tokens, carry, restarts=restarts, filled=filled, train=train)[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -814,36 +797,23 @@ class Cloze(Encoder):
 
     Both are one row. A token of the source sees the source; a token of the target sees the source
     and the target up to its own place. The state of a mask behind them predicts the next token.
-    A family defines `_embed`, the stack `encoder`, and `hidden` with two more arguments (B, L): a
-    token sees those of its own rank in `ranks` and of lower ranks, and no other token sees one that
-    is `private`.
+    A family defines `_embed`, the stack `encoder`, and `hidden`, which heeds `ranks` and `private`
+    of its inputs.
     """
 
     can = frozenset({"attend", "fill", "write"})
     decoding_stacks = ("encoder",)
 
     @abc.abstractmethod
-    def _embed(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        token_types: Int[ArrayLike, "B L"] | None,
-        positions: Int[ArrayLike, "B L"] | None,
-        *,
-        train: bool,
-    ) -> Float[Array, "B L M"]:
+    def _embed(self, inputs: Inputs, *, train: bool) -> Float[Array, "B L M"]:
         """Returns the inputs of the first layer."""
 
-    def encode(
-        self,
-        source: Int[ArrayLike, "B S"],
-        *,
-        positions: Int[ArrayLike, "B S"] | None = None,
-        segment_ids: Int[ArrayLike, "B S"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B S M"]:
+    @takes_inputs
+    def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S M"]:
         """Returns the embeddings of sources. The layers read them in `begin`, with the masks."""
         first, _ = token_types("sequence_to_sequence", self.num_token_types)
-        return self._embed(source, jnp.full_like(source, first), positions, train=train)
+        types = jnp.full_like(source.tokens, first)
+        return self._embed(source.replace(token_types=types), train=train)
 
     @nn.nowrap
     def begin(
@@ -912,8 +882,12 @@ class Cloze(Encoder):
         self, tokens: Int[Array, "N Q"], places: Int[Array, "N Q"]
     ) -> Float[Array, "N Q M"]:
         _, second = token_types("sequence_to_sequence", self.num_token_types)
-        positions = jnp.minimum(places, self.max_length - 1)
-        return self._embed(tokens, jnp.full_like(tokens, second), positions, train=False)
+        inputs = Inputs(
+            tokens,
+            positions=jnp.minimum(places, self.max_length - 1),
+            token_types=jnp.full_like(tokens, second),
+        )
+        return self._embed(inputs, train=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -923,8 +897,7 @@ class Cloze(Encoder):
 class Sensory(Encoder):
     """Images or sound (B, ...) float32 -> states (B, L, M), each of which sees the whole row.
 
-    A family names in `modality` the data that it reads. Its `hidden` and `layers` have these data
-    in place of tokens.
+    A family names in `modality` the field of `Inputs` that it reads.
     """
 
     vocab_size: ClassVar[int] = 0

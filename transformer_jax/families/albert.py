@@ -34,9 +34,9 @@ class ALBERT(BERT):
         self.mlm_transform = Linear(model, embed, axes=("embed", None), **linear)
         self.nsp = Linear(model, (2,), axes=("embed", None), head=True, kernel_init=init)
 
-    def _embed(self, tokens, token_types, positions, *, train):
+    def _embed(self, inputs, *, train):
         """Returns the projected embeddings (B, L, M) (section 3.1)."""
-        x = super()._embed(tokens, token_types, positions, train=train)  # (B, L, E)
+        x = super()._embed(inputs, train=train)  # (B, L, E)
         return sharding.constrain(self.embed_projection(x), "batch", "length", None)
 
     def flops(self, length: int, predictions: int) -> float:

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from transformer_jax.contracts.model import Cloze
+from transformer_jax.contracts.model import Cloze, Inputs, takes_inputs
 from transformer_jax.distributed import sharding
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, Table, check_head_dim, layers, linear, norm
@@ -19,16 +19,13 @@ from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import Attention, check_heads
 from transformer_jax.layers.blocks import MLP, Block, LayerNorm, Remat, Stack
 from transformer_jax.layers.embeddings import Bias, Embed, Projection, row_positions
-from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype
 
 
 class BERT(Cloze):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
-    Token types (B, L) distinguish the first text of a pair (0) from the second (1). Segment ids
-    start at 1 and separate the examples of a packed row; 0 is padding. By default a row is one
-    example of type 0.
+    Token types (B, L) distinguish the first text of a pair (0) from the second (1).
     """
 
     can = Cloze.can | {"token_types", "pool", "next_sentence"}
@@ -131,86 +128,39 @@ class BERT(Cloze):
         self.mlm_norm = norm()
         self.mlm_bias = Bias(self.vocab_size + -self.vocab_size % self.vocab_multiple, "vocab")
 
+    @takes_inputs
     def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
+        self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 2"]]:
         """Returns the states and the logits of both pre-training tasks (section 3.1).
 
         The states are (B, L, M), the logits of masked tokens (B, L, V), and those of next-sentence
         prediction (B, 2).
         """
-        hidden = self.hidden(
-            tokens,
-            positions=positions,
-            segment_ids=segment_ids,
-            token_types=token_types,
-            train=train,
-        )
+        hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden), self.next_logits(hidden)
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        ranks: Int[ArrayLike, "B L"] | None = None,
-        private: Bool[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-        **options,
-    ) -> Float[Array, "B L M"]:
-        """Returns the states of the last layer (B, L, M).
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        """Returns the states of the last layer (B, L, M)."""
+        return self._encoded(self._embed(inputs, train=train), inputs, train=train)
 
-        A token sees those of its own rank and of lower ranks; without `ranks`, all. No other token
-        sees a private one. Further options are those of the family's attention.
-        """
-        x = self._embed(tokens, token_types, positions, train=train)
-        mask = Mask(
-            query_segments=segment_ids,
-            key_segments=segment_ids,
-            query_ranks=ranks,
-            key_ranks=ranks,
-            private_keys=private,
-        )
-        return self._encoded(x, mask, train=train, **options)
-
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        **options,
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
-        x = self._embed(tokens, token_types, positions, train=False)
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        outputs = self._encoded(x, mask, every_layer=True, **options)  # (layers, B, L, M)
+        x = self._embed(inputs, train=False)
+        outputs = self._encoded(x, inputs, every_layer=True)  # (layers, B, L, M)
         return jnp.concatenate([x[None], outputs])
 
     def _encoded(
-        self, x: Float[Array, "B L M"], mask: Mask, **options
+        self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
         """Returns the states of the last layer, or of all with the option `every_layer`."""
-        return self.encoder(x, mask=mask, **options)
+        return self.encoder(x, mask=inputs.mask, **options)
 
-    def _embed(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        token_types: Int[ArrayLike, "B L"] | None,
-        positions: Int[ArrayLike, "B L"] | None,
-        *,
-        train: bool,
-    ) -> Float[Array, "B L M"]:
+    def _embed(self, inputs: Inputs, *, train: bool) -> Float[Array, "B L M"]:
         """Returns the sum of the token, position and type embeddings (B, L, M) (section 3)."""
+        tokens, positions, token_types = inputs.tokens, inputs.positions, inputs.token_types
         if positions is None:
             positions = row_positions(tokens, self.max_length)
         if token_types is None:

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
-from transformer_jax.contracts.model import Encoder
+from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.layers import parameters, recurrent
 from transformer_jax.layers.embeddings import Embed, Projection
 from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype
@@ -56,16 +56,10 @@ class Context2Vec(Encoder):
     def _cell(self) -> recurrent.Cell:
         return recurrent.make("lstm", self.d_model)
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        segments = jnp.ones_like(tokens) if segment_ids is None else jnp.asarray(segment_ids)
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        tokens, segments = inputs.tokens, inputs.segment_ids
+        segments = jnp.ones_like(tokens) if segments is None else jnp.asarray(segments)
         filled = segments > 0
         changes = jnp.diff(segments, axis=1) != 0  # between a position and the next
         begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
@@ -80,17 +74,10 @@ class Context2Vec(Encoder):
         context = self.drop(jnp.concatenate([before, after], axis=-1), train=train)
         return self.project(jax.nn.relu(self.merge(context)))
 
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the vectors of the words as targets, and their contexts (2, B, L, M)."""
-        contexts = self.hidden(tokens, segment_ids=segment_ids)
-        return jnp.stack([self.output_embed(tokens), contexts])
+        return jnp.stack([self.output_embed(inputs.tokens), self.hidden(inputs)])
 
     def output(self) -> Projection:
         """Returns the vectors of the targets (V, M)."""

@@ -4,8 +4,9 @@ import dataclasses
 from typing import ClassVar
 
 import jax
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
+from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.families import bert
 from transformer_jax.families.bert import BERT
 from transformer_jax.huggingface import family
@@ -29,23 +30,20 @@ class DistilBERT(BERT):
 
     num_layers: int = 6  # number of blocks
 
+    @takes_inputs
     def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
+        self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
         """Returns the states (B, L, M) and the logits of masked tokens (B, L, V)."""
-        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
+        hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden)
 
-    def _embed(self, tokens, token_types, positions, *, train):
+    def _embed(self, inputs, *, train):
         """Returns the sum of the token and position embeddings (B, L, M)."""
+        positions = inputs.positions
         if positions is None:
-            positions = row_positions(tokens, self.max_length)
-        x = self.token_embed(tokens) + self.position_embed(positions)
+            positions = row_positions(inputs.tokens, self.max_length)
+        x = self.token_embed(inputs.tokens) + self.position_embed(positions)
         return self.embed_dropout(self.embed_norm(x), train=train)
 
     def pooled(self, hidden: Float[Array, "B L M"]) -> Float[Array, "B M"]:

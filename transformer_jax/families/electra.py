@@ -4,10 +4,11 @@ import dataclasses
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.distributed import sharding
 from transformer_jax.families import bert
 from transformer_jax.families.bert import BERT
@@ -89,31 +90,20 @@ class ELECTRA(BERT):
         """Returns the parameters of `narrow`, from those of the pair."""
         return {name: params[name] for name in _EMBEDDINGS} | params["generator"]
 
+    @takes_inputs
     def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
+        self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
         """Returns the states (B, L, M) and their logits of masked tokens (B, L, V).
 
         The logits are those of a model that is itself trained on masked tokens.
         """
-        hidden = self.hidden(
-            tokens,
-            positions=positions,
-            segment_ids=segment_ids,
-            token_types=token_types,
-            train=train,
-        )
+        hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden)
 
-    def _embed(self, tokens, token_types, positions, *, train):
+    def _embed(self, inputs, *, train):
         """Returns the projected embeddings (B, L, M)."""
-        return self.projected(super()._embed(tokens, token_types, positions, train=train))
+        return self.projected(super()._embed(inputs, train=train))
 
     def projected(self, x: Float[Array, "B L E"]) -> Float[Array, "B L M"]:
         """Projects embeddings (B, L, E) to the width of the layers (B, L, M)."""
@@ -133,18 +123,11 @@ class ELECTRA(BERT):
         x = self.gelu(self.detector_transform(hidden))
         return self.detector(x.astype(jnp.float32))[..., 0]
 
-    def generated(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L N"]:
+    @takes_inputs
+    def generated(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L N"]:
         """Returns the generator's states of the last layer (B, L, N)."""
-        x = super()._embed(tokens, token_types, None, train=train)  # (B, L, E)
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        return self.generator.encoded(x, mask=mask, train=train)
+        x = super()._embed(inputs, train=train)  # (B, L, E)
+        return self.generator.encoded(x, mask=inputs.mask, train=train)
 
     def encoded(
         self, x: Float[Array, "B L E"], *, mask: Mask, train: bool

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Encoder
+from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.layers import parameters
 from transformer_jax.layers.convolutions import CharacterWords
 from transformer_jax.layers.embeddings import Bias, Embed, Projection
@@ -157,31 +157,18 @@ class ELMo(Encoder):
             after.append(last)
         return states, tuple(after)
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L C"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        return self.drop(self._layers(tokens, segment_ids, train)[-1], train=train)
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        return self.drop(self._layers(inputs, train)[-1], train=train)
 
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L C"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the words' vectors, twice side by side, and the states of all layers."""
-        return jnp.stack(self._layers(tokens, segment_ids, train=False))
+        return jnp.stack(self._layers(inputs, train=False))
 
-    def _layers(self, tokens, segment_ids, train: bool) -> list[Float[Array, "B L M"]]:
-        words = self.words(tokens)
-        segments = jnp.ones(words.shape[:2], int) if segment_ids is None else segment_ids
+    def _layers(self, inputs: Inputs, train: bool) -> list[Float[Array, "B L M"]]:
+        words, segments = self.words(inputs.tokens), inputs.segment_ids
+        segments = jnp.ones(words.shape[:2], int) if segments is None else segments
         segments = _both_ways(jnp.asarray(segments))
         restarts = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
         carry = self.initial_carry(len(words))

@@ -6,16 +6,16 @@ from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.families.roberta import MASKED_LM, RoBERTa
 from transformer_jax.huggingface.family import Family
 from transformer_jax.huggingface.tensors import Keys, Table, check_head_dim, layers, linear, norm
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.blocks import Block, LayerNorm
 from transformer_jax.layers.embeddings import Rotary, row_positions
-from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Linear
 
 # The share of masked tokens in training: 80 % of the 15 % that are predicted.
@@ -58,60 +58,38 @@ class ESM(RoBERTa):
         zeros = nn.initializers.zeros
         self.contact = Linear(maps, (1,), axes=(None, None), head=True, kernel_init=zeros)
 
+    @takes_inputs
     def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
+        self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"], Float[Array, "B 1 1"]]:
         """Returns states (B, L, M), logits of masked residues (B, L, V), and a contact's logit.
 
         That logit is of maps without attention. It gives the parameters of `contact_logits`.
         """
-        hidden = self.hidden(tokens, segment_ids=segment_ids, train=train)
+        hidden = self.hidden(inputs, train=train)
         no_maps = jnp.zeros((len(hidden), 1, 1, self.num_layers * self.num_heads))
         return hidden, self.logits(hidden), self.contact_logits(no_maps)
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states of the last layer (B, L, M). Token types are ignored."""
-        x = self._inputs(tokens, positions, segment_ids)
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        return self.encoder_norm(self.encoder(x, mask=mask, train=train))
+        x = self._embed(inputs, train=train)
+        return self.encoder_norm(self.encoder(x, mask=inputs.mask, train=train))
 
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M).
 
         Those of the last layer are normalised, as in `hidden`.
         """
-        x = self._inputs(tokens, positions, segment_ids)
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        outputs = self.encoder(x, mask=mask, every_layer=True)  # (layers, B, L, M)
+        x = self._embed(inputs, train=False)
+        outputs = self.encoder(x, mask=inputs.mask, every_layer=True)  # (layers, B, L, M)
         return jnp.concatenate([x[None], outputs[:-1], self.encoder_norm(outputs[-1:])])
 
-    def _inputs(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None,
-        segment_ids: Int[ArrayLike, "B L"] | None,
-    ) -> Float[Array, "B L M"]:
-        """Returns the inputs of the first layer; zeros for padding."""
-        filled = jnp.ones(jnp.shape(tokens), bool) if segment_ids is None else segment_ids > 0
+    def _embed(self, inputs: Inputs, *, train: bool) -> Float[Array, "B L M"]:
+        """Returns the inputs of the first layer; zeros for padding. They have no dropout."""
+        tokens, positions, segments = inputs.tokens, inputs.positions, inputs.segment_ids
+        filled = jnp.ones(jnp.shape(tokens), bool) if segments is None else segments > 0
         if positions is None:
             positions = row_positions(tokens, self.max_length)
         x = self.token_embed(tokens)

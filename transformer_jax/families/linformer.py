@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.roberta import RoBERTa
 from transformer_jax.layers import parameters
 from transformer_jax.layers.longformer_attention import (
@@ -15,7 +16,6 @@ from transformer_jax.layers.longformer_attention import (
     Sharing,
     length_projection,
 )
-from transformer_jax.layers.masks import Mask
 
 
 class Linformer(RoBERTa):
@@ -50,13 +50,13 @@ class Linformer(RoBERTa):
             self.length_projection = _LengthProjection((self.max_length, self.rank))
 
     def _encoded(
-        self, x: Float[Array, "B L M"], mask: Mask, **options
+        self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
         """As in BERT. Raises UserError for several examples in a row, and for ranks.
 
         Under jax.jit the segments are not known.
         """
-        segments = mask.key_segments
+        mask, segments = inputs.mask, inputs.segment_ids
         is_known = segments is not None and not isinstance(segments, jax.core.Tracer)
         if is_known and np.max(segments) > 1:
             raise UserError("Linformer reads one example a row: segment_ids must be 0 or 1")

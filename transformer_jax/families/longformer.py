@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families import bert, roberta
 from transformer_jax.families.roberta import RoBERTa
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import layers, linear
 from transformer_jax.layers import parameters
 from transformer_jax.layers.longformer_attention import LongformerAttention
-from transformer_jax.layers.masks import Mask
 
 
 class Longformer(RoBERTa):
@@ -25,7 +25,7 @@ class Longformer(RoBERTa):
     A run may begin with one of RoBERTa: its positions are repeated, and the projections of global
     tokens begin as those of the others (section 5).
 
-    `hidden` and `layers` have one more argument: `global_positions` (B, N), -1 for none.
+    The global tokens are those at `Inputs.global_positions`.
     """
 
     can = RoBERTa.can - {"attend", "write"} | {"global"}
@@ -82,17 +82,12 @@ class Longformer(RoBERTa):
         self._set_up_heads()
 
     def _encoded(
-        self,
-        x: Float[Array, "B L M"],
-        mask: Mask,
-        *,
-        global_positions: Int[ArrayLike, "B N"] | None = None,
-        **options,
+        self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
-        """As in BERT. `global_positions` are those of global tokens; -1 stands for none."""
-        if global_positions is not None:
-            global_positions = jnp.asarray(global_positions)
-        return self.encoder(x, mask=mask, global_positions=global_positions, **options)
+        positions = inputs.global_positions
+        if positions is not None:
+            positions = jnp.asarray(positions)
+        return self.encoder(x, mask=inputs.mask, global_positions=positions, **options)
 
     def flops(self, length: int, predictions: int) -> float:
         """Returns the FLOPs of a forward pass over one row, without global tokens."""

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.bert import BERT
-from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.relative_attention import ResidualAttention, ResidualBlock
 
 
@@ -23,9 +23,9 @@ class RealFormer(BERT):
         self._set_up_heads()
 
     def _encoded(
-        self, x: Float[Array, "B L M"], mask: Mask, **options
+        self, x: Float[Array, "B L M"], inputs: Inputs, **options
     ) -> Float[Array, "*layers B L M"]:
         batch, length, _ = x.shape
         scores = jnp.zeros((batch, self.num_heads, length, length), jnp.float32)
-        states, _ = self.encoder((x, scores), mask=mask, **options)
+        states, _ = self.encoder((x, scores), mask=inputs.mask, **options)
         return states

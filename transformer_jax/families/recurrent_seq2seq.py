@@ -12,7 +12,12 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import RecurrentDecoding, SequenceToSequence
+from transformer_jax.contracts.model import (
+    Inputs,
+    RecurrentDecoding,
+    SequenceToSequence,
+    takes_inputs,
+)
 from transformer_jax.layers import parameters, recurrent
 from transformer_jax.layers.attention import check_heads
 from transformer_jax.layers.decoding import SourceRows
@@ -197,22 +202,11 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     def _linear(self, inputs: tuple[int, ...], outputs: int) -> Linear:
         return Linear(inputs, (outputs,), ("embed", "mlp"), dtype=self._dtype)
 
-    def __call__(
-        self, source: Int[ArrayLike, "B S"], target: Int[ArrayLike, "B T"], *, train: bool = False
-    ) -> Float[Array, "B T V"]:
-        return self.logits(self.hidden(source, target, train=train))
-
-    def encode(
-        self,
-        source: Int[ArrayLike, "B S"],
-        *,
-        positions: Int[ArrayLike, "B S"] | None = None,
-        segment_ids: Int[ArrayLike, "B S"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B S W"]:
-        source = jnp.asarray(source)
-        segments = jnp.ones_like(source) if segment_ids is None else segment_ids
-        x = self.drop(self.embedded(source), train=train)
+    @takes_inputs
+    def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S W"]:
+        tokens, segments = jnp.asarray(source.tokens), source.segment_ids
+        segments = jnp.ones_like(tokens) if segments is None else segments
+        x = self.drop(self.embedded(tokens), train=train)
         annotations, states, summary = self.encoder(x, segments, train=train)
         first_states = states if self.bridge == "copy" else ()
         if self._projected_width:
@@ -222,22 +216,21 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S M"]:
         return (self.source_embed if self.source_vocab_size else self.target_embed)(source)
 
+    @takes_inputs
     def decode(
         self,
-        target: Int[ArrayLike, "B T"],
+        target: Inputs,
         memory: Float[Array, "B S W"],
         *,
-        positions: Int[ArrayLike, "B T"] | None = None,
-        segment_ids: Int[ArrayLike, "B T"] | None = None,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        target = jnp.asarray(target)
-        segments = jnp.ones_like(target) if segment_ids is None else segment_ids
+        tokens, segments = jnp.asarray(target.tokens), target.segment_ids
+        segments = jnp.ones_like(tokens) if segments is None else segments
         if source_segment_ids is None:
             source_segment_ids = jnp.ones(memory.shape[:2], jnp.int32)
         begin, _ = bounds(segments)
-        places = jnp.broadcast_to(jnp.arange(target.shape[1]), target.shape)
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         visible = source_segment_ids[:, None] == segments[:, :, None]  # (B, T, S)
         visible = visible & (source_segment_ids > 0)[:, None]
         source, first_states = self.begun(memory, source_segment_ids)
@@ -245,7 +238,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         first = jax.tree.map(lambda x: at(x, of_source), first_states)
         masks = {"begins": places == begin, "visible": visible}
         masks["at"] = (places - begin).astype(jnp.float32)
-        x = self.drop(self.target_embed(target), train=train)
+        x = self.drop(self.target_embed(tokens), train=train)
         states = self.decoder(x, source, first, masks, train=train)
         return self.drop(self._read_out(states, x), train=train)
 

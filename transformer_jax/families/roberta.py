@@ -3,9 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.families import bert
 from transformer_jax.families.bert import BERT
 from transformer_jax.huggingface import family
@@ -33,21 +34,17 @@ class RoBERTa(BERT):
     vocab_multiple: int = 1
     norm_epsilon: float = 1e-5  # added to the variance in layer norms
 
+    @takes_inputs
     def __call__(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        *,
-        train: bool = False,
+        self, inputs: Inputs, *, train: bool = False
     ) -> tuple[Float[Array, "B L M"], Float[Array, "B L V"]]:
         """Returns the states (B, L, M) and the logits of masked tokens (B, L, V)."""
-        hidden = self.hidden(tokens, positions=positions, segment_ids=segment_ids, train=train)
+        hidden = self.hidden(inputs, train=train)
         return hidden, self.logits(hidden)
 
-    def _embed(self, tokens, token_types, positions, *, train):
+    def _embed(self, inputs, *, train):
         """Returns the sum of the embeddings (B, L, M). All tokens are of type 0."""
-        return super()._embed(tokens, None, positions, train=train)
+        return super()._embed(inputs.replace(token_types=None), train=train)
 
     def output(self) -> Projection:
         """Returns the output projection: the token embeddings (V, M) and a bias (V,), float32.

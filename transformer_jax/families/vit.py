@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, Num
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Sensory
+from transformer_jax.contracts.model import Inputs, Sensory, takes_inputs
 from transformer_jax.distributed import sharding
 from transformer_jax.huggingface import family, tensors
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
@@ -122,32 +122,27 @@ class ViT(Sensory):
         self.encoder = Stack((block,), self.num_layers, unroll=self.unroll, remat=self.remat)
         self.norm = norm()
 
-    def __call__(
-        self, images: Num[ArrayLike, "B H W C"], *, train: bool = False
-    ) -> Float[Array, "B L M"]:
-        return self.hidden(images, train=train)
+    @takes_inputs
+    def __call__(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        return self.hidden(inputs, train=train)
 
-    def hidden(
-        self,
-        images: Num[ArrayLike, "B H W C"],
-        *,
-        visible: Int[ArrayLike, "B K"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states of the class token and of the patches (B, 1 + N, M).
 
-        With `visible`, the model reads these patches alone, in this order, and L is 1 + K (He et
-        al. 2021, section 3).
+        With `inputs.visible`, the model reads these patches alone, in this order, and L is 1 + K
+        (He et al. 2021, section 3).
         """
-        x = self._embed(images, visible, train=train)
+        x = self._embed(inputs.images, inputs.visible, train=train)
         return self.norm(self.encoder(x, mask=Mask(), train=train))
 
-    def layers(self, images: Num[ArrayLike, "B H W C"]) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, 1 + N, M).
 
         Those of the last layer are normalised, as `hidden` returns them.
         """
-        x = self._embed(images, None, train=False)
+        x = self._embed(inputs.images, None, train=False)
         states = self.encoder(x, mask=Mask(), every_layer=True)
         return jnp.concatenate([x[None], states[:-1], self.norm(states[-1])[None]])
 

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Sensory
+from transformer_jax.contracts.model import Inputs, Sensory, takes_inputs
 from transformer_jax.data.speech import BOUNDARY, RATE
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import (
@@ -202,49 +202,39 @@ class Wav2Vec2(Sensory):
         constant = jax.lax.stop_gradient(x)
         return constant + self.feature_gradient * (x - constant)
 
-    def __call__(
-        self, sound: Float[ArrayLike, "B S"], *, train: bool = False
-    ) -> Float[Array, "B L M"]:
-        return self.hidden(sound, train=train)
+    @takes_inputs
+    def __call__(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        return self.hidden(inputs, train=train)
 
-    def hidden(
-        self,
-        sound: Float[ArrayLike, "B S"],
-        *,
-        lengths: Int[ArrayLike, " B"] | None = None,
-        masked: Bool[ArrayLike, "B L"] | Int[ArrayLike, "B L"] | None = None,
-        silent: Bool[ArrayLike, "B M"] | Int[ArrayLike, "B M"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states of the last layer.
 
-        A learned vector takes the place of each masked frame. Silent channels of the frames are 0
-        (Park et al. 2019). Without `lengths`, all samples are those of the row.
+        A learned vector takes the place of each masked frame. Masked channels of the frames are 0
+        (Park et al. 2019).
         """
-        normed = self.feature_norm(self.features(sound))
-        return self._states(normed, lengths, (masked, silent), train=train)
+        normed = self.feature_norm(self.features(inputs.sound))
+        return self._states(normed, inputs, train=train)
 
-    def layers(
-        self, sound: Float[ArrayLike, "B S"], *, lengths: Int[ArrayLike, " B"] | None = None
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the inputs of the layers and the states of all layers."""
-        normed = self.feature_norm(self.features(sound))
-        return self._states(normed, lengths, (None, None), train=False, every_layer=True)
+        normed = self.feature_norm(self.features(inputs.sound))
+        return self._states(normed, inputs, train=False, every_layer=True)
 
+    @takes_inputs
     def predictions(
         self,
-        sound: Float[ArrayLike, "B S"],
+        inputs: Inputs,
         places: Int[ArrayLike, "B P"],
         *,
-        lengths: Int[ArrayLike, " B"] | None = None,
-        masked: Bool[ArrayLike, "B L"] | Int[ArrayLike, "B L"] | None = None,
         temperature: Float[Array, ""] | float = 1.0,
         train: bool = False,
     ) -> Predictions:
         """Returns the states and the quantized features of the frames `places`, to be compared."""
-        features = self.features(sound)
+        features = self.features(inputs.sound)
         normed = self.feature_norm(features)
-        hidden = self._states(normed, lengths, (masked, None), train=train)
+        hidden = self._states(normed, inputs, train=train)
         places = jnp.asarray(places)[..., None]
         chosen = jnp.take_along_axis(normed, places, axis=1)  # (B, P, C)
         quantized = self.quantizer(
@@ -259,18 +249,17 @@ class Wav2Vec2(Sensory):
         )
 
     def _states(
-        self, normed: Float[Array, "B L C"], lengths, hidden_parts: tuple, *, train: bool, **options
+        self, normed: Float[Array, "B L C"], inputs: Inputs, *, train: bool, **options
     ) -> Float[Array, "*layers B L M"]:
         """Returns the states of normed features, see `hidden` and `layers`."""
-        masked, silent = hidden_parts
         x = self.drop_features(self.projection(normed), train=train)
-        if masked is not None:
-            x = jnp.where(masked[..., None] > 0, self.mask_vector.astype(x.dtype), x)
-        if silent is not None:
-            x = jnp.where(silent[:, None] > 0, 0, x)
+        if inputs.masked is not None:
+            x = jnp.where(inputs.masked[..., None] > 0, self.mask_vector.astype(x.dtype), x)
+        if inputs.masked_channels is not None:
+            x = jnp.where(inputs.masked_channels[:, None] > 0, 0, x)
         mask = Mask()
-        if lengths is not None:
-            frames = self.num_frames(jnp.asarray(lengths))
+        if inputs.lengths is not None:
+            frames = self.num_frames(jnp.asarray(inputs.lengths))
             filled = jnp.arange(x.shape[1]) < frames[:, None]
             x = jnp.where(filled[..., None], x, 0)
             segments = filled.astype(jnp.int32)

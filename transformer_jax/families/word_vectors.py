@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.contracts.model import Encoder
+from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.layers import parameters
 from transformer_jax.layers.embeddings import Embed, Projection
 
@@ -47,31 +47,18 @@ class WordVectors(Encoder):
     def output(self) -> Projection:
         return Projection(self.output_embed.table())
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
-        x = self._embed(tokens)
-        filled = jnp.ones(tokens.shape) if segment_ids is None else segment_ids > 0
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
+        x, segments = self._embed(inputs.tokens), inputs.segment_ids
+        filled = jnp.ones(x.shape[:2]) if segments is None else segments > 0
         filled = filled[..., None].astype(x.dtype)  # (B, L, 1)
         mean = (x * filled).sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)
         return x.at[:, 0].set(mean)
 
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the vectors (1, B, L, M). There are no layers above them."""
-        return self._embed(tokens)[None]
+        return self._embed(inputs.tokens)[None]
 
     def _embed(self, tokens: Int[ArrayLike, "B L"]) -> Float[Array, "B L M"]:
         return self.token_embed(tokens)

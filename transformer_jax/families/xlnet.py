@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Encoder
+from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
 from transformer_jax.layers import parameters
@@ -101,47 +101,34 @@ class XLNet(Encoder):
         self.pooler = Linear(model, model, axes=("embed", "mlp"), **linear)
         self.output_bias = Bias(self.vocab_size, "vocab")
 
-    def hidden(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-        train: bool = False,
-    ) -> Float[Array, "B L M"]:
+    @takes_inputs
+    def hidden(self, inputs: Inputs, *, train: bool = False) -> Float[Array, "B L M"]:
         """Returns the states of the last layer (B, L, M). Each has read the whole row."""
-        x = self.embed_dropout(self.token_embed(tokens), train=train)
-        x = self._encoded(x, segment_ids, token_types, train=train)
+        x = self.embed_dropout(self.token_embed(inputs.tokens), train=train)
+        x = self._encoded(x, inputs, train=train)
         return self.output_dropout(x, train=train)
 
-    def layers(
-        self,
-        tokens: Int[ArrayLike, "B L"],
-        *,
-        positions: Int[ArrayLike, "B L"] | None = None,
-        segment_ids: Int[ArrayLike, "B L"] | None = None,
-        token_types: Int[ArrayLike, "B L"] | None = None,
-    ) -> Float[Array, "N B L M"]:
+    @takes_inputs
+    def layers(self, inputs: Inputs) -> Float[Array, "N B L M"]:
         """Returns the embeddings and the states of all layers (layers + 1, B, L, M)."""
-        x = self.token_embed(tokens)
-        outputs = self._encoded(x, segment_ids, token_types, every_layer=True)
+        x = self.token_embed(inputs.tokens)
+        outputs = self._encoded(x, inputs, every_layer=True)
         return jnp.concatenate([x[None], outputs])
 
     def _encoded(
         self,
         x: Float[Array, "B L M"],
-        segment_ids: Int[ArrayLike, "B L"] | None,
-        token_types: Int[ArrayLike, "B L"] | None,
+        inputs: Inputs,
         *,
         train: bool = False,
         every_layer: bool = False,
     ) -> Float[Array, "*layers B L M"]:
-        batch, length, _ = x.shape
-        types = jnp.zeros((batch, length), jnp.int32) if token_types is None else token_types
+        types, length = inputs.token_types, x.shape[1]
+        types = jnp.zeros(x.shape[:2], jnp.int32) if types is None else types
         relations = self._relations(length, 0, types, types, train=train)
-        mask = Mask(query_segments=segment_ids, key_segments=segment_ids)
-        return self.encoder(x, mask=mask, relations=relations, train=train, every_layer=every_layer)
+        return self.encoder(
+            x, mask=inputs.mask, relations=relations, train=train, every_layer=every_layer
+        )
 
     def _relations(
         self,
@@ -166,25 +153,25 @@ class XLNet(Encoder):
         filled = jnp.zeros((rows, self.memory_length), jnp.int32)
         return jnp.zeros(shape, compute_dtype(self.dtype)), filled
 
+    @takes_inputs
     def permuted(
         self,
-        tokens: Int[ArrayLike, "B L"],
-        ranks: Int[ArrayLike, "B L"],
+        inputs: Inputs,
         targets: Int[ArrayLike, "B P"],
         *,
-        token_types: Int[ArrayLike, "B L"] | None = None,
         carry: Carry | None = None,
         remembered: int = 0,
         train: bool = False,
     ) -> tuple[Float[Array, "B P M"], Carry | None]:
         """Returns the states that predict the tokens at the positions `targets` (section 2.3).
 
-        `ranks` are the places of the tokens in the order of prediction. A token sees those of its
-        own rank and of lower ranks. The state of a target sees those of lower ranks alone.
+        `inputs.ranks` are the places of the tokens in the order of prediction. A token sees those
+        of its own rank and of lower ranks. The state of a target sees those of lower ranks alone.
 
         With a carry, all tokens also see the memory. It then takes in the first `remembered`
         positions of each row. The collection "state" must be mutable.
         """
+        tokens, ranks, token_types = inputs.tokens, inputs.ranks, inputs.token_types
         x = self.token_embed(tokens)  # (B, L, M)
         queries = jnp.broadcast_to(self.target_embed(), (*targets.shape, self.d_model))
         x = jnp.concatenate([x, queries.astype(x.dtype)], axis=1)

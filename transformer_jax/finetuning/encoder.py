@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data.rows import Row, padded
 from transformer_jax.inference import batching
 from transformer_jax.inference.attention import check_attends, check_length
@@ -166,37 +167,31 @@ class Encoder:
     def init(self, rng, summary: bool, language_model: bool = False) -> dict:
         """Returns the parameters that are used, without other heads of pre-training."""
 
-        def used(model, tokens):
-            hidden = model.hidden(tokens, tokens) if self._decodes else model.hidden(tokens)
+        def used(model, inputs):
+            hidden = model.hidden(*[inputs] * (2 if self._decodes else 1))
             if language_model:
                 model.output()
             return model.pooled(hidden) if summary and self._pools else hidden
 
-        return self.model.init(rng, self._blank_tokens, method=used)["params"]
+        return self.model.init(rng, self._blank, method=used)["params"]
 
     @property
-    def _blank_tokens(self) -> jax.Array:
-        return jnp.zeros((1, 8, *self.model.unit_shape), jnp.int32)
+    def _blank(self) -> Inputs:
+        return Inputs(jnp.zeros((1, 8, *self.model.unit_shape), jnp.int32))
 
     def init_layers(self, rng) -> tuple[list[jax.Array], dict]:
         """Returns (`layers` of a short row, the parameters that they need)."""
-        states, variables = self.model.init_with_output(rng, self._blank_tokens, method="layers")
+        states, variables = self.model.init_with_output(rng, self._blank, method="layers")
         return list(states), variables["params"]
 
     def hidden(self, params, batch, rng, train: bool) -> jax.Array:
         """Returns the hidden states (B, L, M)."""
-        tokens, segment_ids = (batch["tokens"],), batch["segment_ids"]
+        inputs = [self._inputs(batch)]
         if self._decodes:
-            tokens += (batch["decoder_tokens"],)
-            options = dict(source_segment_ids=segment_ids, target_segment_ids=segment_ids)
-        else:
-            options = dict(segment_ids=segment_ids, token_types=batch["token_types"])
-            if self._has_global:
-                options["global_positions"] = batch["global_positions"]
+            inputs.append(Inputs(batch["decoder_tokens"], segment_ids=batch["segment_ids"]))
         return self.model.apply(
             {"params": params},
-            *tokens,
-            **options,
+            *inputs,
             train=train,
             method="hidden",
             rngs={"dropout": rng} if train else None,
@@ -204,14 +199,16 @@ class Encoder:
 
     def layers(self, params, batch) -> list[jax.Array]:
         """Returns the embeddings, and the states of the encoder's layers, (B, L, width) each."""
-        states = self.model.apply(
-            {"params": params},
+        return list(self.model.apply({"params": params}, self._inputs(batch), method="layers"))
+
+    def _inputs(self, batch) -> Inputs:
+        """Returns what the model, or its encoder, reads of a batch."""
+        return Inputs(
             batch["tokens"],
             segment_ids=batch["segment_ids"],
-            token_types=batch["token_types"],
-            method="layers",
+            token_types=batch.get("token_types"),
+            global_positions=batch.get("global_positions"),
         )
-        return list(states)
 
     def attention(self, params, tokenizer, texts: list[list[int]], pieces: bool) -> Attended:
         """Returns the attention weights between the words of a row of one text or two texts.
@@ -224,11 +221,10 @@ class Encoder:
         check_length(length, self.model.window)
         row = self.row(tokenizer, *texts, length=length)
         side = self._labels(tokenizer, texts, pieces)
-        if self._has_decoder:
-            options = dict(method="encode")
-        else:
-            options = dict(token_types=row["token_types"][None])
-        weights = weights_in(self.model, params, self.stack, row["tokens"][None], **options)
+        types = None if self._has_decoder else row["token_types"][None]
+        inputs = Inputs(row["tokens"][None], token_types=types)
+        method = "encode" if self._has_decoder else "hidden"
+        weights = weights_in(self.model, params, self.stack, inputs, method=method)
         return between(weights, side, side)
 
     def _labels(self, tokenizer, texts: list[list[int]], pieces: bool) -> Side:

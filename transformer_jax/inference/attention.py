@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.layers.attention import weights_in
 from transformer_jax.pictures.attention_maps import Attended, Side, between
 
@@ -24,18 +25,16 @@ def check_length(num_tokens: int, max_length: int) -> None:
         )
 
 
-def in_text(
-    model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool, **inputs: Any
-) -> Attended:
+def in_text(model: Any, params, tokenizer, ids: list[int], *, stack: str, pieces: bool) -> Attended:
     """Returns the self-attention of a text in the "encoder" or the "decoder".
 
-    The weights are between words; with `pieces`, between tokens. `inputs` are those of the model
-    beside the tokens, (1, L). Raises UserError for a text longer than `config.model.max_length`.
+    The weights are between words; with `pieces`, between tokens. Raises UserError for a text longer
+    than `config.model.max_length`.
     """
     check_attends(model)
     check_length(len(ids), model.window)
     side = Side.of(tokenizer, ids, pieces)
-    return between(weights_in(model, params, stack, jnp.array([ids]), **inputs), side, side)
+    return between(weights_in(model, params, stack, Inputs(jnp.array([ids]))), side, side)
 
 
 def in_translation(
@@ -54,13 +53,13 @@ def in_translation(
         tokenizer.framed(tokenizer.encode(text)) for tokenizer, text in zip(sides, texts)
     )
     check_length(max(len(source_ids), len(target_ids)), model.window)
-    source = jnp.array([source_ids])
+    source = Inputs(jnp.array([source_ids]))
     keys = Side.of(tokenizers.source, source_ids, pieces)
     if kind == "encoder":
         return between(weights_in(model, params, "encoder", source, method="encode"), keys, keys)
     queries = Side.of(tokenizers.target, target_ids, pieces)
     if kind == "decoder":
         keys = Side(["<s>"], [0]) + Side.of(tokenizers.target, target_ids[:-1], pieces)
-    inputs = jnp.array([[tokenizers.target.start_id, *target_ids[:-1]]])
+    inputs = Inputs(jnp.array([[tokenizers.target.start_id, *target_ids[:-1]]]))
     weights = weights_in(model, params, "decoder", source, inputs, cross=kind == "cross")
     return between(weights, queries, keys)

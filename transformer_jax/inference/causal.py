@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import arguments
 from transformer_jax.data.sources import chat
 from transformer_jax.data.tokenizers import ChatTokenizer
@@ -141,7 +142,7 @@ def _score(
     """
     with placement.use():
         tokens, weights = split_rows((tokens, weights))
-        hidden = model.apply({"params": params}, tokens[:, :-1], method="hidden")
+        hidden = model.apply({"params": params}, Inputs(tokens[:, :-1]), method="hidden")
         output = model.apply({"params": params}, method="output")
         log_probs, likeliest = token_log_probs(hidden, output, tokens[:, 1:])
         log_prob = jnp.sum(log_probs * weights, axis=1)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import arguments
 from transformer_jax.data.tokenizers.words import STANDARD
 from transformer_jax.distributed import hosts
@@ -59,9 +60,8 @@ def logits(
     model: Any, params, tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"]
 ) -> Float[Array, "B P P"]:
     """Returns the logits that residues touch, of rows <cls> residues <eos>."""
-    captured = activations.capture(
-        model, params, [_WEIGHTS], tokens, method="hidden", segment_ids=segment_ids
-    )
+    inputs = Inputs(tokens, segment_ids=segment_ids)
+    captured = activations.capture(model, params, [_WEIGHTS], inputs, method="hidden")
     (weights,) = captured.values()
     # The attention is not trained.
     maps = jax.lax.stop_gradient(corrected(weights, segment_ids))
@@ -237,7 +237,8 @@ class Marginals:
         variables = {"params": params}
         with self.placement.dividing(length=tokens.shape[1]).use():
             tokens, segments, places = split_rows((tokens, segments, places))
-            hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
+            inputs = Inputs(tokens, segment_ids=segments)
+            hidden = self.model.apply(variables, inputs, method="hidden")
             masked = jnp.take_along_axis(hidden, places[..., None], axis=1)
             logits = self.model.apply(variables, masked, method="logits")
             return gathered(jax.nn.log_softmax(logits))

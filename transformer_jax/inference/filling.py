@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.data import arguments
 from transformer_jax.data.arguments import LongLines
 from transformer_jax.distributed import hosts
@@ -186,7 +187,8 @@ class Reader:
         variables = {"params": params}
         with self._placed(tokens):
             tokens, segments = split_rows((tokens, segments))
-            hidden = self.model.apply(variables, tokens, segment_ids=segments, method="hidden")
+            inputs = Inputs(tokens, segment_ids=segments)
+            hidden = self.model.apply(variables, inputs, method="hidden")
             logits = self.model.apply(variables, hidden, method="logits")
             logits = logits[..., : self.tokenizer.vocab_size]
             # Special tokens fill no mask. Some objectives never train their vectors.
@@ -205,7 +207,8 @@ class Reader:
         variables = {"params": params}
         with self._placed(tokens):
             tokens, segments = split_rows((tokens, segments))
-            states = self.model.apply(variables, tokens, segment_ids=segments, method="layers")
+            inputs = Inputs(tokens, segment_ids=segments)
+            states = self.model.apply(variables, inputs, method="layers")
             return gathered(_stacked([states[layer] for layer in layers]))
 
     def _placed(self, tokens) -> contextlib.AbstractContextManager:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.distributed import hosts
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import chunks
@@ -94,7 +95,8 @@ class CodeSampler:
 
             def step(place, tokens):
                 # The rows are short: each step reads all of them again.
-                hidden = self.model.apply(variables, tokens[:, :-1], method="hidden")
+                inputs = Inputs(tokens[:, :-1])
+                hidden = self.model.apply(variables, inputs, method="hidden")
                 state = jax.lax.dynamic_index_in_dim(hidden, place, axis=1, keepdims=False)
                 logits = self.model.apply(variables, state, method="logits")
                 logits = logits[:, : self.num_codes] / temperature

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.distributed import hosts, sharding
 from transformer_jax.distributed.sharding import Placement, gathered, split_rows
 from transformer_jax.inference.batching import rounded_up
@@ -90,9 +91,8 @@ class Stream:
         """
         with self.placement.use():
             ids, positions, segments = split_rows(tuple(source))
-            memory = self.model.apply(
-                {"params": params}, ids, positions=positions, segment_ids=segments, method="encode"
-            )
+            inputs = Inputs(ids, positions=positions, segment_ids=segments)
+            memory = self.model.apply({"params": params}, inputs, method="encode")
             # Sources leave the devices that read them for those of their places.
             memory = gathered(memory.reshape(ids.size, -1))
             where = split_rows(where)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -484,18 +485,17 @@ def weights_in(
     model: nn.Module,
     params,
     stack: str,
-    *inputs: Shaped[ArrayLike, "1 ..."],
+    *inputs: Any,
     method: str = "hidden",
     cross: bool = False,
-    **options: Int[ArrayLike, "1 _"],
 ) -> np.ndarray:
     """Returns the attention weights (layers, H, Q, K) float32 of one stack of a model.
 
-    The model is applied to one row: its `inputs` are (1, ...), such as tokens (1, L).
+    The model is applied to its `inputs`, which hold one row.
     """
     # A pattern of several blocks has one array for each, of every n-th layer.
     name = f"{stack}/*cross_attention/weights" if cross else f"{stack}/layer*/attention/weights"
-    captured = activations.capture(model, params, [name], *inputs, method=method, **options)
+    captured = activations.capture(model, params, [name], *inputs, method=method)
     names = sorted(captured, key=lambda name: (len(name), name))
     weights = np.stack([captured[name][:, 0] for name in names], axis=1)
     return weights.reshape(-1, *weights.shape[2:])

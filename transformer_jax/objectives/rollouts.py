@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import metrics
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Batch, Context, Params
 from transformer_jax.data import arguments, chat_rows
 from transformer_jax.data.chat_rows import PromptRows
@@ -483,7 +484,7 @@ class Policy(Prompted):
         return self.log_probs_of_states(self._reference, params, states, answers)
 
     def _states(self, model, params, answers: Answers) -> Float[Array, "B T M"]:
-        hidden = model.apply({"params": params}, answers.ids[:, :-1], method="hidden")
+        hidden = model.apply({"params": params}, Inputs(answers.ids[:, :-1]), method="hidden")
         return answers.states(hidden, self.max_tokens)
 
     def log_probs_of_states(self, model, params, states, answers: Answers) -> Float[Array, "B T"]:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import metrics
 from transformer_jax.config import UserError, build_model, build_source
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import (
     Context,
     EvalRows,
@@ -218,6 +219,17 @@ def _sum(*batches: np.ndarray) -> np.float64:
     return np.sum(batches, dtype=np.float64)
 
 
+def states(model: Any, params, inputs: Inputs, context: Context) -> jax.Array:
+    """Returns a model's states of rows (B, L, M)."""
+    return model.apply(
+        {"params": params},
+        inputs,
+        train=context.train,
+        method="hidden",
+        rngs={"dropout": context.rng} if context.train else None,
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # Tasks that train a language model of another run further, on files of their own.
 
@@ -308,18 +320,12 @@ class NextTokens(CausalUse, TextTask):
 
     def states(self, params, batch, context: Context):
         """Returns (hidden states (B, L, M), carry)."""
-        return self.applied(params, batch, context)(
+        inputs = Inputs(
+            batch["tokens"],
             positions=batch.get("positions"),
             segment_ids=batch.get("segment_ids"),
-            method="hidden",
-        ), None
-
-    def applied(self, params, batch, context: Context):
-        """Returns the model's `apply` to the tokens of a batch. It takes the other arguments."""
-        rngs = {"dropout": context.rng} if context.train else None
-        return partial(
-            self.model.apply, {"params": params}, batch["tokens"], train=context.train, rngs=rngs
         )
+        return states(self.model, params, inputs, context), None
 
     def filled(self, batch) -> jax.Array:
         """Returns the number of positions that are no padding: by default those with a weight."""
@@ -337,20 +343,6 @@ class NextTokens(CausalUse, TextTask):
 
 # The arrays of each masked token.
 MASKED = ("masked_positions", "masked_labels", "masked_weights")
-
-
-def states(
-    model: Any, params, tokens: jax.Array, inputs: dict[str, jax.Array], context: Context
-) -> jax.Array:
-    """Returns a model's states of rows (B, L, M). `inputs` are those beside the tokens."""
-    return model.apply(
-        {"params": params},
-        tokens,
-        **inputs,
-        train=context.train,
-        method="hidden",
-        rngs={"dropout": context.rng} if context.train else None,
-    )
 
 
 def masked_loss(model: Any, params, batch, hidden: jax.Array) -> Loss:
@@ -448,15 +440,18 @@ class PairTask(SequenceToSequenceUse, TextTask):
         return {"loss": jnp.sum(batch["target_segment_ids"] > 0).astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
-        variables = {"params": params}
+        source, target = (
+            Inputs(
+                batch[side],
+                positions=batch[f"{side}_positions"],
+                segment_ids=batch[f"{side}_segment_ids"],
+            )
+            for side in ("source", "target")
+        )
         hidden = self.model.apply(
-            variables,
-            batch["source"],
-            batch["target"],
-            source_positions=batch["source_positions"],
-            source_segment_ids=batch["source_segment_ids"],
-            target_positions=batch["target_positions"],
-            target_segment_ids=batch["target_segment_ids"],
+            {"params": params},
+            source,
+            target,
             train=context.train,
             method="hidden",
             rngs={"dropout": context.rng} if context.train else None,

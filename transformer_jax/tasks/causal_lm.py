@@ -71,8 +71,15 @@ class CausalLM(NextTokens):
     def states(self, params, batch, context: Context):
         if not self.carry:
             return super().states(params, batch, context)
-        apply = self.applied(params, batch, context)
-        return apply(context.carry, restarts=batch["restarts"], method="advance")
+        return self.model.apply(
+            {"params": params},
+            batch["tokens"],
+            context.carry,
+            restarts=batch["restarts"],
+            train=context.train,
+            method="advance",
+            rngs={"dropout": context.rng} if context.train else None,
+        )
 
     def derived(self, name, means):
         return perplexities(means["loss"], self._rows.eval[name].component.store.meta)

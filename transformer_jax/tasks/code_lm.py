@@ -12,12 +12,13 @@ from ml_collections import ConfigDict
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
 from transformer_jax.data.images import LabelledRows, View
 from transformer_jax.distributed.sharding import Placement
 from transformer_jax.inference.image_codes import Coder, CodeSampler
-from transformer_jax.objectives.texts import SourceTask, perplexity
+from transformer_jax.objectives.texts import SourceTask, perplexity, states
 from transformer_jax.tasks.image_codes import check_codes
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
@@ -123,13 +124,7 @@ class CodeLM(SourceTask):
         codes = self._coder.apply({"params": coder}, batch["images"], method="codes")
         tokens = jnp.concatenate([self._coder.num_codes + batch["labels"], codes[:, :-1]], axis=1)
         variables = {"params": params}
-        hidden = self.model.apply(
-            variables,
-            tokens,
-            train=context.train,
-            method="hidden",
-            rngs={"dropout": context.rng} if context.train else None,
-        )
+        hidden = states(self.model, params, Inputs(tokens), context)
         weights = jnp.broadcast_to(batch["shares"], codes.shape)
         output = self.model.apply(variables, method="output")
         loss, _, correct = output.cross_entropy(hidden, codes, weights)

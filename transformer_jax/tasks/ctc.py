@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.sources.text_files import matching_files, text_lines
@@ -103,7 +104,7 @@ class CTC(Answering, SpeechTask):
         head_key, encoder_key = jax.random.split(rng)
         sound, states = jnp.zeros((1, self.samples)), jnp.zeros((1, 1, self.model.d_model))
         return {
-            **self.model.init(encoder_key, sound, method="hidden")["params"],
+            **self.model.init(encoder_key, Inputs(sound=sound), method="hidden")["params"],
             "head": self._head.init(head_key, states)["params"],
         }
 
@@ -124,7 +125,7 @@ class CTC(Answering, SpeechTask):
     def loss(self, params, batch, context: Context) -> Loss:
         options = {}
         if context.train:
-            options = dict(masked=batch["masked"], silent=batch["silent"], rng=context.rng)
+            options = dict(masked=batch["masked"], masked_channels=batch["silent"], rng=context.rng)
         logits = self.logits(params, batch["sound"], batch["length"], **options)
         frames = self.model.num_frames(batch["length"])[:, None]
         counts = batch["num_labels"]
@@ -145,19 +146,17 @@ class CTC(Answering, SpeechTask):
     def logits(self, params, sound, lengths, *, rng=None, **hidden_parts) -> jax.Array:
         """Returns the logits of the tokens of each frame (B, L, V) float32.
 
-        `rng` is the key of training's dropout. The other options are those of the model's `hidden`.
+        `rng` is the key of training's dropout. `hidden_parts` are further fields of `Inputs`.
         """
         keys = [None, None] if rng is None else jax.random.split(rng)
         of_head, of_encoder = (None if key is None else {"dropout": key} for key in keys)
         train = rng is not None
         hidden = self.model.apply(
             {"params": params},
-            sound,
-            lengths=lengths,
+            Inputs(sound=sound, lengths=lengths, **hidden_parts),
             train=train,
             method="hidden",
             rngs=of_encoder,
-            **hidden_parts,
         )
         return self._head.apply({"params": params["head"]}, hidden, train=train, rngs=of_head)
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.distributed import sharding
 from transformer_jax.losses import num_chunks
@@ -90,7 +91,7 @@ class Distillation(MaskedLM):
 
     def init(self, rng):
         def used(model, tokens):
-            return model.logits(model.hidden(tokens))
+            return model.logits(model.hidden(Inputs(tokens)))
 
         student_key, teacher_key = jax.random.split(rng)
         tokens = jnp.zeros((1, 8), jnp.int32)

@@ -14,12 +14,13 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows
 from transformer_jax.finetuning import predictions
 from transformer_jax.objectives import preferences
 from transformer_jax.objectives.preferences import Pairs, PreferenceTask
-from transformer_jax.objectives.texts import Continued, check_row_length
+from transformer_jax.objectives.texts import Continued, check_row_length, states
 from transformer_jax.pictures.progress import say
 
 
@@ -208,10 +209,8 @@ def log_probs(model: Any, params, batch, context: Context) -> Float[Array, "B K"
     """
     shape = batch["weights"].shape  # (B, K, L)
     tokens, labels = (batch[name].reshape(-1, shape[-1]) for name in ("tokens", "labels"))
-    rngs = {"dropout": context.rng} if context.train else None
-    variables = {"params": params}
-    hidden = model.apply(variables, tokens, train=context.train, rngs=rngs, method="hidden")
-    output = model.apply(variables, method="output")
+    hidden = states(model, params, Inputs(tokens), context)
+    output = model.apply({"params": params}, method="output")
     of_labels = output.label_log_probs(hidden, labels).reshape(shape)
     return jnp.sum(of_labels * batch["weights"], axis=-1)
 

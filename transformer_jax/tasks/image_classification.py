@@ -11,6 +11,7 @@ import scipy.special
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows, store
 from transformer_jax.data.images import FileRows, LabelledRows
@@ -130,7 +131,7 @@ class ImageClassification(ImageTask):
         apply = partial(self.model.apply, {"params": self.model_params(params)})
         train = context.train and not self.frozen
         rngs = {"dropout": of_model} if train else None
-        hidden = apply(images, train=train, rngs=rngs, method="hidden")
+        hidden = apply(Inputs(images=images), train=train, rngs=rngs, method="hidden")
         hidden = jax.lax.stop_gradient(hidden) if self.frozen else hidden
         return self.head.apply(
             {"params": params["head"]},

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.masking import MaskedRows
@@ -87,9 +88,11 @@ class MaskedLM(MaskedTextTask):
             weights["nsp"] = self.paired(batch).sum().astype(jnp.float32)
         return weights
 
-    def inputs(self, batch) -> dict[str, jax.Array]:
-        """Returns the model's inputs beside the tokens, each (B, L)."""
-        return {name: batch[name] for name in ("token_types", "segment_ids")}
+    def inputs(self, batch) -> Inputs:
+        """Returns what the model reads of a batch."""
+        return Inputs(
+            batch["tokens"], token_types=batch["token_types"], segment_ids=batch["segment_ids"]
+        )
 
     def paired(self, batch) -> jax.Array:
         """Returns the rows that predict the next sentence, bool: all but those of padding."""
@@ -100,7 +103,7 @@ class MaskedLM(MaskedTextTask):
 
     def states(self, model, params, batch, context: Context) -> jax.Array:
         """Returns a model's states of the rows (B, L, M)."""
-        return states(model, params, batch["tokens"], self.inputs(batch), context)
+        return states(model, params, self.inputs(batch), context)
 
     def loss_of_states(self, params, batch, hidden: jax.Array) -> Loss:
         """Returns the loss of the rows whose states are `hidden` (B, L, M)."""

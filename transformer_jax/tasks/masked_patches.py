@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Num
 
 from transformer_jax import pictures
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
 from transformer_jax.data.images import PermutedRows
@@ -113,8 +114,7 @@ class MaskedPatches(ImageTask):
         visible = batch["order"][:, : self.num_visible]
         states = self.model.apply(
             {"params": self.model_params(params)},
-            batch["images"],
-            visible=visible,
+            Inputs(images=batch["images"], visible=visible),
             train=context.train,
             rngs={"dropout": context.rng} if context.train else None,
             method="hidden",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, proteins
 from transformer_jax.data.arguments import LongLines
@@ -61,8 +62,8 @@ class MaskedResidues(ProteinTask):
         return {"mlm": batch["masked_weights"].sum().astype(jnp.float32)}
 
     def loss(self, params, batch, context: Context) -> Loss:
-        inputs = {"segment_ids": batch["segment_ids"]}
-        hidden = states(self.model, params, batch["tokens"], inputs, context)
+        inputs = Inputs(batch["tokens"], segment_ids=batch["segment_ids"])
+        hidden = states(self.model, params, inputs, context)
         return masked_loss(self.model, params, batch, hidden)
 
     def group(self, path):

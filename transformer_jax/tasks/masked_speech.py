@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import UserError
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.speech import MaskedRows, Masking
 from transformer_jax.families.wav2vec2 import Predictions
@@ -115,10 +116,8 @@ class MaskedSpeech(SpeechTask):
             temperature = jnp.maximum(fallen, self.least_temperature)
         return self.model.apply(
             {"params": params},
-            batch["sound"],
+            Inputs(sound=batch["sound"], lengths=batch["length"], masked=batch["masked"]),
             batch["places"],
-            lengths=batch["length"],
-            masked=batch["masked"],
             temperature=temperature,
             train=context.train,
             method="predictions",

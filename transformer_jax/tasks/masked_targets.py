@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import token_types
+from transformer_jax.contracts.model import Inputs, token_types
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
 from transformer_jax.data.packing import MaskedColumnRows
@@ -96,7 +96,7 @@ class MaskedTargets(TextToText):
         """Returns the states (B, P, M) of the masked tokens."""
         hidden = self.model.apply(
             {"params": params},
-            **_joined(self._source(batch), self._target(batch, batch["target"])),
+            _joined(self._source(batch), self._target(batch, batch["target"])),
             train=True,
             method="hidden",
             rngs={"dropout": context.rng},
@@ -112,37 +112,37 @@ class MaskedTargets(TextToText):
         """
         labels = batch["labels"]
         masks = self._target(batch, jnp.full_like(labels, self.tokenizer.source.mask_id))
-        masks["ranks"] -= 1  # below that of the token in its place
+        masks = masks.replace(ranks=masks.ranks - 1)  # below that of the token in its place
         row = _joined(self._source(batch), self._target(batch, labels), masks)
-        length = row["tokens"].shape[1]
+        length = row.tokens.shape[1]
         is_mask = jnp.arange(length) >= length - self.target_length
-        private = jnp.broadcast_to(is_mask, row["tokens"].shape)
-        hidden = self.model.apply({"params": params}, **row, private=private, method="hidden")
+        row = row.replace(private=jnp.broadcast_to(is_mask, row.tokens.shape))
+        hidden = self.model.apply({"params": params}, row, method="hidden")
         return hidden[:, -self.target_length :]
 
-    def _source(self, batch) -> dict[str, jax.Array]:
+    def _source(self, batch) -> Inputs:
         """Returns the model's inputs for the sources of a batch, each (B, S)."""
         tokens = batch["source"]
-        return {
-            "tokens": tokens,
-            "positions": batch["source_positions"],
-            "segment_ids": batch["source_segment_ids"],
-            "token_types": jnp.full_like(tokens, self._types[0]),
-            "ranks": jnp.zeros_like(tokens),
-        }
+        return Inputs(
+            tokens,
+            positions=batch["source_positions"],
+            segment_ids=batch["source_segment_ids"],
+            token_types=jnp.full_like(tokens, self._types[0]),
+            ranks=jnp.zeros_like(tokens),
+        )
 
-    def _target(self, batch, tokens: jax.Array) -> dict[str, jax.Array]:
+    def _target(self, batch, tokens: jax.Array) -> Inputs:
         """Returns the model's inputs for `tokens` (B, T) in the places of the targets."""
         places, segments = batch["target_positions"], batch["target_segment_ids"]
         # A target stands behind its source.
         of_source = segments[:, :, None] == batch["source_segment_ids"][:, None, :]
-        return {
-            "tokens": tokens,
-            "positions": places + of_source.sum(axis=-1, dtype=jnp.int32),
-            "segment_ids": segments,
-            "token_types": jnp.full_like(tokens, self._types[1]),
-            "ranks": 2 * places + 2,
-        }
+        return Inputs(
+            tokens,
+            positions=places + of_source.sum(axis=-1, dtype=jnp.int32),
+            segment_ids=segments,
+            token_types=jnp.full_like(tokens, self._types[1]),
+            ranks=2 * places + 2,
+        )
 
     @property
     def _types(self) -> tuple[int, int]:
@@ -185,6 +185,6 @@ class MaskedTargets(TextToText):
         )
 
 
-def _joined(*parts: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _joined(*parts: Inputs) -> Inputs:
     """Returns the inputs of rows that consist of these parts."""
-    return {name: jnp.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)

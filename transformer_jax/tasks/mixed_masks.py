@@ -44,7 +44,7 @@ class MixedMasks(MaskedLM):
         return super().batch_spec(row_shape) | self.int32_spec(shapes)
 
     def inputs(self, batch):
-        return super().inputs(batch) | {"ranks": batch["ranks"]}
+        return super().inputs(batch).replace(ranks=batch["ranks"])
 
     def paired(self, batch):
         return super().paired(batch) & (batch["paired"] > 0)

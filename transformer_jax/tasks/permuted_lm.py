@@ -6,6 +6,7 @@ from functools import cached_property, partial
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, permuted_rows, tokenizers
 from transformer_jax.inference.encoder import EncoderUse
@@ -76,7 +77,7 @@ class PermutedLM(EncoderUse, TextTask):
 
     def init(self, rng):
         def used(model, tokens):
-            states, _ = model.permuted(tokens, tokens, tokens[:, :1])
+            states, _ = model.permuted(Inputs(tokens, ranks=tokens), tokens[:, :1])
             return model.logits(states)
 
         return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=used)["params"]
@@ -108,10 +109,8 @@ class PermutedLM(EncoderUse, TextTask):
             carry = memory, jnp.where(batch["restarts"] > 0, 0, filled)
         outputs, _ = self.model.apply(
             {"params": params},
-            batch["tokens"],
-            batch["ranks"],
+            Inputs(batch["tokens"], ranks=batch["ranks"], token_types=batch["token_types"]),
             batch["target_positions"],
-            token_types=batch["token_types"],
             carry=carry,
             remembered=self._remembered,
             train=context.train,

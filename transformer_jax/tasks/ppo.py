@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.chat_rows import WithTexts
 from transformer_jax.data.texts import TextWindows
@@ -185,13 +186,8 @@ class PPO(Policy):
     def _text_loss(self, params, batch):
         """Returns the sum of the cross-entropy of texts (Ouyang et al. 2022, equation 2)."""
         positions, segments = (batch.get(f"text_{name}") for name in ("positions", "segment_ids"))
-        hidden = self.model.apply(
-            {"params": params},
-            batch["text_tokens"],
-            positions=positions,
-            segment_ids=segments,
-            method="hidden",
-        )
+        inputs = Inputs(batch["text_tokens"], positions=positions, segment_ids=segments)
+        hidden = self.model.apply({"params": params}, inputs, method="hidden")
         output = self.model.apply({"params": params}, method="output")
         weights = batch["text_weights"].astype(jnp.float32)
         return output.cross_entropy(hidden, batch["text_labels"], weights)[0]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
 from transformer_jax.data.masking import NUM_DRAWS, ReplacedRows
@@ -82,13 +83,14 @@ class ReplacedTokens(MaskedTextTask):
         return super().batch_spec(row_shape)
 
     def init(self, rng):
-        def used(model, tokens):
+        def used(model, inputs):
             if model.generator_size:
-                model.generator_transformed(model.generated(tokens))
+                model.generator_transformed(model.generated(inputs))
                 model.generator_output()
-            return model.detected(model.hidden(tokens))
+            return model.detected(model.hidden(inputs))
 
-        return self.model.init(rng, jnp.zeros((1, 8), jnp.int32), method=used)["params"]
+        inputs = Inputs(jnp.zeros((1, 8), jnp.int32))
+        return self.model.init(rng, inputs, method=used)["params"]
 
     def weights(self, batch):
         return {
@@ -131,9 +133,7 @@ class ReplacedTokens(MaskedTextTask):
         """Returns the states of the rows' tokens (B, L) by a method of the model."""
         return self.model.apply(
             {"params": params},
-            tokens,
-            token_types=batch["token_types"],
-            segment_ids=batch["segment_ids"],
+            Inputs(tokens, token_types=batch["token_types"], segment_ids=batch["segment_ids"]),
             train=train,
             method=method,
             rngs={"dropout": key} if train else None,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import UserError, build_model
+from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
 from transformer_jax.data.word_contexts import Sentences
@@ -93,11 +94,12 @@ class WordsInContext(WordTask):
 
 
 def _logits(model, tokens) -> jax.Array:
-    return model.logits(model.hidden(tokens))
+    return model.logits(model.hidden(Inputs(tokens)))
 
 
 def _contexts(model, tokens, segment_ids, noise, train: bool):
     """Returns the contexts (B, L, M), and the vectors of the words and of the noise words."""
-    contexts = model.transformed(model.hidden(tokens, segment_ids=segment_ids, train=train))
+    inputs = Inputs(tokens, segment_ids=segment_ids)
+    contexts = model.transformed(model.hidden(inputs, train=train))
     table = model.output().table
     return contexts, table[tokens], table[noise]
