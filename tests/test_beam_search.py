@@ -47,26 +47,26 @@ class Toy:
 
 
 class RowsToy(Toy):
-    """Its memory is the number of the input and the code of the prefix."""
+    """Its cache is the number of the input and the code of the prefix."""
 
     def begin(self):
-        memory = {"input": jnp.arange(self.batch), "code": jnp.zeros(self.batch, jnp.int32)}
-        return self.first_logits(), Rows(memory, jnp.zeros((self.batch, 1), jnp.int32))
+        cache = {"input": jnp.arange(self.batch), "code": jnp.zeros(self.batch, jnp.int32)}
+        return self.first_logits(), Rows(cache, jnp.zeros((self.batch, 1), jnp.int32))
 
     def step(self, state, tokens):
-        memory = state.memory
-        code = memory["code"] * 4 + tokens.reshape(-1)
-        logits = self.logits_of(memory["input"], code % 5**T).reshape(*tokens.shape, V)
-        return logits, state.replace(memory=memory | {"code": code}, lengths=state.lengths + 1)
+        cache = state.cache
+        code = cache["code"] * 4 + tokens.reshape(-1)
+        logits = self.logits_of(cache["input"], code % 5**T).reshape(*tokens.shape, V)
+        return logits, state.replace(cache=cache | {"code": code}, lengths=state.lengths + 1)
 
 
 class RingToy(Toy):
-    """Its cache holds the tokens that the beams wrote, its memory the number of the input."""
+    """Its cache holds the tokens that the beams wrote, its cross-cache the number of the input."""
 
     def begin(self):
         cells = jnp.zeros((self.batch, 1, self.beam, 1), jnp.int32)
         number = jnp.arange(self.batch).reshape(-1, 1, 1, 1)
-        collections = {"cache": {"values": cells}, "memory": {"values": number}}
+        collections = {"cache": {"values": cells}, "cross_cache": {"values": number}}
         segments = jnp.ones((self.batch, 1), jnp.int32)
         return self.first_logits(), Ring.begun(collections, segments, self.beam)
 
@@ -83,7 +83,7 @@ class RingToy(Toy):
             ancestors = state.ancestors[places, :, back]
             token = jnp.take_along_axis(cells[places, back], ancestors, axis=1)
             code = jnp.where(p <= state.positions[:, None], code * 4 + token, code)
-        logits = self.logits_of(state.memory["values"][:, 0, 0], code % 5**T)
+        logits = self.logits_of(state.cross_cache["values"][:, 0, 0], code % 5**T)
         return logits, state.written({"cache": {"values": cells.reshape(len(tokens), 1, -1, 1)}})
 
 

@@ -1,12 +1,16 @@
 """Configuration: mistakes are refused with a suggestion, before anything is compiled."""
 
 import json
+import math
 import pathlib
+import typing
 
 import pytest
+from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
+from transformer_jax.configuration import classes, coercion, old_names
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -39,15 +43,15 @@ def load(*overrides, file="configs/wmt/multi30k.py"):
             ["config.train.accumulation=5", "does not divide config.train.batch"],
         ),
         ("train.batch", "0", ["config.train.batch=0", "at least 1"]),
-        ("data.seed", "-1", ["config.data.seed=-1", "not be negative"]),
-        ("train.grace", "0", ["config.train.grace=0.0", "from 1 to 1,000,000 seconds"]),
+        ("data.seed", "-1", ["config.data.seed=-1", "be at least 0"]),
+        ("train.grace", "0", ["config.train.grace=0.0", "from 1 to 1,000,000"]),
         ("model.dropout", "1.0", ["config.model.dropout", "below 1"]),
         ("optimizer.weight_decay", "0.1", ["adamw"]),
         ("model.name", "gpt", ["set it in the config file"]),
         (
             "optimizer.learning_rate",
             "-1",
-            ["config.optimizer.learning_rate=-1.0", "not be negative"],
+            ["config.optimizer.learning_rate=-1.0", "be at least 0"],
         ),
         ("optimizer.learning_rate", "1e999", ["a number"]),
         ("optimizer.b1", "0.99999999999", ["config.optimizer.b1", "below 1"]),  # 1 in float32
@@ -201,11 +205,73 @@ def test_json_round_trip_and_differences():
     assert configs.differences(config, again) == ["train.batch: 32 -> 64"]
 
 
+def classes_with_ranges():
+    """Yields (section, class) for each class whose fields are keys of a config."""
+    yield from configs.SECTIONS.items()
+    for section in configs.classes.SECTIONS:
+        for name in configs.classes.names(section):
+            yield section, configs.named_class(section, name)
+
+
+def test_a_value_next_to_a_range_is_refused_by_its_key():
+    """For all keys of all models, tasks and sources: the bounds of their annotations hold."""
+    count = 0
+    for section, cls in classes_with_ranges():
+        types = typing.get_type_hints(cls, include_extras=True)
+        for key in configs.class_options(cls):
+            for each in coercion.ranges(types[key]):
+                inside = each.least if each.least is not None else each.above + 0.5
+                outside = [each.above] if each.least is None else [each.least - 1]
+                outside += [] if each.most is None else [each.most + 1]
+                outside += [] if each.below is None else [each.below, math.nextafter(each.below, 0)]
+                outside += [2**31] if each.counts else []
+                classes.check_ranges(cls, {key: inside}, section)
+                classes.check_ranges(cls, {key: None}, section)
+                for value in outside:
+                    with pytest.raises(UserError, match=rf"^config.{section}.{key}="):
+                        classes.check_ranges(cls, {key: value}, section)
+                    count += 1
+    assert count > 300
+
+
+@pytest.mark.parametrize(
+    "bounds, text",
+    [
+        (dict(least=2), "at least 2"),
+        (dict(least=1, most=50_000), "from 1 to 50,000"),
+        (dict(above=0, most=1), "above 0 and at most 1"),
+        (dict(least=0, below=0.5), "at least 0 and below 0.5"),
+        (dict(least=1, or_fraction=True), "at least 1, or a fraction of the run between 0 and 1"),
+    ],
+)
+def test_a_range_in_words(bounds, text):
+    assert str(coercion.Range(**bounds)) == text
+
+
+def test_old_names_are_read_in_files_records_and_commands():
+    for section, names in old_names.NAMES.items():
+        for old, new in names.items():
+            assert new in configs.classes.names(section)
+            assert old_names.current(section, {"name": old}) == {"name": new}
+    wav2vec2 = dict(model=dict(name="wav2vec2", stable=True), task=dict(name="ctc", silent=0.1))
+    config = configs.experiment(**wav2vec2)
+    assert config.model.norm_position == "pre" and config.task.feature_mask == 0.1
+    assert configs.from_record(wav2vec2, "config.json") == config
+    configs.set_key(config, "model.stable", "false")
+    configs.set_key(config, "task.silent_span", "8")
+    assert config.model.norm_position == "post" and config.task.feature_mask_span == 8
+    esm = dict(model=dict(name="esm", zero_masks=False), task=dict(name="masked_residues"))
+    assert configs.experiment(**esm).model.token_dropout is False
+    # The keys of another run's model, as a task records them.
+    keys = dict(name="vq_autoencoder", image_size=8, patch_size=2)
+    assert configs.build_model(ConfigDict({"model": keys})).num_patches == 16
+
+
 def test_a_new_model_file_needs_no_registry(tmp_path, monkeypatch):
     import transformer_jax.families as families
 
     source = (pathlib.Path(families.__file__).parent / "encoder_decoder.py").read_text()
-    variant = source.replace("num_heads: int = 8", "num_heads: int = 4")
+    variant = source.replace("num_heads: PositiveInt = 8", "num_heads: PositiveInt = 4")
     (tmp_path / "variant.py").write_text(variant)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     config = configs.experiment(model={"name": "variant"}, task={"name": "translation"})

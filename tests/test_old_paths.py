@@ -46,6 +46,15 @@ def test_classes_written_for_earlier_modules_are_used_unmodified(model, task, so
     assert all(" is now transformer_jax." in line for line in moved)
 
 
+@pytest.mark.parametrize("old, new", old_paths.RENAMED.items())
+def test_a_renamed_class_is_in_the_module_that_it_was_in(old, new):
+    name = "transformer_jax.models." + {"LSTM": "lstm"}.get(old, "model")
+    sys.modules.pop(name, None)
+    with pytest.warns(DeprecationWarning):
+        renamed = getattr(importlib.import_module(name), old)
+    assert renamed is getattr(importlib.import_module(renamed.__module__), new)
+
+
 def test_a_module_that_hides_a_function_can_be_called():
     from transformer_jax import pictures
 

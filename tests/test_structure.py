@@ -13,7 +13,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # Modules that stay apart, each with the reason.
 APART = {
-    "families.recurrent": "a family, which configs name",
     "families.word_vectors": "a family, which configs name",
 }
 

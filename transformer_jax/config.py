@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import classes, coercion, sections
+from transformer_jax.configuration import classes, coercion, old_names, sections
 from transformer_jax.configuration.classes import (
     build_model,
     build_source,
@@ -25,7 +25,18 @@ from transformer_jax.configuration.classes import (
     options,
     read,
 )
-from transformer_jax.configuration.coercion import choice, coerce, describe
+from transformer_jax.configuration.coercion import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Share,
+    choice,
+    coerce,
+    describe,
+)
 from transformer_jax.configuration.errors import Interrupted, Preempted, RunError, UserError
 from transformer_jax.configuration.sections import (
     INIT_FROM,
@@ -47,6 +58,13 @@ from transformer_jax.configuration.sections import (
 )
 
 __all__ = [
+    "Share",
+    "Range",
+    "PositiveInt",
+    "PositiveFloat",
+    "NonNegativeInt",
+    "NonNegativeFloat",
+    "Fraction",
     "INIT_FROM",
     "MAY_CHANGE",
     "SECTIONS",
@@ -142,6 +160,10 @@ def _experiment(delta: Mapping[str, Any]) -> ConfigDict:
             raise UserError(
                 f"config.{section}.name is missing: it names a file in transformer_jax/{section}s/"
             )
+    delta = {
+        section: old_names.current(section, value) if isinstance(value, dict) else value
+        for section, value in delta.items()
+    }
     source = delta.get("source", {})
     if not isinstance(source, dict):
         raise UserError(f"config.source={source!r} must be a dict of its keys")
@@ -193,8 +215,11 @@ def _suggestion(key: str, keys: Mapping[str, tuple[Any, Any]]) -> str:
 
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
     """Sets `section.key`. A string is read as on a command line, as the key's type."""
-    value = _value(key, value, schema(*chosen(config)))
     section, _, name = key.rpartition(".")
+    if section in classes.SECTIONS and name != "name":
+        name, value = old_names.current_key(section, config[section].name, name, value)
+        key = f"{section}.{name}"
+    value = _value(key, value, schema(*chosen(config)))
     parent = config[section] if section else config
     with parent.ignore_type():
         parent[name] = value

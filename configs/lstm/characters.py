@@ -21,7 +21,7 @@ TINY = dict(
 
 def get_config():
     return experiment(
-        model=dict(name="lstm", vocab_size=128, d_model=128, num_layers=2),
+        model=dict(name="recurrent", vocab_size=128, d_model=128, num_layers=2),
         task=dict(name="causal_lm", length=50, carry=True),
         data=dict(tokenizer="characters", split_on="file"),
         train=dict(num_steps=20_000, batch=50, log_every=100, eval_every=1 / 20),

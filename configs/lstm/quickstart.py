@@ -19,7 +19,7 @@ TINY = dict(
 
 def get_config():
     return experiment(
-        model=dict(name="lstm", vocab_size=2048, d_model=384),
+        model=dict(name="recurrent", vocab_size=2048, d_model=384),
         task=dict(name="causal_lm", length=64, carry=True, sample_tokens=100),
         data=dict(corpus="python", tokenizer="byte_bpe"),
         train=dict(num_steps=1500, batch=32, log_every=50, eval_every=1 / 3),

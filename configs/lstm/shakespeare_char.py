@@ -23,7 +23,7 @@ TINY = dict(
 
 def get_config():
     return experiment(
-        model=dict(name="lstm", vocab_size=128, d_model=256, num_layers=2, dropout=0.1),
+        model=dict(name="recurrent", vocab_size=128, d_model=256, num_layers=2, dropout=0.1),
         task=dict(name="causal_lm", length=64, carry=True),
         data=dict(tokenizer="characters", split_on="file"),
         train=dict(num_steps=4000, batch=32, log_every=100, eval_every=1 / 2),

@@ -22,7 +22,7 @@ TINY = dict(
 
 def get_config():
     return experiment(
-        model=dict(name="lstm", vocab_size=10_000, d_model=650, num_layers=2, dropout=0.5),
+        model=dict(name="recurrent", vocab_size=10_000, d_model=650, num_layers=2, dropout=0.5),
         task=dict(name="causal_lm", length=35, carry=True),
         data=dict(tokenizer="words", min_count=2, split_on="line"),
         train=dict(num_steps=30_000, batch=20, log_every=100, eval_every=1 / 20),

@@ -20,7 +20,7 @@ TINY = dict(
 def get_config():
     return experiment(
         model=dict(
-            name="vq_autoencoder",
+            name="vqvae",
             image_size=8,
             patch_size=2,
             channels=1,
@@ -29,7 +29,7 @@ def get_config():
             num_codes=64,
             d_code=8,
         ),
-        task=dict(name="image_codes", shift=1),
+        task=dict(name="vqvae", shift=1),
         source=dict(name="digits"),
         train=dict(num_steps=3000, batch=64, log_every=100, eval_every=1 / 5),
         optimizer=dict(

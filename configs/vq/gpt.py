@@ -17,7 +17,7 @@ TINY = dict(
     task=dict(
         autoencoder_model=tuple(
             dict(
-                name="vq_autoencoder",
+                name="vqvae",
                 image_size=8,
                 patch_size=2,
                 channels=1,
@@ -33,7 +33,7 @@ TINY = dict(
 
 
 def get_config():
-    codes = dict(name="vq_autoencoder", image_size=8, patch_size=2, channels=1, num_codes=64)
+    codes = dict(name="vqvae", image_size=8, patch_size=2, channels=1, num_codes=64)
     return experiment(
         model=dict(
             name="gpt",
@@ -45,7 +45,7 @@ def get_config():
             dropout=0.2,
             unroll=3,
         ),
-        task=dict(name="code_lm", autoencoder_model=tuple(codes.items())),
+        task=dict(name="image_token_lm", autoencoder_model=tuple(codes.items())),
         source=dict(name="digits"),
         train=dict(num_steps=2000, batch=64, log_every=100, eval_every=1 / 10),
         optimizer=dict(

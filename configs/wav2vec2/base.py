@@ -32,7 +32,7 @@ PARTS = {
     ),
     "ctc": dict(
         model=dict(ENCODER, layer_drop=0.1, dropout=0.0, attention_dropout=0.0),
-        task=dict(name="ctc", seconds=20.0, masked=0.5, silent=0.1),
+        task=dict(name="ctc", seconds=20.0, masked=0.5, feature_mask=0.1),
         train=dict(num_steps=320_000, batch=80, log_every=100, eval_every=10_000),
         optimizer=dict(
             ADAM,

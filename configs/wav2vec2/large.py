@@ -27,7 +27,7 @@ ENCODER = dict(
     num_heads=16,
     convolution_norm="layer",
     convolution_bias=True,
-    stable=True,
+    norm_position="pre",
     d_code=768,
     d_projection=768,
 )

@@ -151,9 +151,9 @@ def test_models_that_transformers_lacks_are_refused(model, message, tmp_path):
 
 def test_a_family_that_transformers_lacks_is_refused(tmp_path):
     config = configs.experiment(
-        model=dict(name="lstm", vocab_size=267, d_model=16, num_layers=1),
+        model=dict(name="recurrent", vocab_size=267, d_model=16, num_layers=1),
         task=dict(name="causal_lm", length=24),
         data=dict(train_files="unknown", tokenizer_files=str(make.HERE / GPT2)),
     )
-    with pytest.raises(UserError, match="config.model.name='lstm' .* only .* can be written"):
+    with pytest.raises(UserError, match="config.model.name='recurrent' .* only .* can be written"):
         convert.to_hf(random_run(config, tmp_path / "run"), tmp_path / "hf")

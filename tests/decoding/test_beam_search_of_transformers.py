@@ -19,8 +19,8 @@ TABLE = make.table()
 
 def step(state, tokens):
     """Reads a token of each hypothesis. The memory is the codes of the prefixes."""
-    codes = make.next_code(state.memory, tokens.reshape(-1))
-    new = state.replace(memory=codes, lengths=state.lengths + 1)
+    codes = make.next_code(state.cache, tokens.reshape(-1))
+    new = state.replace(cache=codes, lengths=state.lengths + 1)
     return jnp.asarray(TABLE)[codes].reshape(*tokens.shape, -1), new
 
 

@@ -18,7 +18,7 @@ from transformer_jax.configuration.sections import Decode
 from transformer_jax.distributed.sharding import Placement
 from transformer_jax.families.decoder import Decoder
 from transformer_jax.families.gpt import GPT
-from transformer_jax.families.lstm import LSTM
+from transformer_jax.families.recurrent import RecurrentLM
 from transformer_jax.huggingface import encoder_decoder
 from transformer_jax.inference.beam_search import BeamSearch, BestContinuations, length_penalty
 from transformer_jax.runs import open as opening
@@ -27,7 +27,7 @@ SIZES = dict(vocab_size=5, d_model=8, num_layers=1)
 MODELS = {
     "gpt": GPT(**SIZES, num_heads=2, max_length=8),
     "decoder": Decoder(**SIZES, num_heads=2, num_kv_heads=1, d_ff=12, max_length=8),
-    "lstm": LSTM(**SIZES),
+    "lstm": RecurrentLM(**SIZES),
 }
 MESH = ConfigDict({"rules": ()})
 PROMPTS, LIMIT, END = ["24", "3", "04233"], 3, 1

@@ -77,9 +77,9 @@ class Summed(SequenceToSequence):
     @nn.nowrap
     def step(self, params, state, tokens):
         variables = {"params": params}
-        new = self.apply(variables, state.memory, tokens.reshape(-1), method="after")
+        new = self.apply(variables, state.cache, tokens.reshape(-1), method="after")
         logits = self.apply(variables, new, method="logits").reshape(*tokens.shape, -1)
-        return logits, state.replace(memory=new, lengths=state.lengths + 1)
+        return logits, state.replace(cache=new, lengths=state.lengths + 1)
 
 
 MODELS = {

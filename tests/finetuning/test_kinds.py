@@ -37,7 +37,7 @@ def test_a_recurrent_language_model_learns_two_labels(tmp_path):
     assert task.evaluate(params, "valid")["accuracy"] > 0.85
     (prediction,) = task.predict(params, ["the cat sat"])
     assert prediction.text == "cat"
-    with pytest.raises(UserError, match="the model LSTM has no attention"):
+    with pytest.raises(UserError, match="the model RecurrentLM has no attention"):
         task.attention(params, "the cat sat")
 
 
@@ -49,7 +49,7 @@ def test_the_settings_of_gpt_take_a_recurrent_language_model(tmp_path):
     configs.set_key(config, "data.cache", str(tmp_path / "cache"))
     configs.set_key(config, "init_from", str(pretrained(tmp_path, "lstm")))
     task = resolve(config, tmp_path / "run").task()
-    assert type(task.model).__name__ == "LSTM" and task.symmetric and task.lm_weight == 0.5
+    assert type(task.model).__name__ == "RecurrentLM" and task.symmetric and task.lm_weight == 0.5
     params = init_params(task)
     batch = task.rows().train.batch(0, range(2))
 

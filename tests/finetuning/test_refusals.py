@@ -192,10 +192,10 @@ def test_wrong_examples_and_values_are_refused(kind, file, content, keys, messag
     for key, value in keys.items():
         if isinstance(value, str):
             keys = keys | {key: value.format(folder)}
-    config = build(folder, kind, runs["bert"], **keys)
-    if file:
-        (folder / file).write_text(content)
     with pytest.raises(UserError) as error:
+        config = build(folder, kind, runs["bert"], **keys)
+        if file:
+            (folder / file).write_text(content)
         train(config, tmp_path / "run")
     assert message in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()

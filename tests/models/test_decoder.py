@@ -7,12 +7,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from tests.examples import CONFIGS
 from tests.jitted import Jitted
 from transformer_jax import config as configs
-from transformer_jax.config import UserError
-from transformer_jax.configuration.classes import build_model
+from transformer_jax.config import UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.families.decoder import Decoder
 
@@ -106,7 +106,7 @@ def test_cached_decoding_equals_the_whole_prefix(options):
     rows = np.arange(2)
     params = model.for_decoding(params)
     logits, state = model.begin(params, prompts, lengths, slots=16)
-    keys = state.memory["cache"]["decoder"]["layers"]["attention"]["keys"]
+    keys = state.cache["cache"]["decoder"]["layers"]["attention"]["keys"]
     assert [x.shape for x in keys] == [(2, model.num_kv_heads, 4, 16)] * 3
     np.testing.assert_allclose(logits, expected[rows, lengths - 1], rtol=1e-4, atol=1e-4)
     for _ in range(4):
@@ -126,7 +126,7 @@ def test_cached_decoding_equals_the_whole_prefix(options):
 )
 def test_keys_have_limits(options, key):
     with pytest.raises(UserError, match=f"config.model.{key}"):
-        Decoder(**{**TINY, **options}).check()
+        build_model(ConfigDict({"model": {"name": "decoder", **TINY, **options}}))
 
 
 def test_a_row_longer_than_the_model_is_refused():

@@ -88,6 +88,6 @@ def test_token_dropout_scales_by_the_share_of_masks():
     np.testing.assert_allclose(embeddings(four)[0, 4], 0.88 / 0.8 * table[5], rtol=1e-5)
     assert not embeddings(four)[0, :4].any()
     assert np.isfinite(embeddings(np.full((1, 20), 32))).all()
-    plain = Jitted(ESM(**TINY, positions="rotary", norm_first=False, zero_masks=False))
+    plain = Jitted(ESM(**TINY, positions="rotary", norm_first=False, token_dropout=False))
     x = np.asarray(plain.apply({"params": params}, four, method="layers"))[0]
     np.testing.assert_allclose(x[0], table[four[0]], rtol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Attending
+from transformer_jax.contracts.model import CachedSequenceToSequence
 from transformer_jax.families.bart import BART
 from transformer_jax.families.bert import BERT
 from transformer_jax.families.encoder_decoder import EncoderDecoder
@@ -36,7 +36,7 @@ def applied(request):
     The function takes source and target. One argument is used for both.
     """
     model = MODELS[request.param]
-    num_inputs = 2 if isinstance(model, Attending) else 1
+    num_inputs = 2 if isinstance(model, CachedSequenceToSequence) else 1
     params = jax.jit(model.init)(jax.random.key(0), *[tokens(1, 2)] * num_inputs)["params"]
 
     def apply(*inputs, **options):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from ml_collections import ConfigDict
 
 from tests.conversion.checkpoints import CLOSE, copied, read_json, refused, weights
 from tests.fixtures import make_huggingface_reformer as make
@@ -269,7 +270,7 @@ def test_positions_beyond_the_grid_have_no_vector(reformer):
 )
 def test_wrong_keys_are_named(keys, message):
     with pytest.raises(UserError, match=message):
-        Reformer(**SIZES | keys).check()
+        configs.build_model(ConfigDict({"model": {"name": "reformer", **SIZES, **keys}}))
 
 
 def test_enwik8_has_the_parameters_of_the_published_model():

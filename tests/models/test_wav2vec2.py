@@ -36,7 +36,7 @@ LARGE = dict(
     num_heads=16,
     convolution_norm="layer",
     convolution_bias=True,
-    stable=True,
+    norm_position="pre",
     d_code=768,
     d_projection=768,
 )
@@ -79,10 +79,10 @@ def test_published_parameter_counts(options, encoder, heads):
     assert model.num_frames(16_000) == 49 and model.num_frames(399) == 0
 
 
-@pytest.mark.sample("False")
-@pytest.mark.parametrize("stable", [False, True])
-def test_padding_changes_no_state(stable):
-    model, params = build(stable=stable)
+@pytest.mark.sample("post")
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_padding_changes_no_state(norm_position):
+    model, params = build(norm_position=norm_position)
     lengths = np.array([400, 260])
     num_frames = model.model.num_frames
     filled = np.arange(num_frames(400)) < num_frames(lengths)[:, None]
@@ -115,7 +115,7 @@ def test_a_masked_frame_is_read_by_no_state():
     frames = model.model.num_frames(400)
 
     def states(sound, masked, channels=None):
-        options = dict(masked=masked, masked_channels=channels, method="hidden")
+        options = dict(masked=masked, feature_mask=channels, method="hidden")
         return np.asarray(model.apply({"params": params}, sound, **options))
 
     everything = np.ones((2, frames), bool)

@@ -168,7 +168,7 @@ def test_evaluate_gives_the_perplexity_of_both_directions(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(model__name="lstm"), "is for a model with two directions, such as elmo"),
+        (dict(model__name="recurrent"), "is for a model with two directions, such as elmo"),
         (dict(data__tokenizer="characters"), "a Characters tokenizer has no words .* 'words'"),
         (dict(model__max_characters=4), "max_characters=4: must be at least 8"),
         (dict(decode__stride=2), "config.decode.stride=2: not with"),

@@ -161,15 +161,18 @@ def test_a_run_begins_with_a_language_model_whose_vocabulary_grows(tmp_path):
     spec.create(run, task, params)
     assert resolved("next", run).config.model.vocab_size == size + 4
     assert resolved("run", gpt).config.model.vocab_size == size + 4
-    with pytest.raises(UserError, match="config.task.marks=.*config.init_from has the marks"):
-        resolved("next", run, task__marks=("<s>", "<u>", "<a>", "<e>"))
+    with pytest.raises(UserError, match="config.task.special_tokens=.*config.init_from has "):
+        resolved("next", run, task__special_tokens=("<s>", "<u>", "<a>", "<e>"))
 
 
 @pytest.mark.parametrize(
     "overrides, error",
     [
         (dict(task__length=65), "config.task.length=65: must be from 2 to config.model.max_length"),
-        (dict(task__marks=("<a>",)), "config.task.marks=.*must be four different texts"),
+        (
+            dict(task__special_tokens=("<a>",)),
+            "config.task.special_tokens=.*must be four different texts",
+        ),
         (dict(model__vocab_size=20, data__tokenizer="characters"), "config.model.vocab_size=16"),
     ],
 )

@@ -140,7 +140,7 @@ def test_the_uses_of_a_run(esm, tmp_path):
 
 def test_refusals(esm):
     for keys, message in (
-        (dict(task__min_separation=0), "config.task.min_separation=0: must be from 1"),
+        (dict(task__min_separation=0), "config.task.min_separation=0: must be at least 1"),
         (dict(task__l1=-1.0), "config.task.l1=-1.0: must be at least 0"),
         (dict(init_from=None), "config.init_from is missing"),
     ):

@@ -97,7 +97,7 @@ def test_lines_of_another_form_are_refused(line, message, run):
 
 def test_wrong_keys_and_files_end_with_code_2(tmp_path):
     for keys, message in (
-        (dict(task__mask_share=0.0), "config.task.mask_share=0.0: must be more than 0"),
+        (dict(task__mask_share=0.0), "config.task.mask_share=0.0: must be above 0"),
         (dict(task__length=64), "config.task.length=64: must be from 3 to config.model.max_length"),
         (dict(model__vocab_size=20), "the tokenizer has 33 tokens: more than"),
     ):

@@ -209,7 +209,7 @@ def test_masks_hide_a_share_of_the_targets(run):
     [
         (dict(max_length=32), {}, "config.task.target_length of 12 tokens: source and target are"),
         (dict(max_length=40), {}, "config.decode.max_length: outputs of 20 tokens"),
-        ({}, dict(mask_share=1.5), "config.task.mask_share=1.5: must be more than 0"),
+        ({}, dict(mask_share=1.5), "config.task.mask_share=1.5: must be above 0"),
     ],
 )
 def test_mistakes_are_named(model, task, message, tmp_path):

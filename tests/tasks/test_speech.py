@@ -137,7 +137,7 @@ def test_the_program(transcribing, tmp_path):
         ("ctc", "blank", 1, "blank=1: must be the number of a token"),
         ("ctc", "seconds", 0.01, "seconds=0.01: must give at least two frames"),
         ("ctc", "masked", 1.5, "masked=1.5: must be from 0 to 1"),
-        ("ctc", "characters", 0, "characters=0: must be above 0"),
+        ("ctc", "characters", 0, "characters=0: must be at least 1"),
         ("masked_speech", "span", 60, "span=60: must be below the 39 frames"),
         ("masked_speech", "temperature", 0.0, "temperature=0.0: must be above 0"),
     ],

@@ -114,7 +114,7 @@ def test_outputs_are_as_long_as_they_should_and_repeat_nothing(translation):
     [
         (dict(max_length=129), "max_length=129: must be at most config.model.max_length=128"),
         (dict(max_length=9, min_length=10), "min_length=10: must be at most config.decode.max_l"),
-        (dict(no_repeat_ngram=-1), "no_repeat_ngram=-1: must not be negative"),
+        (dict(no_repeat_ngram=-1), "no_repeat_ngram=-1: must be at least 0"),
         (dict(early_stopping="true"), "early_stopping='true' is not one of 'exact', 'never'"),
     ],
 )

@@ -222,7 +222,7 @@ def test_a_resumed_run_is_bit_equal_and_a_mesh_has_its_losses(folder, tmp_path):
         ("train.accumulation", 2, r"config.train.accumulation=2: .* set it to 1"),
         ("task.length", 30, r"config.task.length=30: must be a multiple of config.task.block=8"),
         ("task.window", 0, r"config.task.window=0: must be at least 1"),
-        ("model", "lstm", r"config.model.name='lstm': has no table .* take word_vectors"),
+        ("model", "recurrent", r"config.model.name='recurrent': has no table .* take word_vectors"),
     ],
 )
 def test_wrong_keys_are_one_line(key, value, error, folder):

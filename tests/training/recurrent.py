@@ -3,7 +3,7 @@
 from tests.conftest import build_gpt
 from transformer_jax import config as configs
 
-LSTM = dict(name="lstm", vocab_size=300, d_model=8, dropout=0.1)
+LSTM = dict(name="recurrent", vocab_size=300, d_model=8, dropout=0.1)
 
 
 def build(folder, model=LSTM, **overrides):

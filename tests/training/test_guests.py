@@ -77,7 +77,7 @@ MODELS = {
     "vit": MODEL,
     "masked patches": MODEL | dict(positions="sinusoidal"),
     "masked speech": speech.MODEL | dict(feature_gradient=0.1),
-    "transcripts": speech.MODEL | dict(convolution_norm="group", stable=False),
+    "transcripts": speech.MODEL | dict(convolution_norm="group", norm_position="post"),
 }
 TASKS = {
     "decoder": (build_gpt, dict(name="causal_lm", length=16)),

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from transformer_jax.configuration import coercion
+from transformer_jax.configuration import coercion, old_names
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
@@ -338,14 +338,33 @@ def class_options(cls: type) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def options(section: ConfigDict) -> dict[str, Any]:
+@functools.cache
+def _ranges(cls: type) -> dict[str, list[coercion.Range]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {key: coercion.ranges(hints[key]) for key in class_options(cls)}
+
+
+def check_ranges(cls: type, section: Mapping[str, Any], prefix: str) -> None:
+    """Raises UserError for the first number of a section that the field of its class excludes.
+
+    `prefix` is that of the keys in messages, such as "train".
+    """
+    for key, ranges in _ranges(cls).items():
+        for each in ranges if key in section else ():
+            each.check(f"{prefix}.{key}", section[key])
+
+
+def options(section: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keyword arguments of the class that a section names."""
     return {key: value for key, value in section.items() if key != "name"}
 
 
 def build_model(config: ConfigDict):
     """Returns the Linen module that `config.model` describes. The model checks its own keys."""
-    model = named_class("model", config.model.name)(**options(config.model))
+    section = old_names.current("model", config.model)  # a task may have recorded another model's
+    cls = named_class("model", section["name"])
+    check_ranges(cls, section, "model")
+    model = cls(**options(section))
     model.check()
     return model
 
@@ -361,7 +380,9 @@ def build_source(config: ConfigDict):
             f"config.source.name is missing: config.task.name={config.task.name} reads records "
             f"that are not text; there are: {there_are}"
         )
-    return named_class("source", config.source.name)(config.data, **options(config.source))
+    cls = named_class("source", config.source.name)
+    check_ranges(cls, config.source, "source")
+    return cls(config.data, **options(config.source))
 
 
 # --------------------------------------------------------------------------------------------------

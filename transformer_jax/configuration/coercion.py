@@ -1,12 +1,13 @@
 """Values of keys as their declared types, and suggestions for names that are wrong."""
 
 import ast
+import dataclasses
 import difflib
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from transformer_jax.configuration.errors import UserError
 
@@ -90,6 +91,73 @@ def describe(kind: Any) -> str:
         return " or ".join("none" if arg is type(None) else describe(arg) for arg in args)
     in_words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return in_words.get(kind, "a tuple")
+
+
+# --------------------------------------------------------------------------------------------------
+# The numbers that a key may have. The annotation of its field gives them: Annotated[int, Range(2)],
+# or one of the types below.
+
+_ROUNDED = 1 - 2**-25  # float32 rounds 1 - 2^-25 to 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Bounds of a number, each of which may be None.
+
+    Attributes:
+      least, most, above, below: the bounds; the last two are not themselves in the range.
+      counts: whether the number is a size or a number of updates, which has 31 bits.
+      or_fraction: whether it may also be a fraction of the run, between 0 and 1.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    counts: bool = False
+    or_fraction: bool = False
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"from {self.least} to {self.most:,}"
+        bounds = {
+            "at least": self.least,
+            "above": self.above,
+            "at most": self.most,
+            "below": self.below,
+        }
+        in_words = [f"{word} {bound}" for word, bound in bounds.items() if bound is not None]
+        fraction = ", or a fraction of the run between 0 and 1" if self.or_fraction else ""
+        return " and ".join(in_words) + fraction
+
+    def check(self, key: str, value: float | None) -> None:
+        """Raises UserError for a value of `config.<key>` that is not in the range."""
+        if value is None or (self.or_fraction and 0 < value < 1):
+            return
+        is_inside = (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below * _ROUNDED)
+        )
+        if not is_inside:
+            raise UserError(f"config.{key}={value}: must be {self}")
+        if self.counts and value >= 2**31:
+            raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
+
+
+PositiveInt = Annotated[int, Range(least=1, counts=True)]
+NonNegativeInt = Annotated[int, Range(least=0)]
+PositiveFloat = Annotated[float, Range(above=0)]
+NonNegativeFloat = Annotated[float, Range(least=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+Fraction = Annotated[float, Range(least=0, below=1)]  # and other shares that can't be the whole
+
+
+def ranges(kind: Any) -> list[Range]:
+    """Returns the ranges in the annotation of a field, such as that of `PositiveInt | None`."""
+    found = [each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Range)]
+    return found + [each for part in typing.get_args(kind) for each in ranges(part)]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,19 +6,30 @@ import math
 import re
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
 from transformer_jax.configuration import classes, coercion
-from transformer_jax.configuration.coercion import coerce
+from transformer_jax.configuration.coercion import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Share,
+    coerce,
+)
 from transformer_jax.configuration.errors import UserError
 
 # --------------------------------------------------------------------------------------------------
 # The sections of a config other than `model`, `task` and `source`. The comment at a key is its
 # meaning, and users read it in the help: `classes.of` takes it from this file.
 
-Updates = int | float  # whole updates, or a fraction of config.train.num_steps (see `span`)
+# Whole updates, or a fraction of config.train.num_steps (see `span`): from 0, and from 1.
+Updates = Annotated[int | float, Range(least=0, counts=True, or_fraction=True)]
+Interval = Annotated[int | float, Range(least=1, counts=True, or_fraction=True)]
 
 
 @dataclasses.dataclass
@@ -26,16 +37,16 @@ class Data:
     # folder of token stores and trained tokenizers; TRANSFORMER_JAX_STORES_GB limits its size
     cache: str = "~/.cache/transformer_jax/data"
     rebuild: bool = False  # delete this run's token stores and build them again (damaged data)
-    seed: int = 0  # of the order of the rows, and of the random choices inside a row
+    seed: NonNegativeInt = 0  # of the order of the rows, and of the random choices inside a row
     # processes that read the rows of training on each host; 0: the training process reads them.
     # Results do not change
-    readers: int = 0
+    readers: NonNegativeInt = 0
     # a built-in corpus instead of files: grammar (sentence pairs, or conversations about them),
     # python (sources of the standard library), pydoc (its documentation), functions (its functions
     # and their summaries) or inference (labelled pairs of the grammar's English)
     corpus: Literal["", "grammar", "python", "pydoc", "functions", "inference"] = ""
     # training pairs, or conversations, drawn from the built-in grammar (grammar, inference)
-    corpus_size: int = 30_000
+    corpus_size: PositiveInt = 30_000
     # text files: paths (or gs://..., s3://...) and patterns, separated by commas; *.jsonl holds
     # JSON objects, one a line
     train_files: str | None = None
@@ -73,9 +84,9 @@ class Data:
         "unigram", "bpe", "byte_bpe", "roberta_bpe", "characters", "wordpiece", "words"
     ] = "unigram"
     cased: bool = False  # wordpiece and words: keep case; wordpiece: accents, too
-    min_count: int = 1  # words: the least occurrences of a word in the training text
+    min_count: PositiveInt = 1  # words: the least occurrences of a word in the training text
     # a larger text trains its tokenizer on a sample of so many bytes; characters reads all
-    tokenizer_bytes: int = 50_000_000
+    tokenizer_bytes: PositiveInt = 50_000_000
     # a folder with a trained tokenizer: encoder.json and vocab.bpe, vocab.json and merges.txt,
     # vocab.txt (BERT), tokenizer.json (Llama, Qwen2, T5), spiece.model (T5), or source.spm,
     # target.spm and vocab.json (Marian)
@@ -84,19 +95,21 @@ class Data:
 
 @dataclasses.dataclass
 class Train:
-    num_steps: int = 1000  # updates in the whole run
-    batch: int = 64  # rows of an update, over all hosts and microbatches
+    num_steps: PositiveInt = 1000  # updates in the whole run
+    batch: PositiveInt = 64  # rows of an update, over all hosts and microbatches
     # rows of the first update, for a growing batch (Brown et al. 2020, appendix B); 0: a constant
     # batch
-    first_batch: int = 0
-    ramp_steps: int = 0  # updates in which the batch grows to config.train.batch
-    accumulation: int = 1  # microbatches of an update
-    seed: int = 0  # of the initial parameters and of dropout
+    first_batch: NonNegativeInt = 0
+    ramp_steps: NonNegativeInt = 0  # updates in which the batch grows to config.train.batch
+    accumulation: PositiveInt = 1  # microbatches of an update
+    seed: NonNegativeInt = 0  # of the initial parameters and of dropout
     # updates between progress lines; except for these, evaluations and checkpoints, the host does
     # not wait for the devices
-    log_every: int = 50
-    eval_every: Updates = 500  # updates between evaluations; the end is always evaluated
-    patience: int = 0  # evaluations in a row without a better best_metric that end the run; 0: off
+    log_every: PositiveInt = 50
+    eval_every: Interval = 500  # updates between evaluations; the end is always evaluated
+    patience: NonNegativeInt = (
+        0  # evaluations in a row without a better best_metric that end the run; 0: off
+    )
     # begin with the parameters of config.init_from; false: with its tokenizer alone (a fine-tuning:
     # and the shape of its model)
     pretrained: bool = True
@@ -106,7 +119,9 @@ class Train:
     freeze_vectors: bool = False  # do not train these embeddings
     # a non-finite loss or gradient: stop the run, or skip the update
     nonfinite: Literal["stop", "skip"] = "stop"
-    grace: float = 60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits
+    grace: Annotated[float, Range(least=1, most=10**6)] = (
+        60.0  # seconds for a step to end after SIGTERM or Ctrl-C; else the run exits
+    )
 
 
 # The keys of an optimizer that not all of them use.
@@ -141,31 +156,36 @@ class Optimizer:
     # weight decay is apart from the gradient; adam has none. muon is for the matrices of layers,
     # and adamw for the other parameters beside it
     name: Literal[*OPTIMIZERS] = "adamw"
-    learning_rate: float = 1e-3  # the peak of the schedule
+    learning_rate: NonNegativeFloat = 1e-3  # the peak of the schedule
     # course of the learning rate after a linear warm-up
     schedule: Literal[*SCHEDULES] = "constant"
     # updates of the linear warm-up; of truncated_inverse_sqrt: updates with the peak
     warmup_steps: Updates = 0
-    decay_steps: Updates | None = None  # end of a schedule that falls; None: the end of the run
-    final_fraction: float = 0.0  # fraction of the peak at which a schedule ends
-    power: float = 2.0  # of polynomial: exponent of the part of the run that is left
+    decay_steps: Interval | None = None  # end of a schedule that falls; None: the end of the run
+    final_fraction: Share = 0.0  # fraction of the peak at which a schedule ends
+    power: PositiveFloat = 2.0  # of polynomial: exponent of the part of the run that is left
     cooldown_steps: Updates = 0.1  # updates of the linear fall that ends warmup_stable_decay
     # of slanted_triangular: the peak over the rate at the start and the end (Howard & Ruder 2018,
     # section 3.2)
-    ratio: float = 32.0
+    ratio: Annotated[float, Range(least=1)] = 32.0
     # decay of the mean of gradients; of lion and schedule_free: part of the mean in a mixture
-    b1: float = 0.9
-    b2: float = 0.999  # decay of the mean of squared gradients; of lion: of the mean of gradients
-    eps: float = 1e-8  # added to the root of the mean square; adagrad, adadelta: to the square
+    b1: Fraction = 0.9
+    # decay of the mean of squared gradients; of lion: of the mean of gradients
+    b2: Fraction = 0.999
+    eps: NonNegativeFloat = (
+        1e-8  # added to the root of the mean square; adagrad, adadelta: to the square
+    )
     initial_sum: float = 0.0  # of adagrad: the sum of squared gradients before the first update
-    momentum: float = 0.9  # of sgd: decay of the sum of gradients; 0: none
-    muon_momentum: float = 0.95  # of muon: decay of the mean of a matrix's gradients
-    decay_exponent: float = 0.8  # of adafactor: the decay of update t is 1 - t^-decay_exponent
-    weight_decay: float = 0.0  # of kernels and embeddings; adam has none
+    momentum: Fraction = 0.9  # of sgd: decay of the sum of gradients; 0: none
+    muon_momentum: Fraction = 0.95  # of muon: decay of the mean of a matrix's gradients
+    decay_exponent: PositiveFloat = (
+        0.8  # of adafactor: the decay of update t is 1 - t^-decay_exponent
+    )
+    weight_decay: NonNegativeFloat = 0.0  # of kernels and embeddings; adam has none
     # factor of a layer's learning rate over that of the layer above; the embeddings are lowest
     # (Howard & Ruder 2018, section 3.2)
-    layer_decay: float = 1.0
-    clip_norm: float = 0.0  # largest global norm of the gradient; 0: no clipping
+    layer_decay: Annotated[float, Range(above=0, most=1)] = 1.0
+    clip_norm: NonNegativeFloat = 0.0  # largest global norm of the gradient; 0: no clipping
     # of a group: the update from which it learns, with a schedule for the rest of the run
     begin: Updates = 0
     # differences of the optimizer of a group of parameters that the task names:
@@ -175,9 +195,11 @@ class Optimizer:
 
 @dataclasses.dataclass
 class Checkpoint:
-    every: Updates = 1000  # updates between checkpoints; the end is always saved
-    minutes: float = 15.0  # most minutes between checkpoints, beside every; 0: by updates alone
-    keep: int = 3  # number of newest checkpoints kept, beside the best
+    every: Interval = 1000  # updates between checkpoints; the end is always saved
+    minutes: NonNegativeFloat = (
+        15.0  # most minutes between checkpoints, beside every; 0: by updates alone
+    )
+    keep: PositiveInt = 3  # number of newest checkpoints kept, beside the best
     best_metric: str = "valid/loss"  # score that decides which checkpoint is the best; "": none
     best_mode: Literal["min", "max"] = "min"  # whether a low or a high best_metric is good
 
@@ -194,18 +216,22 @@ class Mesh:
 
 @dataclasses.dataclass
 class Decode:
-    batch: int = 64  # sentences decoded together
-    beam: int = 4  # open hypotheses of beam search; 1: greedy
-    alpha: float = 0.6  # length penalty: log-probabilities are divided by it, see penalty
+    batch: PositiveInt = 64  # sentences decoded together
+    beam: PositiveInt = 4  # open hypotheses of beam search; 1: greedy
+    alpha: NonNegativeFloat = (
+        0.6  # length penalty: log-probabilities are divided by it, see penalty
+    )
     # length penalty of an output: gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016); length:
     # length^alpha, as in transformers
     penalty: Literal["gnmt", "length"] = "gnmt"
-    max_extra: int = 50  # tokens by which an output may be longer than its input
+    max_extra: NonNegativeInt = 50  # tokens by which an output may be longer than its input
     # most tokens of an output of an encoder-decoder, its end included; 0: those of its input and
     # max_extra
-    max_length: int = 0
-    min_length: int = 0  # fewest tokens of an output, its end included
-    no_repeat_ngram: int = 0  # no output has a sequence of so many tokens twice; 0: it may
+    max_length: NonNegativeInt = 0
+    min_length: NonNegativeInt = 0  # fewest tokens of an output, its end included
+    no_repeat_ngram: NonNegativeInt = (
+        0  # no output has a sequence of so many tokens twice; 0: it may
+    )
     force_end: bool = False  # an output with the most tokens has the end as its last
     # the probabilities of the tokens that these rules leave sum to 1
     renormalize: bool = False
@@ -216,15 +242,15 @@ class Decode:
     # positions of a window that an evaluation of a language model predicts; the others are context;
     # 0: half of them
     stride: int = 0
-    average: int = 1  # decode with the mean of this many checkpoints, up to the chosen one
+    average: PositiveInt = 1  # decode with the mean of this many checkpoints, up to the chosen one
 
 
 @dataclasses.dataclass
 class Lora:
     # the rank r of the adapters (Hu et al. 2021): a matrix W is W + alpha / r A B, and of these A
     # and B alone are trained; None: no adapters, W is trained
-    rank: int | None = None
-    alpha: float = 16.0  # factor of A B, over the rank
+    rank: PositiveInt | None = None
+    alpha: PositiveFloat = 16.0  # factor of A B, over the rank
     # matrices with adapters: patterns of the names of parameters, or of their ends, such as
     # "mlp/*/kernel"; "*/kernel": all matrices of layers
     matrices: tuple = ("query/kernel", "value/kernel")
@@ -290,19 +316,6 @@ _ROUNDING = 1e-6  # 0.1 * 30 is a little more than 3
 def span(value: float, num_steps: int) -> int:
     """Returns a number of updates, such as that of a warm-up."""
     return round(value * num_steps) if 0 < value < 1 else int(value)
-
-
-def check(key: str, value: float | None, least: int = 1) -> None:
-    """Raises UserError where `config.<key>` is no number of updates that is at least `least`."""
-    if value is None:
-        return
-    if value < least and not 0 < value < 1:
-        bound = f"be at least {least}" if least else "not be negative"
-        raise UserError(
-            f"config.{key}={value}: must {bound}, or a fraction of the run between 0 and 1"
-        )
-    if value >= 2**31:
-        raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
 
 
 def interval(value: float, num_steps: int) -> int:
@@ -391,9 +404,7 @@ def chosen(layers: str, num_layers: int) -> list[int]:
 # --------------------------------------------------------------------------------------------------
 # The sections of the optimizers: one for each group of parameters, and checks of their values.
 
-_ONE = 1 - 2**-25  # float32 rounds greater numbers to 1
 _KEYS = {"name": OPTIMIZERS, "schedule": SCHEDULES}
-_UPDATES = ("begin", "decay_steps", "warmup_steps", "cooldown_steps")
 
 
 def optimizer_sections(config) -> dict[str, Any]:
@@ -451,7 +462,11 @@ def check_optimizers(config: ConfigDict) -> None:
         )
     for group, section in optimizer_sections(config.optimizer).items():
         try:
-            _check_ranges(section)
+            classes.check_ranges(Optimizer, section, "optimizer")
+            if section.name == "schedule_free" and not section.b1:
+                raise UserError(
+                    "config.optimizer.b1=0: schedule_free divides by it; must be above 0"
+                )
             _check_updates(section, config.train.num_steps)
         except UserError as error:
             raise _refusal(group, str(error)) if group else error from None
@@ -492,35 +507,7 @@ def _check_used(section, chooser: str, keys: Mapping[str, tuple[str, ...]]) -> N
             )
 
 
-def _check_ranges(section) -> None:
-    for key in ("learning_rate", "eps", "weight_decay", "clip_norm"):
-        if section[key] < 0:
-            raise UserError(f"config.optimizer.{key}={section[key]}: must not be negative")
-    for key in ("b1", "b2", "momentum", "muon_momentum"):
-        if not 0 <= section[key] < _ONE:
-            raise UserError(
-                f"config.optimizer.{key}={section[key]}: must be at least 0 and below 1"
-            )
-    for key in ("power", "decay_exponent"):
-        if section[key] <= 0:
-            raise UserError(f"config.optimizer.{key}={section[key]}: must be above 0")
-    if section.name == "schedule_free" and not section.b1:
-        raise UserError("config.optimizer.b1=0: schedule_free divides by it; must be above 0")
-    if not 0 < section.layer_decay <= 1:
-        raise UserError(
-            f"config.optimizer.layer_decay={section.layer_decay}: must be above 0 and at most 1"
-        )
-    if not 0 <= section.final_fraction <= 1:
-        raise UserError(
-            f"config.optimizer.final_fraction={section.final_fraction}: must be from 0 to 1"
-        )
-    if section.ratio < 1:
-        raise UserError(f"config.optimizer.ratio={section.ratio}: must be at least 1")
-
-
 def _check_updates(section, num_steps: int) -> None:
-    for key in _UPDATES:
-        check(f"optimizer.{key}", section[key], least=int(key == "decay_steps"))
     begin = span(section.begin, num_steps)
     if begin >= num_steps:
         raise UserError(
@@ -667,43 +654,6 @@ def _at_length(config: ConfigDict, num_steps: int) -> dict[str, Any]:
 # of the mesh.
 
 
-_AT_LEAST_ONE = (
-    "data.corpus_size",
-    "data.tokenizer_bytes",
-    "data.min_count",
-    "train.num_steps",
-    "train.batch",
-    "train.accumulation",
-    "train.log_every",
-    "checkpoint.keep",
-    "decode.batch",
-    "decode.beam",
-    "decode.average",
-    "lora.rank",
-)
-_SIZES_OF_MODELS = (
-    "vocab_size",
-    "source_vocab_size",
-    "head_dim",
-    "max_length",
-    "unroll",
-    "local_window",
-    "vocab_multiple",
-)
-_NOT_NEGATIVE = (
-    "train.seed",
-    "data.seed",
-    "data.readers",
-    "checkpoint.minutes",
-    "decode.max_extra",
-    "decode.alpha",
-    "decode.max_length",
-    "decode.min_length",
-    "decode.no_repeat_ngram",
-    "train.patience",
-)
-
-
 def get(config: ConfigDict, key: str):
     """Returns the value of "section.key"."""
     for part in key.split("."):
@@ -715,49 +665,15 @@ def validate(config: ConfigDict) -> None:
     """Raises UserError for the first key with a value that no training can use."""
     if not config.data.cache.strip():
         raise UserError("config.data.cache is empty: name the folder that token stores are kept in")
-    _check_sizes(config)
-    _check_not_negative(config)
-    _check_fractions(config)
-    for key in ("train.eval_every", "checkpoint.every"):
-        check(key, get(config, key))
+    for section, cls in SECTIONS.items():
+        if cls is not Optimizer:  # its groups have ranges, too
+            classes.check_ranges(cls, config[section], section)
     check_optimizers(config)
     _check_batch(config.train)
     _check_combinations(config)
     _check_lora(config.lora)
     if not classes.is_path(config.model.name) or isinstance(config.model.name, classes.File):
         classes.build_model(config)  # a model checks its own keys
-
-
-def _check_sizes(config: ConfigDict) -> None:
-    of_model = [
-        f"model.{key}"
-        for key in config.model
-        if key.startswith(("num_", "d_")) or key in _SIZES_OF_MODELS
-    ]
-    for key in (*_AT_LEAST_ONE, *of_model):
-        value = get(config, key)
-        if value is not None and value < 1:
-            raise UserError(f"config.{key}={value}: must be at least 1")
-        if value is not None and value >= 2**31:
-            raise UserError(f"config.{key}={value}: sizes and updates are counted up to 2^31 - 1")
-
-
-def _check_not_negative(config: ConfigDict) -> None:
-    of_model = [f"model.{key}" for key in config.model if key in ("init_std", "norm_epsilon")]
-    for key in (*_NOT_NEGATIVE, *of_model):
-        if get(config, key) < 0:
-            raise UserError(f"config.{key}={get(config, key)}: must not be negative")
-    grace = config.train.grace
-    if not 1 <= grace <= 10**6:
-        raise UserError(f"config.train.grace={grace}: must be from 1 to 1,000,000 seconds")
-
-
-def _check_fractions(config: ConfigDict) -> None:
-    of_model = [f"model.{key}" for key in config.model if key.endswith("dropout")]
-    of_task = [f"task.{key}" for key in config.task if key.endswith("smoothing")]
-    for key in (*of_model, *of_task):
-        if not 0 <= get(config, key) < _ONE:
-            raise UserError(f"config.{key}={get(config, key)}: must be at least 0 and below 1")
 
 
 def _check_batch(train: ConfigDict) -> None:
@@ -793,8 +709,6 @@ def _check_combinations(config: ConfigDict) -> None:
 
 
 def _check_lora(lora: ConfigDict) -> None:
-    if lora.alpha <= 0:
-        raise UserError(f"config.lora.alpha={lora.alpha}: must be above 0")
     if not is_valid(lora.layers):
         raise UserError(
             f"config.lora.layers={lora.layers!r}: no numbers such as '0,2,4', and no slice such as "

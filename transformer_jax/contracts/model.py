@@ -44,7 +44,7 @@ class Inputs:
         for none.
       lengths: the number of samples of each row; those behind them are padding. None: all.
       masked: the frames of sound in whose place a learned vector stands.
-      masked_channels: the channels of the frames that are set to 0.
+      feature_mask: the channels of the frames that are set to 0.
       visible: the patches of an image that are read, in this order. None: all.
     """
 
@@ -59,7 +59,7 @@ class Inputs:
     global_positions: Int[ArrayLike, "B N"] | None = None
     lengths: Int[ArrayLike, " B"] | None = None
     masked: Bool[ArrayLike, "B F"] | Int[ArrayLike, "B F"] | None = None
-    masked_channels: Bool[ArrayLike, "B M"] | Int[ArrayLike, "B M"] | None = None
+    feature_mask: Bool[ArrayLike, "B M"] | Int[ArrayLike, "B M"] | None = None
     visible: Int[ArrayLike, "B K"] | None = None
 
     @property
@@ -111,14 +111,14 @@ class CausalDecoding:
         if "carry" in self.can:
             filled = jnp.arange(length) < lengths[:, None]
             carry = self.initial_carry(batch)
-            hidden, memory = self._applied(params, prompts, carry, filled=filled, method="advance")
+            hidden, cache = self._applied(params, prompts, carry, filled=filled, method="advance")
             slots = 0
         else:
             positions = jnp.broadcast_to(jnp.arange(length), prompts.shape)
             # Slots behind the end of a prompt are overwritten before they are attended to.
-            hidden, memory = self._cached(params, {}, prompts, positions, slots)
+            hidden, cache = self._cached(params, {}, prompts, positions, slots)
         logits = self._applied(params, hidden[jnp.arange(batch), lengths - 1], method="logits")
-        return logits, Rows(memory, lengths[:, None], slots)
+        return logits, Rows(cache, lengths[:, None], slots)
 
     def step(
         self, params, state: Rows, tokens: Int[ArrayLike, "B K"]
@@ -126,13 +126,13 @@ class CausalDecoding:
         """Reads a token of each hypothesis (B, K). Returns (logits (B, K, V), the new state)."""
         rows = tokens.reshape(-1, 1)
         if "carry" in self.can:
-            hidden, memory = self._applied(params, rows, state.memory, method="advance")
+            hidden, cache = self._applied(params, rows, state.cache, method="advance")
         else:
             # A text that has filled its slots has no next position.
             positions = jnp.minimum(state.lengths.reshape(-1, 1), state.slots - 1)
-            hidden, memory = self._cached(params, state.memory, rows, positions, state.slots)
+            hidden, cache = self._cached(params, state.cache, rows, positions, state.slots)
         logits = self._applied(params, hidden[:, 0], method="logits")
-        new = state.replace(memory=memory, lengths=state.lengths + 1)
+        new = state.replace(cache=cache, lengths=state.lengths + 1)
         return logits.reshape(*tokens.shape, -1), new
 
     def _cached(self, params, cache: dict, *arguments):
@@ -150,20 +150,22 @@ class SequenceDecoding:
         self,
         params,
         prompts: Int[ArrayLike, "N 1"],
-        memory: Float[Array, "N S M"],
+        encoder_output: Float[Array, "N S M"],
         segments: Int[ArrayLike, "N S"],
         *,
         beams: int,
     ) -> tuple[Float[Array, "N V"], Ring]:
         """Reads first target tokens. Returns (logits (N, V), the state of decoding).
 
-        `prompts` are (N, 1), `memory` (N, S, M) is that of sources, and `segments` (N, S) are 1 for
-        their tokens and 0 for padding. An input has up to `beams` hypotheses. The parameters are
-        those of `for_decoding`.
+        `prompts` are (N, 1), `encoder_output` (N, S, M) is that of sources, and `segments` (N, S)
+        are 1 for their tokens and 0 for padding. An input has up to `beams` hypotheses. The
+        parameters are those of `for_decoding`.
         """
         where = dict(segments=segments, slot=jnp.int32(0))
         positions = jnp.zeros_like(prompts)
-        logits, new = self._cached(params, {}, prompts, positions, beams, memory=memory, **where)
+        logits, new = self._cached(
+            params, {}, prompts, positions, beams, encoder_output=encoder_output, **where
+        )
         return logits[:, 0], Ring.begun(new, segments, beams)
 
     def step(
@@ -175,7 +177,7 @@ class SequenceDecoding:
         positions = jnp.minimum(state.positions, self.window - 1)[:, None]
         logits, new = self._cached(
             params,
-            {"cache": state.cache, "memory": state.memory},
+            {"cache": state.cache, "cross_cache": state.cross_cache},
             tokens,
             positions,
             state.beams,
@@ -191,7 +193,7 @@ class SequenceDecoding:
             *arguments,
             **options,
             method="cached",
-            mutable=["cache", "memory"],
+            mutable=["cache", "cross_cache"],
         )
         return self.apply({"params": params}, hidden, method="logits"), new
 
@@ -201,7 +203,7 @@ class RecurrentDecoding:
 
     @abc.abstractmethod
     def begun(
-        self, memory: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
+        self, encoder_output: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
     ) -> tuple[dict[str, Array], Any]:
         """Returns arrays (B, S, ...) that all steps see, and the state before the first token.
 
@@ -218,16 +220,16 @@ class RecurrentDecoding:
         self,
         params,
         prompts: Int[ArrayLike, "N 1"],
-        memory: Float[Array, "N S M"],
+        encoder_output: Float[Array, "N S M"],
         segments: Int[ArrayLike, "N S"],
         *,
         beams: int,
     ) -> tuple[Float[Array, "N V"], SourceRows]:
         """Reads first target tokens, as `SequenceDecoding.begin`."""
-        source, state = self.apply({"params": params}, memory, segments, method="begun")
+        source, state = self.apply({"params": params}, encoder_output, segments, method="begun")
         first = jax.tree.map(lambda x: x[:, 0], state)
         source = source | {"segments": segments}
-        rows = SourceRows(memory=first, lengths=jnp.zeros_like(prompts), source=source)
+        rows = SourceRows(cache=first, lengths=jnp.zeros_like(prompts), source=source)
         logits, rows = self.step(params, rows, prompts)
         return logits[:, 0], rows
 
@@ -235,8 +237,8 @@ class RecurrentDecoding:
         self, params, state: SourceRows, tokens: Int[ArrayLike, "N K"]
     ) -> tuple[Float[Array, "N K V"], SourceRows]:
         """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
-        logits, memory = self.apply({"params": params}, state, tokens, method="advanced")
-        return logits, state.replace(memory=memory, lengths=state.lengths + 1)
+        logits, cache = self.apply({"params": params}, state, tokens, method="advanced")
+        return logits, state.replace(cache=cache, lengths=state.lengths + 1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -244,80 +246,6 @@ class RecurrentDecoding:
 #
 # Everything that uses a model works for every family of a kind: it asks for `kind` and `can`, and
 # calls the methods below. All models have the keys `vocab_size` and `d_model`.
-
-
-class Reading:
-    """The inputs of a model.
-
-    A unit is the input at one position. It is the id of a token, or an array of numbers.
-    """
-
-    modality: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
-    unit_shape: ClassVar[tuple[int, ...]] = ()
-
-    @property
-    def num_states(self) -> int:
-        """The number of arrays of states that `layers` returns: embeddings, and those of layers."""
-        return self.num_layers + 1
-
-    @nn.nowrap
-    def reader(self, tokenizer: Any) -> Any:
-        """Returns the tokenizer that gives the units of a text; by default that of the ids.
-
-        Raises UserError for a tokenizer of a kind that does not suit the model.
-        """
-        return tokenizer
-
-
-class SourceStates(abc.ABC):
-    """The states that a SequenceToSequence model has of a source alone."""
-
-    num_states = 2
-    # The width of the encoder's states, which come first in the memory; None: that of the memory.
-    source_width: ClassVar[int | None] = None
-
-    @abc.abstractmethod
-    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S E"]:
-        """Returns the embeddings of source tokens, without positions."""
-
-    @takes_inputs
-    def layers(self, source: Inputs) -> tuple[Float[Array, "B S E"], Float[Array, "B S W"]]:
-        """Returns the embeddings of source tokens, and the encoder's last states."""
-        memory = self.encode(source)
-        return self.embedded(source.tokens), memory[..., : self.source_width]
-
-
-class Growing:
-    """The rules of a family for `config.init_from`: how parameters begin with those of an earlier
-    run of another shape or family. By default, tensors keep name and shape.
-    """
-
-    # Other families whose runs a run may begin with, and the value of `config.init_from` for the
-    # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
-    begins_with: ClassVar[Mapping[str, Mapping[str, Mapping[str, str]]]] = {}
-
-    @classmethod
-    def origin(cls, name: str) -> str:
-        """Returns the tensor with which one begins that an earlier run lacks, or its own name."""
-        return name
-
-    @classmethod
-    def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
-        """Returns the row in an earlier run with which each row of a longer tensor begins.
-
-        None where a tensor of `stored` rows cannot become one of `wanted` rows.
-        """
-        return None
-
-    @classmethod
-    def resize(
-        cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
-    ) -> Callable[[Any], Any] | None:
-        """Returns the function from a stored array to one of another shape, such as positions.
-
-        None where the tensor cannot change its shape.
-        """
-        return None
 
 
 # The capabilities that a family of models can declare in `can`:
@@ -336,7 +264,7 @@ class Growing:
 #   contact: `contact_logits(maps)` returns the logits of contacts (B, P, P) between the residues of
 #     proteins, from corrected attention maps (B, P, P, layers * heads).
 #   cooccur: `log_counts(first, second)` returns the logarithms of the counts of pairs (B, N).
-#   write: `encode`, `begin` and `step` write texts by appended masks, as in `Cloze`.
+#   write: `encode`, `begin` and `step` write texts by appended masks, as in `UnifiedLM`.
 #   attend: all layers have attention weights, in the stacks "encoder" and "decoder".
 #   cache: `cached` reads tokens into a key/value cache.
 #   carry: `initial_carry` and `advance` read tokens into a state, as in `Recurrent`.
@@ -379,7 +307,7 @@ _ATTENTIONS = {
 }
 
 
-class Model(Reading, Growing, nn.Module, abc.ABC):
+class Model(nn.Module, abc.ABC):
     """The methods that all families share.
 
     The comment at METHODS explains the words in `can`.
@@ -387,6 +315,12 @@ class Model(Reading, Growing, nn.Module, abc.ABC):
 
     kind: ClassVar[Literal["encoder", "causal", "sequence_to_sequence"]]
     can: ClassVar[frozenset[str]] = frozenset()
+    # What stands at one position of the inputs: a token, or an array of such a shape.
+    modality: ClassVar[Literal["tokens", "images", "sound"]] = "tokens"
+    unit_shape: ClassVar[tuple[int, ...]] = ()
+    # Other families whose runs a run may begin with, and the value of `config.init_from` for the
+    # workdir of one, without the key "run": {family: {prefix: {"part": ..., "layers": ...}}}.
+    begins_with: ClassVar[Mapping[str, Mapping[str, Mapping[str, str]]]] = {}
     # Names of the tensors whose rows are the tokens of the vocabulary.
     vocabulary: ClassVar[tuple[str, ...]] = ("token_embed/embedding",)
     word_table: ClassVar[str | None] = "token_embed/embedding"  # None: it has no vectors of words
@@ -409,6 +343,47 @@ class Model(Reading, Growing, nn.Module, abc.ABC):
 
     def check(self) -> None:
         """Raises UserError for a wrong value of the family's own keys."""
+
+    # What a run takes from one of another shape or family, with `config.init_from`. By default,
+    # tensors keep name and shape.
+
+    @classmethod
+    def origin(cls, name: str) -> str:
+        """Returns the tensor with which one begins that an earlier run lacks, or its own name."""
+        return name
+
+    @classmethod
+    def origins_of_rows(cls, name: str, stored: int, wanted: int) -> Sequence[int] | None:
+        """Returns the row in an earlier run with which each row of a longer tensor begins.
+
+        None where a tensor of `stored` rows cannot become one of `wanted` rows.
+        """
+        return None
+
+    @classmethod
+    def resize(
+        cls, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> Callable[[Any], Any] | None:
+        """Returns the function from a stored array to one of another shape, such as positions.
+
+        None where the tensor cannot change its shape.
+        """
+        return None
+
+    # What the model reads, and what it returns.
+
+    @property
+    def num_states(self) -> int:
+        """The number of arrays of states that `layers` returns: embeddings, and those of layers."""
+        return self.num_layers + 1
+
+    @nn.nowrap
+    def reader(self, tokenizer: Any) -> Any:
+        """Returns the tokenizer that gives the units of a text; by default that of the ids.
+
+        Raises UserError for a tokenizer of a kind that does not suit the model.
+        """
+        return tokenizer
 
     @abc.abstractmethod
     def hidden(self, *inputs: Inputs, train: bool = False) -> Float[Array, "B L M"]:
@@ -515,15 +490,16 @@ class Causal(CausalDecoding, Model):
         """
 
 
-class SequenceToSequence(SourceStates, SequenceDecoding, Model):
+class SequenceToSequence(SequenceDecoding, Model):
     """Source (B, S) and target (B, T) -> states (B, T, M) of the target tokens.
 
     `begin` and `step` serve a family with "cache" in `can`. It has `cached(target, positions,
-    slots, *, memory=None, segments, slot, ancestors=None)`. It reads tokens (N, K) into the
+    slots, *, encoder_output=None, segments, slot, ancestors=None)`. It reads tokens (N, K) into the
     collection "cache" from `slot` () on, and returns their states (N, K, M). A new cache has so
-    many `slots`. Only the first call has a `memory`; it stores what attention needs of it in the
-    collection "memory". With `ancestors` (N, K, P), the tokens are the hypotheses of one search: a
-    token attends, in each group of K slots, to that of the hypothesis that it descends from.
+    many `slots`. Only the first call has an `encoder_output`; it stores what attention needs of it
+    in the collection "cross_cache". With `ancestors` (N, K, P), the tokens are the hypotheses of
+    one search: a token attends, in each group of K slots, to that of the hypothesis that it
+    descends from.
 
     Any other family defines `begin` and `step` with a state of its own (layers/decoding.py).
     """
@@ -531,6 +507,10 @@ class SequenceToSequence(SourceStates, SequenceDecoding, Model):
     kind = "sequence_to_sequence"
     # Some families have it as a key. None: source and target share a vocabulary.
     source_vocab_size: ClassVar[int | None] = None
+    num_states = 2
+    # The width of the encoder's states, which come first in the encoder output; None: that of all
+    # of it.
+    source_width: ClassVar[int | None] = None
 
     def __call__(
         self,
@@ -551,23 +531,35 @@ class SequenceToSequence(SourceStates, SequenceDecoding, Model):
     ) -> Float[Array, "B T M"]:
         """Returns the decoder's states before the output projection (B, T, M)."""
         source, target = (x if isinstance(x, Inputs) else Inputs(x) for x in (source, target))
-        memory = self.encode(source, train=train)
-        return self.decode(target, memory, source_segment_ids=source.segment_ids, train=train)
+        encoder_output = self.encode(source, train=train)
+        return self.decode(
+            target, encoder_output, source_segment_ids=source.segment_ids, train=train
+        )
+
+    @abc.abstractmethod
+    def embedded(self, source: Int[ArrayLike, "B S"]) -> Float[Array, "B S E"]:
+        """Returns the embeddings of source tokens, without positions."""
+
+    @takes_inputs
+    def layers(self, source: Inputs) -> tuple[Float[Array, "B S E"], Float[Array, "B S W"]]:
+        """Returns the embeddings of source tokens, and the encoder's last states."""
+        encoder_output = self.encode(source)
+        return self.embedded(source.tokens), encoder_output[..., : self.source_width]
 
     @abc.abstractmethod
     def encode(self, source: Inputs, *, train: bool = False) -> Float[Array, "B S W"]:
-        """Encodes source tokens (B, S) to memory (B, S, W)."""
+        """Encodes source tokens (B, S) to encoder_output (B, S, W)."""
 
     @abc.abstractmethod
     def decode(
         self,
         target: Inputs,
-        memory: Float[Array, "B S W"],
+        encoder_output: Float[Array, "B S W"],
         *,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
     ) -> Float[Array, "B T M"]:
-        """Returns the states (B, T, M) of target tokens (B, T) with memory (B, S, W)."""
+        """Returns the states (B, T, M) of target tokens (B, T) with encoder_output (B, S, W)."""
 
     @abc.abstractmethod
     def flops(
@@ -601,7 +593,7 @@ def check_class(cls: type, file: str) -> None:
 # Encoder-decoders whose layers all have attention, and a key/value cache in decoding.
 
 
-class Attending(SequenceToSequence):
+class CachedSequenceToSequence(SequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
     A family defines `encoded` and `decoded`.
@@ -618,14 +610,14 @@ class Attending(SequenceToSequence):
         mask: Mask,
         train: bool = False,
     ) -> Float[Array, "B S M"]:
-        """Returns the memory of source tokens at `positions`; None: 0, 1, ..."""
+        """Returns the encoder_output of source tokens at `positions`; None: 0, 1, ..."""
 
     @abc.abstractmethod
     def decoded(
         self,
         target: Int[ArrayLike, "B T"],
         positions: Int[ArrayLike, "B T"] | Int[ArrayLike, "B 1"] | None,
-        memory: Float[Array, "B S M"] | None,
+        encoder_output: Float[Array, "B S M"] | None,
         *,
         mask: Mask,
         cross_mask: Mask,
@@ -645,7 +637,7 @@ class Attending(SequenceToSequence):
     def decode(
         self,
         target: Inputs,
-        memory: Float[Array, "B S M"],
+        encoder_output: Float[Array, "B S M"],
         *,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
@@ -654,7 +646,12 @@ class Attending(SequenceToSequence):
         mask = Mask(causal=True, query_segments=segments, key_segments=segments)
         cross_mask = Mask(query_segments=segments, key_segments=source_segment_ids)
         return self.decoded(
-            target.tokens, target.positions, memory, mask=mask, cross_mask=cross_mask, train=train
+            target.tokens,
+            target.positions,
+            encoder_output,
+            mask=mask,
+            cross_mask=cross_mask,
+            train=train,
         )
 
     def cached(
@@ -663,7 +660,7 @@ class Attending(SequenceToSequence):
         positions: Int[ArrayLike, "N K"] | Int[ArrayLike, "N 1"],
         slots: int,
         *,
-        memory: Float[Array, "N S M"] | None = None,
+        encoder_output: Float[Array, "N S M"] | None = None,
         segments: Int[ArrayLike, "N S"],
         slot: Int[ArrayLike, ""],
         ancestors: Int[ArrayLike, "N K P"] | None = None,
@@ -671,7 +668,7 @@ class Attending(SequenceToSequence):
         mask = Mask(causal=ancestors is None, query_slots=slot, ancestors=ancestors)
         cross_mask = Mask(key_segments=segments)
         return self.decoded(
-            target, positions, memory, mask=mask, cross_mask=cross_mask, decode=slots
+            target, positions, encoder_output, mask=mask, cross_mask=cross_mask, decode=slots
         )
 
     def layer_sizes(self) -> parameters.LayerSizes:
@@ -792,7 +789,7 @@ def token_types(objective: str, num_token_types: int) -> tuple[int, int]:
     return first, second
 
 
-class Cloze(Encoder):
+class UnifiedLM(Encoder):
     """An encoder that also writes the target of a source (Dong et al. 2019, sections 2.3 and 2.5).
 
     Both are one row. A token of the source sees the source; a token of the target sees the source
@@ -820,20 +817,20 @@ class Cloze(Encoder):
         self,
         params,
         prompts: Int[ArrayLike, "N 1"],
-        memory: Float[Array, "N S M"],
+        encoder_output: Float[Array, "N S M"],
         segments: Int[ArrayLike, "N S"],
         *,
         beams: int,
     ) -> tuple[Float[Array, "N V"], GrowingRows]:
         """Reads sources. Returns (the logits of the first target tokens, the state of decoding).
 
-        `prompts` are masks, `memory` is that of `encode`, and `segments` are 1 for the tokens of a
-        source and 0 for padding behind them. The parameters are those of `for_decoding`. The number
-        of `beams` is that of the tokens in `step`.
+        `prompts` are masks, `encoder_output` is that of `encode`, and `segments` are 1 for the
+        tokens of a source and 0 for padding behind them. The parameters are those of
+        `for_decoding`. The number of `beams` is that of the tokens in `step`.
         """
         lengths = segments.sum(axis=1)
-        slots = memory.shape[1] + 1
-        logits, cache = self._written(params, {}, prompts, memory, lengths, method="_read")
+        slots = encoder_output.shape[1] + 1
+        logits, cache = self._written(params, {}, prompts, encoder_output, lengths, method="_read")
         state = {"cache": cache["cache"], "masks": prompts}
         return logits, GrowingRows(state, lengths[:, None], slots)
 
@@ -842,15 +839,14 @@ class Cloze(Encoder):
         self, params, state: GrowingRows, tokens: Int[ArrayLike, "N K"]
     ) -> tuple[Float[Array, "N K V"], GrowingRows]:
         """Reads a token of each hypothesis (N, K). Returns (logits (N, K, V), the new state)."""
-        memory = state.memory
-        cache = {"cache": memory["cache"]}
-        read = jnp.concatenate([tokens.reshape(-1, 1), memory["masks"]], axis=1)
+        cache = {"cache": state.cache["cache"]}
+        read = jnp.concatenate([tokens.reshape(-1, 1), state.cache["masks"]], axis=1)
         # The next token takes the slot of the mask, so that the cache holds no mask for long.
         places = state.lengths.reshape(-1, 1) + jnp.arange(2)
         # An input that is done may have no next slot.
         places = jnp.minimum(places, state.slots - 1)
         logits, new = self._written(params, cache, read, places, state.slots, method="_append")
-        state = state.replace(memory=memory | new, lengths=state.lengths + 1)
+        state = state.replace(cache=state.cache | new, lengths=state.lengths + 1)
         return logits.reshape(*tokens.shape, -1), state
 
     @nn.nowrap
@@ -861,11 +857,14 @@ class Cloze(Encoder):
         return self.apply(variables, states, method="logits"), new
 
     def _read(
-        self, masks: Int[Array, "N 1"], memory: Float[Array, "N S M"], lengths: Int[Array, " N"]
+        self,
+        masks: Int[Array, "N 1"],
+        encoder_output: Float[Array, "N S M"],
+        lengths: Int[Array, " N"],
     ) -> Float[Array, "N M"]:
         """Reads embedded sources and the masks behind them. Returns the states of the masks."""
-        rows, places = jnp.arange(len(memory)), jnp.arange(memory.shape[1] + 1)
-        x = jnp.pad(memory, ((0, 0), (0, 1), (0, 0)))
+        rows, places = jnp.arange(len(encoder_output)), jnp.arange(encoder_output.shape[1] + 1)
+        x = jnp.pad(encoder_output, ((0, 0), (0, 1), (0, 0)))
         x = x.at[rows, lengths].set(self._embedded_target(masks, lengths[:, None])[:, 0])
         slots = jnp.broadcast_to(places, (len(rows), len(places)))
         mask = Mask(causal=True, prefix=lengths, query_slots=slots)
@@ -894,7 +893,7 @@ class Cloze(Encoder):
 # Encoders of images and of sound: their inputs are no tokens, and they have no vocabulary.
 
 
-class Sensory(Encoder):
+class SignalEncoder(Encoder):
     """Images or sound (B, ...) float32 -> states (B, L, M), each of which sees the whole row.
 
     A family names in `modality` the field of `Inputs` that it reads.

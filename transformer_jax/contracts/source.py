@@ -7,11 +7,11 @@ the name of the file, and the fields of the class are the keys of `config.source
 import abc
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Range, UserError
 from transformer_jax.data import store
 from transformer_jax.data.images import MOST_PIXELS
 from transformer_jax.data.sources.text_files import matching_files
@@ -76,7 +76,7 @@ class ImageSource(Source):
 
     # pixels of an image, at most: a file with more is an error before it is decoded
     max_pixels: int = 50_000_000
-    max_bytes: int = 100_000_000  # bytes of an image file, at most
+    max_bytes: Annotated[int, Range(least=1)] = 100_000_000  # bytes of an image file, at most
 
     def __post_init__(self):
         if not 1 <= self.max_pixels <= MOST_PIXELS:
@@ -84,8 +84,6 @@ class ImageSource(Source):
                 f"config.source.max_pixels={self.max_pixels}: must be from 1 to {MOST_PIXELS}, "
                 "beyond which Pillow warns of a decompression bomb"
             )
-        if self.max_bytes < 1:
-            raise UserError(f"config.source.max_bytes={self.max_bytes}: must be at least 1")
 
     @abc.abstractmethod
     def label_names(self, split: str) -> tuple[str, ...]:

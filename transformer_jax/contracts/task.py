@@ -97,10 +97,11 @@ class Rows(Protocol):
     eval: Mapping[str, EvalRows]  # by name, such as "valid"
 
 
-class Task(abc.ABC):
-    """A training objective over a model. All its methods are pure functions of their arguments.
+class Objective(abc.ABC):
+    """What is trained, and on what: rows, their loss, and evaluations.
 
-    A method that is not abstract is optional; here is its default.
+    All methods are pure functions of their arguments. One that is not abstract is optional; here is
+    its default.
     """
 
     config: ConfigDict
@@ -109,17 +110,6 @@ class Task(abc.ABC):
     # lengths. Where the data decides the bucket of an update, shape 0 has the longest rows.
     num_row_shapes: int = 1
     phase_steps: Sequence[int] | None = None  # updates of each phase; None: the run has one phase
-    # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
-    # of each epoch are shuffled.
-    passes: tuple[int, int] = (1, 1)
-    # Optional: (params, batch, context) -> (batch, memory). It runs once a step, on the whole
-    # global batch. `weights` and `loss` get the batch that it returns, such as rollouts with their
-    # rewards. The memory is for the experience of the next step.
-    experience: Callable[[Params, Batch, Context], tuple[Batch, Any]] | None = None
-    # Optional: (params, batch, context) -> rollouts, arrays (rows, ...), where the rewards are
-    # computed by Python. A step is then two compiled programs. The first one is this function. Each
-    # host calls `scored` with its rollouts. `experience` gets them all, with "rewards" (rows,).
-    rollouts: Callable[[Params, Batch, Context], Batch] | None = None
     model: Any  # the Linen module
     tokenizer: Any = None  # has save(folder) and fingerprint(); None: the data are no text
     reads_source: bool = False  # reads the records of `config.source`, else `config.data`
@@ -128,35 +118,9 @@ class Task(abc.ABC):
     # separately, and their gradients added.
     sums_over_rows: bool = True
     evaluates_rows: bool = True  # the mean loss of `Rows.eval` is measured, where there are such
-    # config.model is that of the run in config.init_from, with the keys that the config changes
-    takes_model: bool = False
-    fine_tunes: bool = False  # puts a head of its own on that model
-    # A task whose checkpoints of Hugging Face hold the runs of this one, too: see huggingface/
-    written_as: str = ""
-    # Parts of the parameters that the task puts on a model, such as "head". They are trained whole
-    # where `config.lora` trains adapters of the model.
-    heads: tuple[str, ...] = ()
-    # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
-    # are those of that run. config.task.teacher_model holds the keys of its config.model.
-    other_runs: tuple[str, ...] = ()
-    # Whether config.init_from must name a run, besides `other_runs`
-    begins_with_run: bool = False
-    # Optional: params -> params. It runs before each evaluation, on all processes. It returns the
-    # parameters with those that are measured over data, not learned, such as a mean of outputs.
-    # These belong to `heads`, and no training loss may depend on them.
-    calibrated: Callable[[Params], Params] | None = None
     # Optional: (params, texts) -> a figure of matplotlib, for `draw result`. `texts` are those
     # of --text, or none. It shows the results of the run, such as the contacts of a protein.
     result: Callable[[Params, Sequence[str]], Any] | None = None
-
-    @classmethod
-    def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:
-        """Returns the number of tokens that this task adds to the vocabulary of a run.
-
-        For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
-        or continues (runs/spec.py). `config` has the model of that run.
-        """
-        return 0
 
     @abc.abstractmethod
     def fingerprint(self) -> dict:
@@ -178,14 +142,6 @@ class Task(abc.ABC):
         """The shapes and dtypes of `init`'s parameters, boxed alike. Computes nothing."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
-    def merged(self, params: Params) -> Params:
-        """Returns the parameters that a use of the run reads, from those of a checkpoint.
-
-        They are the same, but for adapters, which are merged into their matrices. The parameters
-        are arrays on a mesh, and all processes call it.
-        """
-        return params
-
     @abc.abstractmethod
     def rows(self) -> Rows:
         """Returns the data. The first call builds it."""
@@ -202,17 +158,6 @@ class Task(abc.ABC):
         """Returns the carry of `rows` rows where their streams begin, arrays (rows, ...).
 
         A carry passes from each update to the next, and lies in the state. None: the task has none.
-        """
-        return None
-
-    def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns the rewards (rows,) of rollouts, for a task that has these. A pure function."""
-        raise NotImplementedError
-
-    def initial_memory(self) -> Any:
-        """Returns what the first `experience` gets of the step before: a tree of small arrays.
-
-        It lies in the state, whole on each device. None: the task has none.
         """
         return None
 
@@ -264,6 +209,87 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def positions(self, row_shape: int) -> int:
         """Returns the number of target positions of a row, padding included."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What the model learns from: rollouts that it writes itself, in the compiled step.
+
+
+class OnPolicy:
+    """The part of a task whose model learns from its own rollouts. By default there are none."""
+
+    # (epochs, minibatches) over the batch of a step, each with an update of the optimizer. The rows
+    # of each epoch are shuffled.
+    passes: tuple[int, int] = (1, 1)
+    # Optional: (params, batch, context) -> (batch, memory). It runs once a step, on the whole
+    # global batch. `weights` and `loss` get the batch that it returns, such as rollouts with their
+    # rewards. The memory is for the experience of the next step.
+    experience: Callable[[Params, Batch, Context], tuple[Batch, Any]] | None = None
+    # Optional: (params, batch, context) -> rollouts, arrays (rows, ...), where the rewards are
+    # computed by Python. A step is then two compiled programs. The first one is this function. Each
+    # host calls `scored` with its rollouts. `experience` gets them all, with "rewards" (rows,).
+    rollouts: Callable[[Params, Batch, Context], Batch] | None = None
+
+    def scored(self, rollouts: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns the rewards (rows,) of rollouts, for a task that has these. A pure function."""
+        raise NotImplementedError
+
+    def initial_memory(self) -> Any:
+        """Returns what the first `experience` gets of the step before: a tree of small arrays.
+
+        It lies in the state, whole on each device. None: the task has none.
+        """
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# What the model begins with: the runs before this one.
+
+
+class Pretrained:
+    """The part of a task that begins with earlier runs. By default, a run begins with none."""
+
+    # config.model is that of the run in config.init_from, with the keys that the config changes
+    takes_model: bool = False
+    fine_tunes: bool = False  # puts a head of its own on that model
+    # A task whose checkpoints of Hugging Face hold the runs of this one, too: see huggingface/
+    written_as: str = ""
+    # Parts of the parameters that the task puts on a model, such as "head". They are trained whole
+    # where `config.lora` trains adapters of the model.
+    heads: tuple[str, ...] = ()
+    # Keys of config.task that name further runs, such as "teacher". The parameters below "teacher"
+    # are those of that run. config.task.teacher_model holds the keys of its config.model.
+    other_runs: tuple[str, ...] = ()
+    # Whether config.init_from must name a run, besides `other_runs`
+    begins_with_run: bool = False
+    # Optional: params -> params. It runs before each evaluation, on all processes. It returns the
+    # parameters with those that are measured over data, not learned, such as a mean of outputs.
+    # These belong to `heads`, and no training loss may depend on them.
+    calibrated: Callable[[Params], Params] | None = None
+
+    @classmethod
+    def new_tokens(cls, config: ConfigDict, earlier: Any) -> int:
+        """Returns the number of tokens that this task adds to the vocabulary of a run.
+
+        For tasks with `takes_model`. `earlier` is the record of the run that the task begins with,
+        or continues (runs/spec.py). `config` has the model of that run.
+        """
+        return 0
+
+    def merged(self, params: Params) -> Params:
+        """Returns the parameters that a use of the run reads, from those of a checkpoint.
+
+        They are the same, but for adapters, which are merged into their matrices. The parameters
+        are arrays on a mesh, and all processes call it.
+        """
+        return params
+
+
+class Task(Pretrained, OnPolicy, Objective):
+    """A task of `config.task`: an objective, its rollouts, and the runs that it begins with.
+
+    The training loop, evaluations and the programs know a task by these three alone.
+    """
 
     @classmethod
     def missing(cls) -> list[str]:

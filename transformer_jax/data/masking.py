@@ -557,8 +557,6 @@ class MaskedRows(SingleText):
                 f"config.task.ngrams={self.ngrams}: must be the weights of spans of 1, 2, ... "
                 "tokens, from 0 and not all 0, as in (0.8,0.1,0.1)"
             )
-        if self.rare_words < 0:
-            raise UserError(f"config.task.rare_words={self.rare_words}: must be at least 0")
         if self.config.train.first_batch:
             raise UserError(
                 f"config.train.first_batch={self.config.train.first_batch}: the batch of masked "

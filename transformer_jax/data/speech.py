@@ -320,7 +320,7 @@ class TranscribedRows:
 
     Utterances without a transcript, and those longer than `samples` or `characters`, are left out.
     The arrays of a row are sound (S,) float32, length () in samples, labels (N,), num_labels (),
-    masked (L,) and silent (M,). A transcript that has no path through the frames has no label.
+    masked (L,) and feature_mask (M,). A transcript without a path through the frames has no label.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class TranscribedRows:
             "masked": padded(
                 self._masking.drawn(rng, frames), num_windows(self._samples, self._windows)
             ),
-            "silent": padded(self._silence.drawn(rng, self._channels), self._channels),
+            "feature_mask": padded(self._silence.drawn(rng, self._channels), self._channels),
         }
 
 

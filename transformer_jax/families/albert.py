@@ -4,6 +4,7 @@ import dataclasses
 
 import flax.linen as nn
 
+from transformer_jax.config import PositiveInt
 from transformer_jax.distributed import sharding
 from transformer_jax.families import bert
 from transformer_jax.families.bert import BERT
@@ -21,8 +22,8 @@ class ALBERT(BERT):
     layers have the same parameters. The head of masked tokens works in the width E.
     """
 
-    vocab_size: int = 30_000  # number of tokens in the vocabulary
-    d_embed: int = 128  # width of the embeddings
+    vocab_size: PositiveInt = 30_000  # number of tokens in the vocabulary
+    d_embed: PositiveInt = 128  # width of the embeddings
 
     def setup(self):
         self._set_up_encoder(width=self.d_embed, shared=True, approximate=True)

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from transformer_jax.config import Fraction, PositiveInt
 from transformer_jax.contracts.model import Recurrent
 from transformer_jax.layers import parameters, recurrent
 from transformer_jax.layers.embeddings import Bias, Embed, Projection
@@ -27,15 +28,15 @@ class AwdLSTM(Recurrent):
 
     vocabulary = ("token_embed/embedding", "output_bias/bias")
 
-    vocab_size: int = 30_000  # number of tokens in the vocabulary
-    d_model: int = 400  # width of embeddings and of the last layer
-    d_hidden: int = 1150  # width of the other layers
-    num_layers: int = 3  # number of LSTM layers
-    input_dropout: float = 0.4  # on the embeddings
-    word_dropout: float = 0.05  # of whole words, the same in all rows of a batch
-    layer_dropout: float = 0.3  # between layers
-    output_dropout: float = 0.4  # on the output of the last layer
-    weight_dropout: float = 0.5  # of the matrices from state to state, once for all positions
+    vocab_size: PositiveInt = 30_000  # number of tokens in the vocabulary
+    d_model: PositiveInt = 400  # width of embeddings and of the last layer
+    d_hidden: PositiveInt = 1150  # width of the other layers
+    num_layers: PositiveInt = 3  # number of LSTM layers
+    input_dropout: Fraction = 0.4  # on the embeddings
+    word_dropout: Fraction = 0.05  # of whole words, the same in all rows of a batch
+    layer_dropout: Fraction = 0.3  # between layers
+    output_dropout: Fraction = 0.4  # on the output of the last layer
+    weight_dropout: Fraction = 0.5  # of the matrices from state to state, once for all positions
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 

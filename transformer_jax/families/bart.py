@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Attending
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
+from transformer_jax.contracts.model import CachedSequenceToSequence
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.encoder_decoder import EncoderDecoder, special_keys
 from transformer_jax.huggingface.family import Family
@@ -27,32 +27,32 @@ from transformer_jax.layers.parameters import Dropout, compute_dtype
 _POSITION_OFFSET = 2
 
 
-class BART(Attending):
+class BART(CachedSequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
     The Transformer of Vaswani et al. 2017 with GELU, weights from N(0, 0.02) and BERT's embeddings:
     learned positions, and a norm behind the sum (section 2.1). Source, target and output share
-    token embeddings. See `Attending` for segment ids and positions.
+    token embeddings. See `CachedSequenceToSequence` for segment ids and positions.
     """
 
-    vocab_size: int = 50_265  # number of tokens in the vocabulary
-    d_model: int = 768  # width of the residual stream
-    d_ff: int = 3072  # width of the MLP's hidden layer
-    num_heads: int = 12  # attention heads of a layer
-    num_encoder_layers: int = 6  # number of encoder blocks
-    num_decoder_layers: int = 6  # number of decoder blocks
-    max_length: int = 1024  # number of learned positions of a source and of a target
+    vocab_size: PositiveInt = 50_265  # number of tokens in the vocabulary
+    d_model: PositiveInt = 768  # width of the residual stream
+    d_ff: PositiveInt = 3072  # width of the MLP's hidden layer
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    num_encoder_layers: PositiveInt = 6  # number of encoder blocks
+    num_decoder_layers: PositiveInt = 6  # number of decoder blocks
+    max_length: PositiveInt = 1024  # number of learned positions of a source and of a target
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
-    dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.0  # on the attention weights
-    activation_dropout: float = 0.0  # on the MLP's hidden layer
+    init_std: NonNegativeFloat = 0.02
+    dropout: Fraction = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.0  # on the attention weights
+    activation_dropout: Fraction = 0.0  # on the MLP's hidden layer
     # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
     # do not change
-    vocab_multiple: int = 1
+    vocab_multiple: PositiveInt = 1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
@@ -119,7 +119,7 @@ class BART(Attending):
         self,
         target: Int[ArrayLike, "B T"],
         positions: Int[ArrayLike, "B T"] | Int[ArrayLike, "B 1"] | None,
-        memory: Float[Array, "B S M"] | None,
+        encoder_output: Float[Array, "B S M"] | None,
         *,
         mask: Mask,
         cross_mask: Mask,
@@ -128,7 +128,9 @@ class BART(Attending):
     ) -> Float[Array, "B T M"]:
         x = self.token_embed(target) + self._at(self.decoder_position_embed, target, positions)
         x = self.embed_dropout(self.decoder_embed_norm(x), train=train)
-        return self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
+        return self.decoder(
+            x, encoder_output, mask=mask, cross_mask=cross_mask, train=train, decode=decode
+        )
 
     def _at(
         self,

@@ -6,7 +6,7 @@ from functools import partial
 import flax.linen as nn
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.families.bart import BART
 from transformer_jax.layers.blocks import LayerNorm, Stack
 from transformer_jax.layers.embeddings import Embed
@@ -38,8 +38,8 @@ class BARTTranslation(BART):
         }
     }
 
-    source_vocab_size: int = 32_000  # number of tokens in the vocabulary of the source
-    num_source_layers: int = 6  # number of blocks of the new encoder
+    source_vocab_size: PositiveInt = 32_000  # number of tokens in the vocabulary of the source
+    num_source_layers: PositiveInt = 6  # number of blocks of the new encoder
 
     def check(self):
         super().check()

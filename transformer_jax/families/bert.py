@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from transformer_jax.contracts.model import Cloze, Inputs, takes_inputs
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt
+from transformer_jax.contracts.model import Inputs, UnifiedLM, takes_inputs
 from transformer_jax.distributed import sharding
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, Table, check_head_dim, layers, linear, norm
@@ -22,13 +23,13 @@ from transformer_jax.layers.embeddings import Bias, Embed, Projection, row_posit
 from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype
 
 
-class BERT(Cloze):
+class BERT(UnifiedLM):
     """Tokens (B, L) int32 -> hidden states (B, L, M).
 
     Token types (B, L) distinguish the first text of a pair (0) from the second (1).
     """
 
-    can = Cloze.can | {"token_types", "pool", "next_sentence"}
+    can = UnifiedLM.can | {"token_types", "pool", "next_sentence"}
     vocabulary = ("token_embed/embedding", "mlm_bias/bias")
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "nsp")
     # Rows of the table of positions that belong to no position.
@@ -36,22 +37,22 @@ class BERT(Cloze):
     # The rows of the embedding table are a multiple of this number.
     vocab_multiple: ClassVar[int] = 1
 
-    vocab_size: int = 30_522  # number of tokens in the vocabulary
-    d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
-    num_layers: int = 12  # number of blocks
-    num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
-    max_length: int = 512  # number of learned positions
-    num_token_types: int = 2  # number of token types; a pair of texts has two
-    norm_epsilon: float = 1e-12  # added to the variance in layer norms
+    vocab_size: PositiveInt = 30_522  # number of tokens in the vocabulary
+    d_model: PositiveInt = 768  # width of the residual stream
+    d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: PositiveInt = 12  # number of blocks
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
+    max_length: PositiveInt = 512  # number of learned positions
+    num_token_types: PositiveInt = 2  # number of token types; a pair of texts has two
+    norm_epsilon: NonNegativeFloat = 1e-12  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
-    dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.1  # on the attention weights
+    init_std: NonNegativeFloat = 0.02
+    dropout: Fraction = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.1  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.contracts.model import Recurrent
 from transformer_jax.layers import parameters
 from transformer_jax.layers.embeddings import Embed, Projection
@@ -24,8 +24,8 @@ class Bigram(Recurrent):
     vocabulary = ("output_embed/embedding",)
     word_table = "output_embed/embedding"
 
-    vocab_size: int = 96  # number of tokens in the vocabulary
-    d_model: int = 96  # width of the states, equal to vocab_size
+    vocab_size: PositiveInt = 96  # number of tokens in the vocabulary
+    d_model: PositiveInt = 96  # width of the states, equal to vocab_size
 
     def setup(self):
         self.output_embed = Embed(self.vocab_size, self.d_model, nn.initializers.zeros)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from transformer_jax.config import Fraction, PositiveInt
 from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.layers import parameters, recurrent
 from transformer_jax.layers.embeddings import Embed, Projection
@@ -30,10 +31,10 @@ class Context2Vec(Encoder):
     max_length = None
     num_layers: ClassVar[int] = 1
 
-    vocab_size: int = 180_000  # number of tokens in the vocabulary
-    d_model: int = 600  # width of contexts, of targets and of the state of each LSTM
-    d_embed: int = 300  # width of the embeddings that the LSTMs read
-    dropout: float = 0.0  # on the embeddings and on the states of the LSTMs
+    vocab_size: PositiveInt = 180_000  # number of tokens in the vocabulary
+    d_model: PositiveInt = 600  # width of contexts, of targets and of the state of each LSTM
+    d_embed: PositiveInt = 300  # width of the embeddings that the LSTMs read
+    dropout: Fraction = 0.0  # on the embeddings and on the states of the LSTMs
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 

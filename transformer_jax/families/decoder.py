@@ -6,13 +6,13 @@ windows: Mistral 7B, Jiang et al. 2023.
 
 import dataclasses
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, Range, UserError
 from transformer_jax.contracts.model import Cached
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, layers
@@ -34,30 +34,31 @@ class Decoder(Cached):
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
 
-    vocab_size: int = 32_000  # number of tokens in the vocabulary
-    d_model: int = 4096  # width of the residual stream
-    d_ff: int = 11_008  # width of the MLP's hidden layer
-    num_layers: int = 32  # number of blocks
-    num_heads: int = 32  # attention heads of a layer
+    vocab_size: PositiveInt = 32_000  # number of tokens in the vocabulary
+    d_model: PositiveInt = 4096  # width of the residual stream
+    d_ff: PositiveInt = 11_008  # width of the MLP's hidden layer
+    num_layers: PositiveInt = 32  # number of blocks
+    num_heads: PositiveInt = 32  # attention heads of a layer
     # heads of keys and values, each for num_heads / num_kv_heads heads of queries; None: num_heads
-    num_kv_heads: int | None = None
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
-    max_length: int = 4096  # largest number of positions
-    rotary_theta: float = 10_000.0  # base of the wavelengths of the rotary positions
+    num_kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
+    max_length: PositiveInt = 4096  # largest number of positions
+    # base of the wavelengths of the rotary positions
+    rotary_theta: Annotated[float, Range(least=1)] = 10_000.0
     # slows the slow rotations down, for rows longer than rotary_length (Llama 3.1); 1: none
-    rotary_factor: float = 1.0
+    rotary_factor: Annotated[float, Range(least=1)] = 1.0
     rotary_length: int = 8192  # length of rows before rotary_factor
     # number of positions that a position attends to; None: all earlier positions
-    local_window: int | None = None
+    local_window: PositiveInt | None = None
     qkv_bias: bool = False  # biases of the projections to queries, keys and values (Qwen2)
     tie_output: bool = False  # uses the token embeddings as output projection
-    norm_epsilon: float = 1e-5  # added to the mean square in norms
-    init_std: float = 0.02  # standard deviation of the initial weights
-    dropout: float = 0.0  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.0  # on the attention weights
+    norm_epsilon: NonNegativeFloat = 1e-5  # added to the mean square in norms
+    init_std: NonNegativeFloat = 0.02  # standard deviation of the initial weights
+    dropout: Fraction = 0.0  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.0  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
@@ -73,9 +74,6 @@ class Decoder(Cached):
             raise UserError(
                 f"config.model.head_dim={self._head_dim}: must be even for rotary positions"
             )
-        for key in ("rotary_theta", "rotary_factor"):
-            if getattr(self, key) < 1:
-                raise UserError(f"config.model.{key}={getattr(self, key)}: must be at least 1")
 
     @property
     def _head_dim(self) -> int:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 from jaxtyping import Array, Float
 
+from transformer_jax.config import PositiveInt
 from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.families import bert
 from transformer_jax.families.bert import BERT
@@ -28,7 +29,7 @@ class DistilBERT(BERT):
     num_token_types: ClassVar[int] = 0
     norm_epsilon: ClassVar[float] = 1e-12
 
-    num_layers: int = 6  # number of blocks
+    num_layers: PositiveInt = 6  # number of blocks
 
     @takes_inputs
     def __call__(

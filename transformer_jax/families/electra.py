@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax import config as configs
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, Share, UserError
 from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.distributed import sharding
 from transformer_jax.families import bert
@@ -37,19 +37,15 @@ class ELECTRA(BERT):
     vocabulary = (*BERT.vocabulary, "generator/mlm_bias/bias")
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "detector_transform", "detector", "generator")
 
-    d_model: int = 256  # width of the residual stream
-    num_heads: int = 4  # attention heads of a layer
-    d_embed: int = 128  # width of the embeddings
+    d_model: PositiveInt = 256  # width of the residual stream
+    num_heads: PositiveInt = 4  # attention heads of a layer
+    d_embed: PositiveInt = 128  # width of the embeddings
     # width of the generator's layers as a share of d_model; its heads and MLP shrink likewise; 0:
     # no generator
-    generator_size: float = 0.25
+    generator_size: Share = 0.25
 
     def check(self):
         super().check()
-        if not 0 <= self.generator_size <= 1:
-            raise UserError(
-                f"config.model.generator_size={self.generator_size}: must be from 0 to 1"
-            )
         if self.generator_size:
             narrow = self.narrow()
             if not narrow.d_model:

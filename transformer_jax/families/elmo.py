@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, PositiveInt, UserError
 from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.layers import parameters
 from transformer_jax.layers.convolutions import CharacterWords
@@ -39,17 +39,18 @@ class ELMo(Encoder):
     decoding_stacks = ()
     max_length = None
 
-    vocab_size: int = 793_471  # number of words that the softmax predicts
-    d_model: int = 1024  # width of the states, the projections of both directions side by side
-    num_layers: int = 2  # recurrent layers of each direction
+    vocab_size: PositiveInt = 793_471  # number of words that the softmax predicts
+    # width of the states, the projections of both directions side by side
+    d_model: PositiveInt = 1024
+    num_layers: PositiveInt = 2  # recurrent layers of each direction
     lstm_width: int = 4096  # cells of each layer of a direction
     clip: float = 3.0  # bound of the cells and of their projections
     max_characters: int = 50  # bytes of a word and its two marks; the rest is cut off
     character_width: int = 16  # width of the vector of a character
     # filters of the convolutions, as (width in characters, number)
     filters: tuple = _FILTERS
-    num_highways: int = 2  # highway layers behind the convolutions
-    dropout: float = 0.1  # on the input of each layer, and on the last output
+    num_highways: PositiveInt = 2  # highway layers behind the convolutions
+    dropout: Fraction = 0.1  # on the input of each layer, and on the last output
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 

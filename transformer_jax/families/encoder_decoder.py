@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Attending
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
+from transformer_jax.contracts.model import CachedSequenceToSequence
 from transformer_jax.data.tokenizers import Pair, SentencePiece, unigram
 from transformer_jax.data.tokenizers.unigram import Marian
 from transformer_jax.families.bart import STACKS, Writer
@@ -40,10 +40,10 @@ _ACTIVATIONS = {
 }
 
 
-class EncoderDecoder(Attending):
+class EncoderDecoder(CachedSequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    See `Attending` for segment ids and positions.
+    See `CachedSequenceToSequence` for segment ids and positions.
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding", "logit_bias/bias")
@@ -51,16 +51,16 @@ class EncoderDecoder(Attending):
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
     # source_vocab_size is set
-    vocab_size: int = 37_000
+    vocab_size: PositiveInt = 37_000
     # number of tokens in the source vocabulary; None: source and target share vocabulary and
     # embeddings
-    source_vocab_size: int | None = None
-    d_model: int = 512  # width of the residual stream
-    d_ff: int = 2048  # width of the MLP's hidden layer
-    num_heads: int = 8  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
-    num_encoder_layers: int = 6  # number of encoder blocks
-    num_decoder_layers: int = 6  # number of decoder blocks
+    source_vocab_size: PositiveInt | None = None
+    d_model: PositiveInt = 512  # width of the residual stream
+    d_ff: PositiveInt = 2048  # width of the MLP's hidden layer
+    num_heads: PositiveInt = 8  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
+    num_encoder_layers: PositiveInt = 6  # number of encoder blocks
+    num_decoder_layers: PositiveInt = 6  # number of decoder blocks
     # post: as published; pre: needs less warm-up, and adds a final norm to each stack
     norm_position: Literal["post", "pre"] = "post"
     # kind of position vectors: sinusoids, a learned table, none; the index or its part of
@@ -71,16 +71,16 @@ class EncoderDecoder(Attending):
     # position vectors are so wide, and follow word vectors that are narrower by it; 0: both have
     # d_model and are added
     position_width: int = 0
-    max_length: int = 1024  # largest number of positions in a source or target
-    dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.0  # on the attention weights
+    max_length: PositiveInt = 1024  # largest number of positions in a source or target
+    dropout: Fraction = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.0  # on the attention weights
     tie_output: bool = True  # uses the target embeddings as output projection
     output_bias: bool = False  # a learned bias of each token's logit
     activation: Literal["relu", "gelu", "swish"] = "relu"  # of the MLP
-    norm_epsilon: float = 1e-6  # added to the variance in layer normalization
+    norm_epsilon: NonNegativeFloat = 1e-6  # added to the variance in layer normalization
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
@@ -166,7 +166,7 @@ class EncoderDecoder(Attending):
         self,
         target: Int[ArrayLike, "B T"],
         positions: Int[ArrayLike, "B T"] | Int[ArrayLike, "B 1"] | None,
-        memory: Float[Array, "B S M"] | None,
+        encoder_output: Float[Array, "B S M"] | None,
         *,
         mask: Mask,
         cross_mask: Mask,
@@ -174,7 +174,9 @@ class EncoderDecoder(Attending):
         decode: int = 0,
     ) -> Float[Array, "B T M"]:
         x = self._embed(self.target_embed, target, positions, train)
-        x = self.decoder(x, memory, mask=mask, cross_mask=cross_mask, train=train, decode=decode)
+        x = self.decoder(
+            x, encoder_output, mask=mask, cross_mask=cross_mask, train=train, decode=decode
+        )
         return self.decoder_norm(x) if self.norm_position == "pre" else x
 
     def output(self) -> Projection:

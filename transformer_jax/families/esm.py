@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, PositiveInt, UserError
 from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.families.roberta import MASKED_LM, RoBERTa
 from transformer_jax.huggingface.family import Family
@@ -33,18 +33,18 @@ class ESM(RoBERTa):
     heads = ("mlm_transform", "mlm_norm", "mlm_bias", "contact")
     num_token_types: ClassVar[int] = 0
 
-    vocab_size: int = 33  # number of tokens of the alphabet
-    d_model: int = 1280  # width of the residual stream
-    num_layers: int = 33  # number of blocks
-    num_heads: int = 20  # attention heads of a layer
-    max_length: int = 1024  # most tokens of a row, with those around the protein
-    dropout: float = 0.0  # on each residual branch
-    attention_dropout: float = 0.0  # on the attention weights
+    vocab_size: PositiveInt = 33  # number of tokens of the alphabet
+    d_model: PositiveInt = 1280  # width of the residual stream
+    num_layers: PositiveInt = 33  # number of blocks
+    num_heads: PositiveInt = 20  # attention heads of a layer
+    max_length: PositiveInt = 1024  # most tokens of a row, with those around the protein
+    dropout: Fraction = 0.0  # on each residual branch
+    attention_dropout: Fraction = 0.0  # on the attention weights
     positions: Literal["learned", "rotary"] = "learned"  # rotary: ESM-2
     norm_first: bool = True  # a norm of the embeddings, in front of the layers; false: ESM-2
     # token dropout: zeros in place of the vectors of masks, and the others scaled by the share of
     # other tokens in training over that in the row
-    zero_masks: bool = True
+    token_dropout: bool = True
     mask_id: int = 32  # id of the mask
 
     def setup(self):
@@ -93,7 +93,7 @@ class ESM(RoBERTa):
         if positions is None:
             positions = row_positions(tokens, self.max_length)
         x = self.token_embed(tokens)
-        if self.zero_masks:
+        if self.token_dropout:
             is_mask = (tokens == self.mask_id) & filled
             observed = is_mask.sum(axis=1) / jnp.maximum(filled.sum(axis=1), 1)  # (B,)
             # A row of masks alone has only zeros.
@@ -134,7 +134,7 @@ _KEYS = Keys(
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
         "initializer_range": ("init_std", 0.02),
-        "token_dropout": ("zero_masks", False),
+        "token_dropout": ("token_dropout", False),
         "emb_layer_norm_before": ("norm_first", False),
     },
     allowed={

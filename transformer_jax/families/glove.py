@@ -2,6 +2,7 @@
 
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from transformer_jax.config import PositiveInt
 from transformer_jax.families.word_vectors import WordVectors
 from transformer_jax.layers.embeddings import Bias, Embed, Projection
 
@@ -16,8 +17,8 @@ class GloVe(WordVectors):
     )
     heads = ("token_bias", "output_bias")
 
-    vocab_size: int = 400_000  # number of tokens in the vocabulary
-    d_model: int = 300  # width of the vectors
+    vocab_size: PositiveInt = 400_000  # number of tokens in the vocabulary
+    d_model: PositiveInt = 300  # width of the vectors
 
     def setup(self):
         self.token_embed = Embed(self.vocab_size, self.d_model, self._uniform)

@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, ArrayLike, Float, Int
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers
@@ -32,32 +32,32 @@ class GPT(Cached):
     0..L-1.
     """
 
-    vocab_size: int = 50_257  # number of tokens in the vocabulary
-    d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
-    num_layers: int = 12  # number of blocks
-    num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
-    max_length: int = 1024  # number of learned positions
+    vocab_size: PositiveInt = 50_257  # number of tokens in the vocabulary
+    d_model: PositiveInt = 768  # width of the residual stream
+    d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: PositiveInt = 12  # number of blocks
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
+    max_length: PositiveInt = 1024  # number of learned positions
     # pre, with a final norm: GPT-2 and GPT-3; post: GPT-1
     norm_position: Literal["pre", "post"] = "pre"
-    norm_epsilon: float = 1e-5  # added to the variance in layer norms
+    norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
+    init_std: NonNegativeFloat = 0.02
     # divides the initial weights of the projections into the residual stream by
     # sqrt(2 * num_layers) (Radford et al. 2019, section 2.3)
     scaled_init: bool = True
     # number of positions that every second layer attends to (GPT-3, whose width is not published);
     # None: all layers attend to all earlier positions
-    local_window: int | None = None
-    dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.1  # on the attention weights
+    local_window: PositiveInt | None = None
+    dropout: Fraction = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.1  # on the attention weights
     # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
     # do not change
-    vocab_multiple: int = 1
+    vocab_multiple: PositiveInt = 1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"

@@ -8,7 +8,7 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.families import bert, roberta
 from transformer_jax.families.roberta import RoBERTa
@@ -31,7 +31,7 @@ class Longformer(RoBERTa):
     can = RoBERTa.can - {"attend", "write"} | {"global"}
     begins_with = {"roberta": {"": {}}}
 
-    max_length: int = 4096  # number of learned positions
+    max_length: PositiveInt = 4096  # number of learned positions
     # tokens that a token sees around it, half of them on each side, in turn over the layers
     attention_window: tuple[int, ...] = (512,)
     # the distance between the neighbours of a window, in turn over the layers; 1: no gaps

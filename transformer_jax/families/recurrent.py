@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from transformer_jax.config import Fraction, PositiveInt
 from transformer_jax.contracts.model import Recurrent
 from transformer_jax.layers import parameters, recurrent
 from transformer_jax.layers.embeddings import Bias, Embed, Projection
@@ -28,12 +29,12 @@ class RecurrentLM(Recurrent):
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding", "output_bias/bias")
 
-    vocab_size: int = 96  # number of tokens in the vocabulary
-    d_model: int = 512  # width of embeddings, outputs and cells
-    num_layers: int = 1  # number of recurrent layers
+    vocab_size: PositiveInt = 96  # number of tokens in the vocabulary
+    d_model: PositiveInt = 512  # width of embeddings, outputs and cells
+    num_layers: PositiveInt = 1  # number of recurrent layers
     # recurrent cell; a GRU resets its state after or before the recurrent product of the candidate
     cell: recurrent.Name = "lstm"
-    dropout: float = 0.0  # on the embeddings and on the output of each layer
+    dropout: Fraction = 0.0  # on the embeddings and on the output of each layer
     tie_output: bool = False  # uses the token embeddings as output projection
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, PositiveInt, UserError
 from transformer_jax.contracts.model import (
     Inputs,
     RecurrentDecoding,
@@ -39,8 +39,8 @@ from transformer_jax.layers.recurrent_decoder import (
 class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
-    The memory of a source position is its annotation beside the decoder's first state. Rows may be
-    packed: segment ids tell the pairs apart, as in `Attending`.
+    The encoder output at a source position is its annotation beside the decoder's first state. Rows
+    may be packed: segment ids tell the pairs apart, as in `CachedSequenceToSequence`.
     """
 
     vocabulary = ("target_embed/embedding", "output_embed/embedding")
@@ -49,19 +49,19 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
 
     # number of tokens in the target vocabulary, and in the source vocabulary unless
     # source_vocab_size is set
-    vocab_size: int = 8000
+    vocab_size: PositiveInt = 8000
     # number of tokens in the source vocabulary; None: source and target share vocabulary and
     # embeddings
-    source_vocab_size: int | None = None
-    d_model: int = 256  # width of the embeddings, and of the decoder's states
+    source_vocab_size: PositiveInt | None = None
+    d_model: PositiveInt = 256  # width of the embeddings, and of the decoder's states
     # recurrent cell; a GRU resets its state after or before the recurrent product of the candidate
     cell: recurrent.Name = "lstm"
     # layers that read forward, in both directions, or the blocks of a Transformer
     encoder_kind: Literal["forward", "bidirectional", "transformer"] = "bidirectional"
     # width of a direction of the encoder; None: d_model, in both directions together
     encoder_width: int | None = None
-    num_encoder_layers: int = 1  # number of encoder layers
-    num_decoder_layers: int = 1  # number of decoder layers
+    num_encoder_layers: PositiveInt = 1  # number of encoder layers
+    num_decoder_layers: PositiveInt = 1  # number of decoder layers
     reverse_source: bool = False  # reads the words of a source from the last to the first
     # first state of the decoder. copy: the last state of each layer of the encoder; project:
     # tanh(W h), where h is the last output of a forward encoder, the output at the first word of
@@ -78,11 +78,11 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     # what the first cell reads beside the token: with attention after the cells, the decoder's
     # output of the step before; without attention, a summary of the source
     input_feeding: bool = True
-    num_heads: int = 4  # attention heads of a layer of a Transformer encoder
-    d_ff: int = 1024  # width of the MLP's hidden layer in a Transformer encoder
-    dropout: float = 0.0  # on the embeddings, between the layers, and on the decoder's output
+    num_heads: PositiveInt = 4  # attention heads of a layer of a Transformer encoder
+    d_ff: PositiveInt = 1024  # width of the MLP's hidden layer in a Transformer encoder
+    dropout: Fraction = 0.0  # on the embeddings, between the layers, and on the decoder's output
     tie_output: bool = False  # uses the target embeddings as output projection
-    max_length: int = 1024  # largest number of positions in a source or target
+    max_length: PositiveInt = 1024  # largest number of positions in a source or target
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
@@ -220,7 +220,7 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
     def decode(
         self,
         target: Inputs,
-        memory: Float[Array, "B S W"],
+        encoder_output: Float[Array, "B S W"],
         *,
         source_segment_ids: Int[ArrayLike, "B S"] | None = None,
         train: bool = False,
@@ -228,12 +228,12 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         tokens, segments = jnp.asarray(target.tokens), target.segment_ids
         segments = jnp.ones_like(tokens) if segments is None else segments
         if source_segment_ids is None:
-            source_segment_ids = jnp.ones(memory.shape[:2], jnp.int32)
+            source_segment_ids = jnp.ones(encoder_output.shape[:2], jnp.int32)
         begin, _ = bounds(segments)
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         visible = source_segment_ids[:, None] == segments[:, :, None]  # (B, T, S)
         visible = visible & (source_segment_ids > 0)[:, None]
-        source, first_states = self.begun(memory, source_segment_ids)
+        source, first_states = self.begun(encoder_output, source_segment_ids)
         of_source = jnp.argmax(visible, axis=-1)  # a position of the source of each target
         first = jax.tree.map(lambda x: at(x, of_source), first_states)
         masks = {"begins": places == begin, "visible": visible}
@@ -243,12 +243,12 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
         return self.drop(self._read_out(states, x), train=train)
 
     def begun(
-        self, memory: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
+        self, encoder_output: Float[Array, "B S W"], segments: Int[ArrayLike, "B S"]
     ) -> tuple[dict[str, Array], Any]:
         first, _ = bounds(jnp.asarray(segments))
         widths = (self.source_width, *self._first_widths)
-        annotations, *parts = jnp.split(memory, np.cumsum(widths[:-1]), axis=-1)
-        source = self.decoder.source(annotations, jnp.arange(memory.shape[1]) - first)
+        annotations, *parts = jnp.split(encoder_output, np.cumsum(widths[:-1]), axis=-1)
+        source = self.decoder.source(annotations, jnp.arange(encoder_output.shape[1]) - first)
         states = []
         for cell in self._step.cells:
             states.append(tuple(parts.pop(0) for _ in cell.state_widths))
@@ -274,9 +274,9 @@ class RecurrentSeq2Seq(RecurrentDecoding, SequenceToSequence):
             "visible": state.source["segments"][:, None] > 0,
             "at": state.lengths.astype(jnp.float32),
         }
-        states, memory = self.decoder.advance(x, state.source, masks, state.memory)
+        states, cache = self.decoder.advance(x, state.source, masks, state.cache)
         logits = self.logits(self._read_out(states, x))
-        return logits.reshape(*tokens.shape, -1), memory
+        return logits.reshape(*tokens.shape, -1), cache
 
     @nn.nowrap
     def flops(

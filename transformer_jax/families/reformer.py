@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, Table, layers, linear, norm
@@ -37,39 +37,39 @@ class Reformer(Cached):
     can = frozenset({"cache"})
     vocabulary = ("token_embed/embedding", "output_embed/embedding", "output_bias/bias")
 
-    vocab_size: int = 320  # number of tokens in the vocabulary
+    vocab_size: PositiveInt = 320  # number of tokens in the vocabulary
     # pads the tables of tokens with zeros to a multiple of this number of rows, for speed; results
     # and the number of parameters stay the same
-    vocab_multiple: int = 1
-    d_model: int = 256  # width of each half of the residual stream
-    d_ff: int = 512  # width of the MLP's hidden layer
-    num_layers: int = 6  # number of blocks
-    num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = 64  # width of a head; None: d_model / num_heads
+    vocab_multiple: PositiveInt = 1
+    d_model: PositiveInt = 256  # width of each half of the residual stream
+    d_ff: PositiveInt = 512  # width of the MLP's hidden layer
+    num_layers: PositiveInt = 6  # number of blocks
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    head_dim: PositiveInt | None = 64  # width of a head; None: d_model / num_heads
     # attention of the layers in turn: to the chunk before and its own (local), or to the tokens of
     # its bucket (lsh)
     attention: tuple[str, ...] = ("local", "lsh")
-    local_chunk: int = 64  # tokens of a chunk of local attention
-    lsh_chunk: int = 64  # tokens of a chunk of LSH attention
-    rounds: int = 1  # hashing rounds; each finds further keys
+    local_chunk: PositiveInt = 64  # tokens of a chunk of local attention
+    lsh_chunk: PositiveInt = 64  # tokens of a chunk of LSH attention
+    rounds: PositiveInt = 1  # hashing rounds; each finds further keys
     # even factors of the number of buckets; twice the length / lsh_chunk is usual
     buckets: tuple[int, ...] = (128,)
     # whether a token sees all of its chunk and of the one before, also other buckets, as in the
     # published code. Then the tokens that it sees depend on later ones
     across_buckets: bool = False
-    max_length: int = 4096  # number of positions
+    max_length: PositiveInt = 4096  # number of positions
     axial_shape: tuple[int, ...] = (64, 64)  # sides of the grid of positions, whose area they are
     # columns of a position that each side has; their sum is d_model
     axial_widths: tuple[int, ...] = (64, 192)
     mlp_chunk: int | None = None  # positions that an MLP reads at a time; None: all
-    norm_epsilon: float = 1e-12  # added to the variance in layer norms
+    norm_epsilon: NonNegativeFloat = 1e-12  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
-    dropout: float = 0.05  # on embeddings, hidden layers, residual branches and the last states
-    attention_dropout: float = 0.0  # on the attention weights
+    init_std: NonNegativeFloat = 0.02
+    dropout: Fraction = 0.05  # on embeddings, hidden layers, residual branches and the last states
+    attention_dropout: Fraction = 0.0  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations computed again in the backward pass: those of each layer, from the outputs of the
     # last one (reversible), none, all except matrix products (dots), or all but inputs (full)
     remat: Literal["reversible", "none", "dots", "full"] = "reversible"
@@ -89,9 +89,6 @@ class Reformer(Cached):
                 f"config.model.buckets={self.buckets}: must be even numbers whose product "
                 "is at most 65,536"
             )
-        for key in ("local_chunk", "lsh_chunk", "rounds"):
-            if getattr(self, key) < 1:
-                raise UserError(f"config.model.{key}={getattr(self, key)}: must be at least 1")
         for key, total in (("max_length", math.prod), ("d_model", sum)):
             name = "axial_shape" if key == "max_length" else "axial_widths"
             if total(getattr(self, name)) != getattr(self, key):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from jaxtyping import Array, Float
 
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Inputs, takes_inputs
 from transformer_jax.families import bert
 from transformer_jax.families.bert import BERT
@@ -28,11 +28,11 @@ class RoBERTa(BERT):
     num_token_types: ClassVar[int] = 1
     position_offset: ClassVar[int] = 2  # as in the published checkpoints
 
-    vocab_size: int = 50_265  # number of tokens in the vocabulary
+    vocab_size: PositiveInt = 50_265  # number of tokens in the vocabulary
     # pads the embedding table with zeros to a multiple of this number of rows, for speed; results
     # and the number of parameters stay the same
-    vocab_multiple: int = 1
-    norm_epsilon: float = 1e-5  # added to the variance in layer norms
+    vocab_multiple: PositiveInt = 1
+    norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
 
     @takes_inputs
     def __call__(

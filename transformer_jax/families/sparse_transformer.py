@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Cached
 from transformer_jax.layers import parameters
 from transformer_jax.layers.attention import check_heads
@@ -36,35 +36,36 @@ class SparseTransformer(Cached):
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
 
-    vocab_size: int = 256  # number of tokens in the vocabulary
-    d_model: int = 512  # width of the residual stream
-    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
-    num_layers: int = 30  # number of blocks
-    num_heads: int = 8  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
-    max_length: int = 12_288  # largest number of positions
+    vocab_size: PositiveInt = 256  # number of tokens in the vocabulary
+    d_model: PositiveInt = 512  # width of the residual stream
+    d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: PositiveInt = 30  # number of blocks
+    num_heads: PositiveInt = 8  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
+    max_length: PositiveInt = 12_288  # largest number of positions
     # keys of a position. strided: the last `stride` positions (near) and each stride-th one (far);
     # fixed: its own block of `stride` positions (near) and the last ones of each block (far)
     pattern: Literal["strided", "fixed"] = "fixed"
     stride: int = 128  # length of a block; best near the root of the length of a row
-    num_summaries: int = 32  # last positions of a block, to which all later blocks attend (fixed)
+    # last positions of a block, to which all later blocks attend (fixed)
+    num_summaries: PositiveInt = 32
     # merged: all heads attend to near and far keys; alternated: layers attend to near or far keys,
     # in turn; split: half of the heads attend to near keys, half to far keys
     combination: Literal["merged", "alternated", "split"] = "merged"
-    norm_epsilon: float = 1e-5  # added to the variance in layer norms
+    norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
     # standard deviation of the initial weights, times the root of the number of their inputs
     init_scale: float = 0.125
     # standard deviation of the initial output projection; 0 as in section 6; short runs learn much
     # faster with a larger value
     output_std: float = 0.0
-    dropout: float = 0.1  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.0  # on the attention weights
+    dropout: Fraction = 0.1  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.0  # on the attention weights
     # pads the embedding tables with zeros to a multiple of this number of rows, for speed; results
     # do not change
-    vocab_multiple: int = 1
+    vocab_multiple: PositiveInt = 1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"

@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Attending
+from transformer_jax.config import Fraction, PositiveInt, UserError
+from transformer_jax.contracts.model import CachedSequenceToSequence
 from transformer_jax.huggingface.encoder_decoder import EncoderDecoder
 from transformer_jax.huggingface.tensors import Keys, Table, layers
 from transformer_jax.layers import parameters
@@ -20,26 +20,26 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, compute_dtype
 
 
-class T5(Attending):
+class T5(CachedSequenceToSequence):
     """Source (B, S) and target (B, T) int32 -> logits of the next target tokens (B, T, V) float32.
 
     Pre-LN blocks with RMSNorm and no biases (section 2.1). Positions reach self-attention as a bias
     of the scores by distance, with one table for each stack. The scores are not divided by
     sqrt(head_dim): the initial weights of the queries are smaller. Source and target share token
-    embeddings. See `Attending` for segment ids.
+    embeddings. See `CachedSequenceToSequence` for segment ids.
     """
 
     vocabulary = ("token_embed/embedding", "output_embed/embedding")
     max_length = None
 
-    vocab_size: int = 32_128  # number of tokens in the vocabulary
-    d_model: int = 512  # width of the residual stream
-    d_ff: int = 2048  # width of the MLP's hidden layer
-    num_heads: int = 8  # attention heads of a layer
-    head_dim: int = 64  # width of a head
-    num_encoder_layers: int = 6  # number of encoder blocks
-    num_decoder_layers: int = 6  # number of decoder blocks
-    num_buckets: int = 32  # of distances between positions, each with a bias
+    vocab_size: PositiveInt = 32_128  # number of tokens in the vocabulary
+    d_model: PositiveInt = 512  # width of the residual stream
+    d_ff: PositiveInt = 2048  # width of the MLP's hidden layer
+    num_heads: PositiveInt = 8  # attention heads of a layer
+    head_dim: PositiveInt = 64  # width of a head
+    num_encoder_layers: PositiveInt = 6  # number of encoder blocks
+    num_decoder_layers: PositiveInt = 6  # number of decoder blocks
+    num_buckets: PositiveInt = 32  # of distances between positions, each with a bias
     max_distance: int = 128  # distances from here on share a bucket
     gated: bool = False  # gated GELU in place of ReLU in the MLP (version 1.1)
     # uses the token embeddings as output projection, scaled by 1 / sqrt(d_model); false: a
@@ -47,10 +47,10 @@ class T5(Attending):
     tie_output: bool = True
     # on each residual branch, the attention weights, the MLP's hidden layer, the embeddings and the
     # states of the last layers
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
@@ -130,7 +130,7 @@ class T5(Attending):
         mask: Mask,
         train: bool = False,
     ) -> Float[Array, "B S M"]:
-        """Returns the memory of source tokens. Distances in a row stand for `positions`."""
+        """Returns the encoder_output of source tokens. Distances in a row stand for `positions`."""
         length = source.shape[1]
         bias = self.encoder_bias(mask.distance(length, length))
         x = self.state_dropout(self.token_embed(source), train=train)
@@ -141,7 +141,7 @@ class T5(Attending):
         self,
         target: Int[ArrayLike, "B T"],
         positions: Int[ArrayLike, "B T"] | Int[ArrayLike, "B 1"] | None,
-        memory: Float[Array, "B S M"] | None,
+        encoder_output: Float[Array, "B S M"] | None,
         *,
         mask: Mask,
         cross_mask: Mask,
@@ -155,7 +155,7 @@ class T5(Attending):
         bias = self.decoder_bias(mask.distance(length, num_keys))
         x = self.state_dropout(self.token_embed(target), train=train)
         options = dict(mask=mask, cross_mask=cross_mask, bias=bias, train=train, decode=decode)
-        x = self.decoder(x, memory, **options)
+        x = self.decoder(x, encoder_output, **options)
         return self.state_dropout(self.decoder_norm(x), train=train)
 
     def transformed(self, hidden: Float[Array, "*B M"]) -> Float[Array, "*B M"]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.model import Recurrent
 from transformer_jax.layers import parameters
 from transformer_jax.layers.adaptive import AdaptiveEmbed, AdaptiveOutput, Clusters
@@ -39,40 +39,38 @@ class TransformerXL(Recurrent):
 
     vocabulary = ("token_embed/embedding", "output_bias/bias")
 
-    vocab_size: int = 267_735  # number of tokens in the vocabulary
+    vocab_size: PositiveInt = 267_735  # number of tokens in the vocabulary
     # pads embedding tables with zeros to a multiple of this number of rows, for speed; results
     # and the number of parameters stay the same
-    vocab_multiple: int = 1
+    vocab_multiple: PositiveInt = 1
     # the numbers of the most frequent tokens at which the vocabulary is divided, for an adaptive
     # softmax; the published ones for WikiText-103 are (20_000, 40_000, 200_000); (): none
     adaptive_cutoffs: tuple[int, ...] = ()
     # the embeddings behind each cutoff are narrower than those before it by this factor
     adaptive_divisor: int = 1
-    d_model: int = 410  # width of the residual stream
-    d_ff: int = 2100  # width of the MLP's hidden layer
-    num_layers: int = 16  # number of blocks
-    num_heads: int = 10  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
-    memory_length: int = 150  # tokens before a row that its tokens see
+    d_model: PositiveInt = 410  # width of the residual stream
+    d_ff: PositiveInt = 2100  # width of the MLP's hidden layer
+    num_layers: PositiveInt = 16  # number of blocks
+    num_heads: PositiveInt = 10  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
+    memory_length: PositiveInt = 150  # tokens before a row that its tokens see
     # a token sees as many tokens as the memory has, and not also those of its row before it
     same_length: bool = False
-    norm_epsilon: float = 1e-5  # added to the variance in layer norms
+    norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
+    init_std: NonNegativeFloat = 0.02
     # on embeddings, residual branches, hidden layers, encoded distances and the last states
-    dropout: float = 0.1
-    attention_dropout: float = 0.0  # on the attention weights
+    dropout: Fraction = 0.1
+    attention_dropout: Fraction = 0.0  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
 
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
-        if self.memory_length < 1:
-            raise UserError(f"config.model.memory_length={self.memory_length}: must be at least 1")
         if self.adaptive_cutoffs:
             self._clusters.check()
         elif self.adaptive_divisor != 1:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, Num
 
-from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Inputs, Sensory, takes_inputs
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
+from transformer_jax.contracts.model import Inputs, SignalEncoder, takes_inputs
 from transformer_jax.distributed import sharding
 from transformer_jax.huggingface import family, tensors
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
@@ -24,7 +24,7 @@ from transformer_jax.layers.masks import Mask
 from transformer_jax.layers.parameters import Dropout, Linear, compute_dtype, declared
 
 
-class ViT(Sensory):
+class ViT(SignalEncoder):
     """Images (B, H, W, C) of pixels from 0 to 255 -> states (B, 1 + N, M) of N patches.
 
     The first state is that of the class token (equations 1 to 4).
@@ -39,23 +39,23 @@ class ViT(Sensory):
     # subtracted from the values of a pixel, which are from 0 to 1: a number, or one a channel
     mean: tuple = (0.5,)
     std: tuple = (0.5,)  # divides these differences
-    d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
-    num_layers: int = 12  # number of blocks
-    num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    d_model: PositiveInt = 768  # width of the residual stream
+    d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: PositiveInt = 12  # number of blocks
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     # learned positions, or sinusoids of the row and the column of a patch
     positions: Literal["learned", "sinusoidal"] = "learned"
     # the state that a head reads: that of the class token, or the mean of those of the patches
     pool: Literal["class", "mean"] = "class"
-    norm_epsilon: float = 1e-6  # added to the variance in layer norms
+    norm_epsilon: NonNegativeFloat = 1e-6  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
-    dropout: float = 0.0  # on each residual branch and on the embeddings
-    attention_dropout: float = 0.0  # on the attention weights
+    init_std: NonNegativeFloat = 0.02
+    dropout: Fraction = 0.0  # on each residual branch and on the embeddings
+    attention_dropout: Fraction = 0.0  # on the attention weights
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
-from transformer_jax.contracts.model import Inputs, Sensory, takes_inputs
+from transformer_jax.config import Fraction, NonNegativeFloat, PositiveInt, UserError
+from transformer_jax.contracts.model import Inputs, SignalEncoder, takes_inputs
 from transformer_jax.data.speech import BOUNDARY, RATE
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import (
@@ -58,7 +58,7 @@ class Predictions(NamedTuple):
     power: Float[Array, ""]
 
 
-class Wav2Vec2(Sensory):
+class Wav2Vec2(SignalEncoder):
     """Samples (B, S) float32 of 16 kHz -> states (B, L, M) of frames of 20 ms.
 
     A row is normalised to mean 0 and variance 1, and padded with zeros. `lengths` (B,) are the
@@ -70,11 +70,11 @@ class Wav2Vec2(Sensory):
     modality = "sound"
     heads = ("quantizer", "project_target", "project_context")
 
-    d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
-    num_layers: int = 12  # number of blocks
-    num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    d_model: PositiveInt = 768  # width of the residual stream
+    d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: PositiveInt = 12  # number of blocks
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     convolution_widths: tuple = (512,) * 7  # channels of each convolution over the samples
     convolution_kernels: tuple = (10, 3, 3, 3, 3, 2, 2)  # positions that each convolution reads
     convolution_strides: tuple = (5, 2, 2, 2, 2, 2, 2)  # positions between those windows
@@ -85,23 +85,24 @@ class Wav2Vec2(Sensory):
     feature_gradient: float = 0.1  # factor of the gradient of the convolutions
     position_kernel: int = 128  # frames that the convolution of the positions reads
     position_groups: int = 16  # groups of channels of that convolution
-    # pre-LN with a norm above the layers, as in the large model; false: post-LN
-    stable: bool = False
+    # pre: norms in front of the parts of a layer and one above the layers, as in the large model;
+    # post: norms behind them
+    norm_position: Literal["pre", "post"] = "post"
     codebooks: int = 2  # codebooks of the quantizer
     codes: int = 320  # entries of a codebook
-    d_code: int = 256  # width of the entries, those of all codebooks side by side
-    d_projection: int = 256  # width in which states and quantized features are compared
-    norm_epsilon: float = 1e-5  # added to the variance in layer norms
-    init_std: float = 0.02  # standard deviation of the initial weights of the layers
-    dropout: float = 0.1  # on each residual branch and on the input of the layers
-    attention_dropout: float = 0.1  # on the attention weights
-    hidden_dropout: float = 0.1  # on the MLP's hidden layer
-    feature_dropout: float = 0.0  # on the projected features
-    quantizer_dropout: float = 0.0  # on the features that are quantized
+    d_code: PositiveInt = 256  # width of the entries, those of all codebooks side by side
+    d_projection: PositiveInt = 256  # width in which states and quantized features are compared
+    norm_epsilon: NonNegativeFloat = 1e-5  # added to the variance in layer norms
+    init_std: NonNegativeFloat = 0.02  # standard deviation of the initial weights of the layers
+    dropout: Fraction = 0.1  # on each residual branch and on the input of the layers
+    attention_dropout: Fraction = 0.1  # on the attention weights
+    hidden_dropout: Fraction = 0.1  # on the MLP's hidden layer
+    feature_dropout: Fraction = 0.0  # on the projected features
+    quantizer_dropout: Fraction = 0.0  # on the features that are quantized
     layer_drop: float = 0.0  # share of the layers that an update leaves out
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
@@ -158,7 +159,7 @@ class Wav2Vec2(Sensory):
             attention=attention,
             mlp=mlp,
             norm=partial(LayerNorm, self.norm_epsilon),
-            norm_position="pre" if self.stable else "post",
+            norm_position=self.norm_position,
             dropout=self.dropout,
             rate=self.layer_drop,
         )
@@ -255,8 +256,8 @@ class Wav2Vec2(Sensory):
         x = self.drop_features(self.projection(normed), train=train)
         if inputs.masked is not None:
             x = jnp.where(inputs.masked[..., None] > 0, self.mask_vector.astype(x.dtype), x)
-        if inputs.masked_channels is not None:
-            x = jnp.where(inputs.masked_channels[:, None] > 0, 0, x)
+        if inputs.feature_mask is not None:
+            x = jnp.where(inputs.feature_mask[:, None] > 0, 0, x)
         mask = Mask()
         if inputs.lengths is not None:
             frames = self.num_frames(jnp.asarray(inputs.lengths))
@@ -265,11 +266,12 @@ class Wav2Vec2(Sensory):
             segments = filled.astype(jnp.int32)
             mask = Mask(query_segments=segments, key_segments=segments)
         x = x + jax.nn.gelu(self.positions(x), approximate=False)
-        x = self.drop_inputs(x if self.stable else self.norm(x), train=train)
+        is_pre = self.norm_position == "pre"
+        x = self.drop_inputs(x if is_pre else self.norm(x), train=train)
         states = self.encoder(x, mask=mask, train=train, **options)
         if not options:
-            return self.norm(states) if self.stable else states
-        last = self.norm(states[-1]) if self.stable else states[-1]
+            return self.norm(states) if is_pre else states
+        last = self.norm(states[-1]) if is_pre else states[-1]
         return jnp.concatenate([x[None], states[:-1], last[None]])
 
     @nn.nowrap
@@ -318,7 +320,6 @@ _KEYS = Keys(
         "feat_extract_norm": ("convolution_norm", "group"),
         "num_conv_pos_embeddings": ("position_kernel", 128),
         "num_conv_pos_embedding_groups": ("position_groups", 16),
-        "do_stable_layer_norm": ("stable", False),
         "num_codevector_groups": ("codebooks", 2),
         "num_codevectors_per_group": ("codes", 320),
         "codevector_dim": ("d_code", 256),
@@ -377,6 +378,10 @@ class _Speech(family.Family):
     def sections(self, folder):
         return {"source": {"name": "sound"}}
 
+    def model_keys(self, hf_config):
+        position = "pre" if hf_config.get("do_stable_layer_norm", False) else "post"
+        return super().model_keys(hf_config) | {"norm_position": position}
+
     def table(self, model) -> Table:
         table = dict(self.tensors)
         for number in range(len(model.convolution_widths)):
@@ -395,6 +400,7 @@ class _Speech(family.Family):
     def other_keys(self, config, tokenizer):
         return {
             "intermediate_size": config.model.d_ff or 4 * config.model.d_model,
+            "do_stable_layer_norm": config.model.norm_position == "pre",
             "num_feat_extract_layers": len(config.model.convolution_widths),
             "mask_time_length": config.task.span,
         }
@@ -450,8 +456,8 @@ class _CTC(_Speech):
             "head_dropout": hf_config.get("final_dropout", 0.1),
             "masked": hf_config.get("mask_time_prob", 0.05),
             "span": hf_config.get("mask_time_length", 10),
-            "silent": hf_config.get("mask_feature_prob", 0.0),
-            "silent_span": hf_config.get("mask_feature_length", 10),
+            "feature_mask": hf_config.get("mask_feature_prob", 0.0),
+            "feature_mask_span": hf_config.get("mask_feature_length", 10),
         }
 
     def other_keys(self, config, tokenizer):
@@ -460,8 +466,8 @@ class _CTC(_Speech):
             "pad_token_id": config.task.blank,
             "final_dropout": config.task.head_dropout,
             "mask_time_prob": config.task.masked,
-            "mask_feature_prob": config.task.silent,
-            "mask_feature_length": config.task.silent_span,
+            "mask_feature_prob": config.task.feature_mask,
+            "mask_feature_length": config.task.feature_mask_span,
         }
 
     def tokenizer_files(self, task):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from transformer_jax.config import PositiveInt
 from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.layers import parameters
 from transformer_jax.layers.embeddings import Embed, Projection
@@ -28,8 +29,8 @@ class WordVectors(Encoder):
     max_length = None
     num_layers: ClassVar[int] = 0
 
-    vocab_size: int = 30_000  # number of tokens in the vocabulary
-    d_model: int = 100  # width of the vectors
+    vocab_size: PositiveInt = 30_000  # number of tokens in the vocabulary
+    d_model: PositiveInt = 100  # width of the vectors
 
     def setup(self):
         self.token_embed = Embed(self.vocab_size, self.d_model, self._uniform)

@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 from transformer_jax.contracts.model import Encoder, Inputs, takes_inputs
 from transformer_jax.huggingface import family
 from transformer_jax.huggingface.tensors import Keys, check_head_dim, layers, linear, norm
@@ -44,30 +49,28 @@ class XLNet(Encoder):
     num_token_types = 3  # only their equality counts
     cls_last = True
 
-    vocab_size: int = 32_000  # number of tokens in the vocabulary
-    d_model: int = 768  # width of the residual stream
-    d_ff: int | None = None  # width of the MLP's hidden layer; None: 4 * d_model
-    num_layers: int = 12  # number of blocks
-    num_heads: int = 12  # attention heads of a layer
-    head_dim: int | None = None  # width of a head; None: d_model / num_heads
+    vocab_size: PositiveInt = 32_000  # number of tokens in the vocabulary
+    d_model: PositiveInt = 768  # width of the residual stream
+    d_ff: PositiveInt | None = None  # width of the MLP's hidden layer; None: 4 * d_model
+    num_layers: PositiveInt = 12  # number of blocks
+    num_heads: PositiveInt = 12  # attention heads of a layer
+    head_dim: PositiveInt | None = None  # width of a head; None: d_model / num_heads
     # tokens of earlier rows that pre-training attends to; 0: rows are independent
-    memory_length: int = 0
-    norm_epsilon: float = 1e-12  # added to the variance in layer norms
+    memory_length: NonNegativeInt = 0
+    norm_epsilon: NonNegativeFloat = 1e-12  # added to the variance in layer norms
     # standard deviation of the initial weights; narrow models learn faster with a larger value
-    init_std: float = 0.02
+    init_std: NonNegativeFloat = 0.02
     # on embeddings, residual branches, attention weights, hidden layers and encoded distances
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    unroll: int = 1  # layers unrolled in each iteration of the scan over layers
+    unroll: PositiveInt = 1  # layers unrolled in each iteration of the scan over layers
     # activations recomputed in the backward pass: none, all except matrix products (dots), or all
     # (full)
     remat: Remat = "none"
 
     def check(self):
         check_heads(self.d_model, self.num_heads, self.head_dim)
-        if self.memory_length < 0:
-            raise UserError(f"config.model.memory_length={self.memory_length}: must be at least 0")
 
     def setup(self):
         init = nn.initializers.normal(self.init_std)

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError, build_model, named_class
+from transformer_jax.config import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveInt,
+    UserError,
+    build_model,
+    named_class,
+)
 from transformer_jax.contracts.task import Context, EvaluationProgram, Loss, Task
 from transformer_jax.data import arguments, rows, tokenizers
 from transformer_jax.data.arguments import LongLines
@@ -208,11 +215,11 @@ class FineTuning(Definition, Task):
     tokenizer_folder: Path | None
     length: int = 128  # tokens of a row, at most
     # updates whose examples are sorted by length together, so that batches hold less padding
-    group_by_length: int = 1
-    head_dropout: float = 0.1  # dropout before the head
+    group_by_length: PositiveInt = 1
+    head_dropout: Fraction = 0.1  # dropout before the head
     # weight of the language model's loss beside the task's, for GPT (Radford et al. 2018, equation
     # 5: 0.5)
-    lm_weight: float = 0.0
+    lm_weight: NonNegativeFloat = 0.0
     frozen: bool = False  # train only the head
 
     heads = ("head",)
@@ -473,19 +480,11 @@ def _check_rows(task) -> None:
             f"config.task.length={task.length}: must be from 8 to "
             f"config.model.max_length={model.max_length}"
         )
-    if task.group_by_length < 1:
-        raise UserError(f"config.task.group_by_length={task.group_by_length}: must be at least 1")
 
 
 def _check_objective(task) -> None:
     key = f"config.task.lm_weight={task.lm_weight}"
-    if task.lm_weight < 0:
-        raise UserError(f"{key}: must be at least 0")
     if task.lm_weight and task.model.kind != "causal":
         raise UserError(f"{key}: {task.config.model.name} is no language model; set it to 0")
     if task.lm_weight and task.frozen:
         raise UserError(f"{key}: a frozen model does not learn; set it to 0")
-    if not 0 <= task.head_dropout < 1:
-        raise UserError(
-            f"config.task.head_dropout={task.head_dropout}: must be at least 0 and below 1"
-        )

@@ -92,15 +92,15 @@ class Stream:
         with self.placement.use():
             ids, positions, segments = split_rows(tuple(source))
             inputs = Inputs(ids, positions=positions, segment_ids=segments)
-            memory = self.model.apply({"params": params}, inputs, method="encode")
+            encoder_output = self.model.apply({"params": params}, inputs, method="encode")
             # Sources leave the devices that read them for those of their places.
-            memory = gathered(memory.reshape(ids.size, -1))
+            encoder_output = gathered(encoder_output.reshape(ids.size, -1))
             where = split_rows(where)
-            memory = split_rows(memory.at[where].get(mode="fill", fill_value=0))
+            encoder_output = split_rows(encoder_output.at[where].get(mode="fill", fill_value=0))
             segments = (where < ids.size).astype(jnp.int32)
             first = jnp.full((len(where), 1), self.start_id)
             beams = self.search.beam
-            logits, state = self.model.begin(params, first, memory, segments, beams=beams)
+            logits, state = self.model.begin(params, first, encoder_output, segments, beams=beams)
             return split(self.search.begin(limits, _by_vocabulary(logits), state, first))
 
     @partial(jax.jit, static_argnums=(0, 2, 3))

@@ -235,12 +235,12 @@ _CACHE_AXES = {"keys": (0, 2, 3, 1), "values": (0, 2, 1, 3), "buckets": (0, 2, 3
 
 
 class Attention(nn.Module):
-    """Attention from x to `memory`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
+    """Attention from x to `encoder_output`, or to x itself: (B, Q, M), (B, K, M) -> (B, Q, M).
 
     `decode` is the number of slots of the cache; 0 means no decoding. In decoding, self-attention
     writes the keys and values of x to the slots `mask.query_slots` of the collection "cache". It
-    attends to all slots that the mask shows. Cross-attention stores the keys and values of `memory`
-    in the collection "memory" in the first call. Later calls pass no memory.
+    attends to all slots that the mask shows. Cross-attention stores the keys and values of
+    `encoder_output` in the collection "cross_cache" in the first call. Later calls pass none.
 
     With `rotary`, queries and keys are rotated by `positions` (B, L), by default their slots. The
     `bias` (B, H, Q, K) is added to the scores.
@@ -268,7 +268,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B Q M"],
-        memory: Float[Array, "B K N"] | None = None,
+        encoder_output: Float[Array, "B K N"] | None = None,
         *,
         mask: Mask,
         positions: Int[Array, "#B Q"] | None = None,
@@ -278,11 +278,11 @@ class Attention(nn.Module):
     ) -> Float[Array, "B Q M"]:
         kv_heads = self.num_kv_heads or self.num_heads
         q = self._project("query", x, self.num_heads, self.query_init)  # (B, Q, H, D)
-        if decode and self.cross and memory is None:
-            k = self._stored_memory("keys")
-            v = self._stored_memory("values")
+        if decode and self.cross and encoder_output is None:
+            k = self._read_cross_cache("keys")
+            v = self._read_cross_cache("values")
         else:
-            source = memory if self.cross else x
+            source = encoder_output if self.cross else x
             k = self._project("key", source, kv_heads)  # (B, K, G, D)
             v = self._project("value", source, kv_heads)
             if self.rotary is not None:
@@ -290,8 +290,8 @@ class Attention(nn.Module):
                 q = self.rotary(q, positions)
                 k = self.rotary(k, positions)
             if decode and self.cross:
-                self._store_memory("keys", k)
-                self._store_memory("values", v)
+                self._write_cross_cache("keys", k)
+                self._write_cross_cache("values", v)
             elif decode:
                 k = self._update_cache("keys", k, mask.query_slots, decode)
                 v = self._update_cache("values", v, mask.query_slots, decode)
@@ -354,16 +354,16 @@ class Attention(nn.Module):
             name=name,
         )
 
-    def _stored_memory(self, name: str) -> Float[Array, "B K H D"]:
-        """Returns the keys or values of the collection "memory"."""
+    def _read_cross_cache(self, name: str) -> Float[Array, "B K H D"]:
+        """Returns the keys or values of the collection "cross_cache"."""
         order = np.argsort(_CACHE_AXES[name])
-        return self.get_variable("memory", name).transpose(order)
+        return self.get_variable("cross_cache", name).transpose(order)
 
-    def _store_memory(self, name: str, new: Float[Array, "B K H D"]) -> None:
-        """Writes the keys or values to the collection "memory"."""
+    def _write_cross_cache(self, name: str, new: Float[Array, "B K H D"]) -> None:
+        """Writes the keys or values to the collection "cross_cache"."""
         # Transpose now: without the barrier XLA transposes again for each token.
         stored = jax.lax.optimization_barrier(new.transpose(_CACHE_AXES[name]))
-        self.put_variable("memory", name, stored)
+        self.put_variable("cross_cache", name, stored)
 
     def _update_cache(
         self,
@@ -426,7 +426,7 @@ def check_heads(d_model: int, num_heads: int, head_dim: int | None) -> None:
 
 
 def resize_slots(cached: dict, num_slots: int) -> dict:
-    """Returns a collection "cache" or "memory" with `num_slots` slots.
+    """Returns a collection "cache" or "cross_cache" with `num_slots` slots.
 
     Slots are cut off or added at the end.
     """
@@ -450,7 +450,7 @@ def roll_slots(cached: dict, shift: Int[ArrayLike, ""]) -> dict:
 
 
 def write_slots(cached: dict, new: dict, row: Int[ArrayLike, ""], slot: Int[ArrayLike, ""]) -> dict:
-    """Returns a collection "cache" or "memory" with `new` written over it from row and slot on."""
+    """Returns a collection, "cache" or "cross_cache", with `new` written from row and slot on."""
 
     def write(x, axis, update):
         start = [0] * x.ndim

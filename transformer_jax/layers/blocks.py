@@ -149,7 +149,7 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L M"],
-        memory: Float[Array, "B S N"] | None = None,
+        encoder_output: Float[Array, "B S N"] | None = None,
         *,
         mask: Mask,
         cross_mask: Mask | None = None,
@@ -172,7 +172,11 @@ class Block(nn.Module):
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
             attend = partial(
-                cross_attention, memory=memory, mask=cross_mask, train=train, decode=decode
+                cross_attention,
+                encoder_output=encoder_output,
+                mask=cross_mask,
+                train=train,
+                decode=decode,
             )
             x = residual(x, attend, "cross_attention")
         return residual(x, partial(self.mlp(name="mlp"), train=train), "mlp")
@@ -367,7 +371,7 @@ class Stack(nn.Module):
 
 
 # The collections that decoding updates.
-_DECODED = ["cache", "memory", "state"]
+_DECODED = ["cache", "cross_cache", "state"]
 
 
 class _Pattern(nn.Module):

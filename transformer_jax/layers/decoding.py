@@ -1,4 +1,4 @@
-"""The state of decoding: the memory that a model has of the tokens it has read.
+"""The state of decoding: the cache that a model has of the tokens it has read.
 
 A state holds B inputs with K hypotheses each. Sampling has one hypothesis for each input. All
 classes have the same methods, and sampling and beam search know no others.
@@ -41,7 +41,7 @@ class Rows:
     A recurrent state grows with no token. A cache has room for all tokens from the beginning.
     """
 
-    memory: Any  # a tree of arrays (B K, ...)
+    cache: Any  # a tree of arrays (B K, ...)
     lengths: Int[Array, "B K"]  # tokens that each hypothesis has read
     slots: int = struct.field(pytree_node=False, default=0)  # of a cache
 
@@ -58,7 +58,7 @@ class Rows:
             )
 
         return self.replace(
-            memory=jax.tree.map(chosen, self.memory),
+            cache=jax.tree.map(chosen, self.cache),
             lengths=jnp.take_along_axis(self.lengths, parents, axis=1),
         )
 
@@ -71,7 +71,7 @@ class Rows:
             return moved.reshape(-1, *old.shape[2:])
 
         return self.replace(
-            memory=jax.tree.map(move, self.memory, new.memory),
+            cache=jax.tree.map(move, self.cache, new.cache),
             lengths=self.lengths.at[places].set(new.lengths[rows]),
         )
 
@@ -105,7 +105,7 @@ class SourceRows(Rows):
 class GrowingRows(Rows):
     """A key/value cache for each hypothesis, with room for its source and its output so far.
 
-    `memory` has the key "cache", and others.
+    `cache` has the key "cache", and others.
     """
 
     def admit(
@@ -117,8 +117,8 @@ class GrowingRows(Rows):
         return self._with_slots(length + slots)
 
     def _with_slots(self, slots: int) -> "GrowingRows":
-        cache = resize_slots(self.memory["cache"], slots)
-        return self.replace(memory=self.memory | {"cache": cache}, slots=slots)
+        cache = resize_slots(self.cache["cache"], slots)
+        return self.replace(cache=self.cache | {"cache": cache}, slots=slots)
 
 
 @struct.dataclass
@@ -136,7 +136,7 @@ class Ring:
     turn: Int[Array, ""]  # the slot of the next turn, modulo P
     positions: Int[Array, " B"]  # of the next tokens
     cache: Any  # the collection "cache", with `beams` cells for each slot
-    memory: Any  # the collection "memory"
+    cross_cache: Any  # the collection "cross_cache"
     segments: Int[Array, "B S"]  # 1 for the tokens of a source, 0 for padding
     beams: int = struct.field(pytree_node=False)
 
@@ -178,7 +178,7 @@ class Ring:
         slot = (self.turn - 1) % slots
         ancestors = jnp.roll(_lengthened(new.ancestors, slots), slot, axis=2)
 
-        taken = jax.tree.map(lambda x: x[rows], (new.cache, new.memory, new.segments))
+        taken = jax.tree.map(lambda x: x[rows], (new.cache, new.cross_cache, new.segments))
 
         # Inputs are written one after the other, in place. A scatter takes several times as long on
         # a CPU.
@@ -186,25 +186,25 @@ class Ring:
             one = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, n, 1), taken)
             return self._with_input(stored, one, places[n], slot)
 
-        stored = (self.cache, self.memory, self.segments)
-        cache, memory, segments = jax.lax.fori_loop(0, len(rows), put, stored)
+        stored = (self.cache, self.cross_cache, self.segments)
+        cache, cross_cache, segments = jax.lax.fori_loop(0, len(rows), put, stored)
         return self.replace(
             ancestors=self.ancestors.at[places].set(ancestors[rows]),
             positions=self.positions.at[places].set(new.positions[rows]),
             cache=cache,
-            memory=memory,
+            cross_cache=cross_cache,
             segments=segments,
         )
 
     def _with_input(
         self, stored: tuple, new: tuple, place: Int[Array, ""], slot: Int[Array, ""]
     ) -> tuple:
-        """Returns the (cache, memory, segments) `stored` with those of a `new` input at `place`."""
-        cache, memory, segments = stored
-        new_cache, new_memory, new_segments = new
+        """Returns (cache, cross_cache, segments) with those of a `new` input at `place`."""
+        cache, cross_cache, segments = stored
+        new_cache, new_cross_cache, new_segments = new
         # No source that is admitted is longer, whatever it was read with.
         length = segments.shape[1]
-        new_memory = resize_slots(new_memory, min(length, new_segments.shape[1]))
+        new_cross_cache = resize_slots(new_cross_cache, min(length, new_segments.shape[1]))
 
         def cleared(collection):
             # Hidden values have weight 0, but 0 times NaN is NaN.
@@ -213,7 +213,7 @@ class Ring:
 
         return (
             write_slots(cleared(cache), new_cache, place, slot * self.beams),
-            write_slots(cleared(memory), new_memory, place, 0),
+            write_slots(cleared(cross_cache), new_cross_cache, place, 0),
             jax.lax.dynamic_update_slice_in_dim(segments, _cut(new_segments, length), place, 0),
         )
 
@@ -225,7 +225,7 @@ class Ring:
             ancestors=_lengthened(ancestors, slots),
             turn=jnp.int32(num_kept),
             cache=resize_slots(roll_slots(self.cache, shift * self.beams), slots * self.beams),
-            memory=resize_slots(self.memory, length),
+            cross_cache=resize_slots(self.cross_cache, length),
             segments=_cut(self.segments, length),
         )
 

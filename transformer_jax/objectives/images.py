@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import NonNegativeInt, UserError, build_model
 from transformer_jax.contracts.task import Params
 from transformer_jax.data import rows, store
 from transformer_jax.data.images import FileRows, ImageRows, View
@@ -35,7 +35,7 @@ class ImageTask(SourceTask):
     # of a random crop: least and largest share of the area of the image
     crop_area: tuple = (0.08, 1.0)
     flip: bool = False  # mirror half of the training images
-    shift: int = 0  # most pixels by which a training image is moved, in each direction
+    shift: NonNegativeInt = 0  # most pixels by which a training image is moved, in each direction
     # (number of random operations on a training image, their magnitude from 0 to 10), as in
     # RandAugment; (): none
     rand_augment: tuple = ()
@@ -65,9 +65,9 @@ class ImageTask(SourceTask):
                 f"config.task.crop_area={area}: must hold two shares of the area of an image, such "
                 "as (0.08, 1.0)"
             )
-        if not 0 <= self.shift < self.model.image_size:
+        if self.shift >= self.model.image_size:
             raise UserError(
-                f"config.task.shift={self.shift}: must be from 0 to below "
+                f"config.task.shift={self.shift}: must be below "
                 f"config.model.image_size={self.model.image_size}"
             )
         fits = len(augment) == 2 and isinstance(augment[0], int) and augment[0] > 0

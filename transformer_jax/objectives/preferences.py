@@ -1,14 +1,14 @@
 """What the tasks on preferences share: examples, losses of pairs, and reward models."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Range, UserError
 from transformer_jax.data.chat_rows import (
     Example,
     completion_ids,
@@ -34,23 +34,11 @@ class PreferenceTask:
     The task defines `room`, the most tokens of a prompt and a completion together.
     """
 
-    completions: int = 2  # most completions of a prompt in the data, from 2 to 9
+    # most completions of a prompt in the data, from 2 to 9
+    completions: Annotated[int, Range(least=chat.FEWEST, most=chat.MOST)] = 2
     # share of the labels that are wrong; a completion is preferred with the probability
     # (1 - label_smoothing) * label + label_smoothing * (1 - label)
-    label_smoothing: float = 0.0
-
-    def check_preferences(self) -> None:
-        """Raises UserError for wrong keys."""
-        if not chat.FEWEST <= self.completions <= chat.MOST:
-            raise UserError(
-                f"config.task.completions={self.completions}: must be from {chat.FEWEST} to "
-                f"{chat.MOST}"
-            )
-        if not 0 <= self.label_smoothing < 0.5:
-            raise UserError(
-                f"config.task.label_smoothing={self.label_smoothing}: must be at least 0 and below "
-                "0.5"
-            )
+    label_smoothing: Annotated[float, Range(least=0, below=0.5)] = 0.0
 
     def read(self, split: str) -> chat.Preferences | None:
         return chat.open_preferences(self.config.data, split)

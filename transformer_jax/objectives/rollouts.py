@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import PositiveFloat, PositiveInt, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Batch, Context, Params
 from transformer_jax.data import arguments, chat_rows
@@ -133,17 +133,12 @@ class Prompted(Continued):
     A row of a batch is a prompt: `prompts` (P,) and `prompt_lengths` (), int32.
     """
 
-    prompt_length: int = 64  # most tokens of a prompt; a longer one loses its beginning
-    max_tokens: int = 32  # most tokens of an answer, its end included
-    temperature: float = 1.0  # divisor of the logits, in sampling and in learning
+    prompt_length: PositiveInt = 64  # most tokens of a prompt; a longer one loses its beginning
+    max_tokens: PositiveInt = 32  # most tokens of an answer, its end included
+    temperature: PositiveFloat = 1.0  # divisor of the logits, in sampling and in learning
 
     evaluates_rows = False
     num_answers = 1  # to each prompt
-
-    def require(self, key: str, is_right: bool, bounds: str) -> None:
-        """Raises UserError for a value of config.task.<key> out of its bounds."""
-        if not is_right:
-            raise UserError(f"config.task.{key}={getattr(self, key)}: must be {bounds}")
 
     @property
     def length(self) -> int:
@@ -342,8 +337,8 @@ class Policy(Prompted):
 
     # the reward of an answer without its end, whatever it says; None: that of the reward model
     unfinished_reward: float | None = None
-    clip: float = 0.2  # most change of a token's probability, as a ratio, that is rewarded
-    minibatches: int = 1  # updates in a pass over the answers of a step
+    clip: PositiveFloat = 0.2  # most change of a token's probability, as a ratio, that is rewarded
+    minibatches: PositiveInt = 1  # updates in a pass over the answers of a step
     reference: str = ""  # the run that the policy stays close to, usually that of config.init_from
     reward: str = ""  # the run of a reward model
     # keys of config.model of these two, ((key, value), ...); the runs give their own
@@ -392,10 +387,6 @@ class Policy(Prompted):
                     f"{self.max_tokens}: their sum must be at most {model.window}, the most tokens "
                     f"of the model of config.{key}"
                 )
-        for key in ("prompt_length", "max_tokens", "minibatches"):
-            self.require(key, getattr(self, key) >= 1, "at least 1")
-        for key in ("temperature", "clip"):
-            self.require(key, getattr(self, key) > 0, "above 0")
         for batch in filter(None, (self.config.train.batch, self.config.train.first_batch)):
             if batch * self.num_answers % self._num_parts:
                 raise UserError(

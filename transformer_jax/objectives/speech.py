@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import PositiveFloat, UserError, build_model
 from transformer_jax.data.speech import RATE
 from transformer_jax.objectives.texts import SourceTask
 
@@ -16,11 +16,11 @@ class SpeechTask(SourceTask):
 
     modality = "sound"
 
-    seconds: float = 15.6  # of the sound of a row
+    seconds: PositiveFloat = 15.6  # of the sound of a row
 
     def __post_init__(self):
         self.model = build_model(self.config)
-        if self.seconds <= 0 or self.frames < 2:
+        if self.frames < 2:
             raise UserError(
                 f"config.task.seconds={self.seconds}: must give at least two frames of the model"
             )
@@ -34,18 +34,6 @@ class SpeechTask(SourceTask):
     def frames(self) -> int:
         """The frames of a row."""
         return self.model.num_frames(self.samples)
-
-    def check_shares(self, *keys: str) -> None:
-        """Raises UserError for a key that is no share."""
-        for key in keys:
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be from 0 to 1")
-
-    def check_positive(self, *keys: str) -> None:
-        """Raises UserError for a key that is not above 0."""
-        for key in keys:
-            if getattr(self, key) <= 0:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be above 0")
 
     def spec_of_rows(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of a batch with its sound, from those of its other arrays in a row."""

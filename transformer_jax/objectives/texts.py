@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_jax import metrics
-from transformer_jax.config import UserError, build_model, build_source
+from transformer_jax.config import Fraction, UserError, build_model, build_source
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import (
     Context,
@@ -409,7 +409,7 @@ class PairTask(SequenceToSequenceUse, TextTask):
 
     source_length: int = 256  # source tokens of a row
     target_length: int = 256  # target tokens of a row
-    label_smoothing: float = 0.1  # probability that the loss spreads over all tokens
+    label_smoothing: Fraction = 0.1  # probability that the loss spreads over all tokens
 
     def __post_init__(self):
         self.model = build_model(self.config)

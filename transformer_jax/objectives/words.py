@@ -1,13 +1,11 @@
 """What the tasks that learn vectors of words share, negative sampling included."""
 
 import functools
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.config import UserError
 from transformer_jax.data import arguments
 from transformer_jax.inference.encoder import EncoderUse
 from transformer_jax.objectives.texts import TextTask
@@ -36,12 +34,6 @@ class WordTask(EncoderUse, TextTask):
         means = self.mean_metrics(params, self.texts.evaluation(self.tokenizer, split))
         means.pop("filled")
         return means
-
-    def check_positive(self, keys: Iterable[str]) -> None:
-        """Raises UserError for a key of `config.task` below 1."""
-        for key in keys:
-            if getattr(self, key) < 1:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
 
 
 # --------------------------------------------------------------------------------------------------

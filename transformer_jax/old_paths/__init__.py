@@ -115,6 +115,7 @@ MOVED = {  # without the name of the package
     "distributed.placement": "distributed.sharding",
     "distributed.stop_point": "distributed.hosts",
     "distributed.supervisor": "distributed.hosts",
+    "families.vq_autoencoder": "families.vqvae",
     "finetuning.checks": "finetuning.base",
     "finetuning.definition": "finetuning.base",
     "finetuning.lengths": "finetuning.predictions",
@@ -149,6 +150,7 @@ MOVED = {  # without the name of the package
     "inference.dialogue": "inference.causal",
     "inference.framing": "inference.batching",
     "inference.hypotheses": "inference.beam_search",
+    "inference.image_codes": "inference.image_tokens",
     "inference.mutations": "inference.contacts",
     "inference.prompt_file": "inference.prompting",
     "inference.rollout": "objectives.rollouts",
@@ -205,7 +207,7 @@ MOVED = {  # without the name of the package
     "models.growing": "contracts.model",
     "models.linformer": "families.linformer",
     "models.longformer": "families.longformer",
-    "models.lstm": "families.lstm",
+    "models.lstm": "families.recurrent",
     "models.model": "contracts.model",
     "models.reading": "contracts.model",
     "models.realformer": "families.realformer",
@@ -218,7 +220,7 @@ MOVED = {  # without the name of the package
     "models.t5": "families.t5",
     "models.transformer_xl": "families.transformer_xl",
     "models.vit": "families.vit",
-    "models.vq_autoencoder": "families.vq_autoencoder",
+    "models.vq_autoencoder": "families.vqvae",
     "models.wav2vec2": "families.wav2vec2",
     "models.word_vectors": "families.word_vectors",
     "models.xlnet": "families.xlnet",
@@ -253,8 +255,10 @@ MOVED = {  # without the name of the package
     "storage.whole": "storage.buckets",
     "tasks.advantages": "objectives.rollouts",
     "tasks.base": "objectives.texts",
+    "tasks.code_lm": "tasks.image_token_lm",
     "tasks.continued": "objectives.texts",
     "tasks.descent": "tasks.word_vectors",
+    "tasks.image_codes": "tasks.vqvae",
     "tasks.image_task": "objectives.images",
     "tasks.masked_texts": "objectives.texts",
     "tasks.negative_sampling": "objectives.words",
@@ -297,6 +301,14 @@ MOVED = {  # without the name of the package
     "training.watchdog": "training.stop",
 }
 
+# Classes that have another name in the module that has them now.
+RENAMED = {
+    "Attending": "CachedSequenceToSequence",
+    "Cloze": "UnifiedLM",
+    "LSTM": "RecurrentLM",
+    "Sensory": "SignalEncoder",
+}
+
 
 class _Module(types.ModuleType):
     """A module that can be called where it has a function of its own name.
@@ -327,6 +339,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         warnings.warn(f"{module.__name__} is now {name}", DeprecationWarning, stacklevel=2)
         names = [each for each in vars(content) if not each.startswith("__")]
         vars(module).update({each: getattr(content, each) for each in names})
+        vars(module).update(
+            {old: getattr(content, new) for old, new in RENAMED.items() if hasattr(content, new)}
+        )
 
     def get_code(self, name):
         """Returns what `python -m transformer_jax.inspect` runs."""

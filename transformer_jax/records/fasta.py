@@ -3,11 +3,11 @@
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Range, UserError
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import proteins
 from transformer_jax.data.sources import text_files
@@ -42,17 +42,11 @@ class Fasta(Source):
     entry is left out. A line ";contacts 3-27 4-26" names residues that touch, counted from 1.
     """
 
-    max_residues: int = 40_000  # of an entry, at most
+    # of an entry, at most
+    max_residues: Annotated[int, Range(least=1, most=proteins.MOST_RESIDUES)] = 40_000
     # leave out the entries with a fault, such as an unknown residue, and count them; false: end
     # with an error
     skip_damaged: bool = False
-
-    def __post_init__(self):
-        if not 1 <= self.max_residues <= proteins.MOST_RESIDUES:
-            raise UserError(
-                f"config.source.max_residues={self.max_residues}: must be from 1 to "
-                f"{proteins.MOST_RESIDUES:,}"
-            )
 
     def fingerprint(self, split):
         paths = self.files(split)

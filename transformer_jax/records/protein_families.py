@@ -9,12 +9,12 @@ own sequence, drawn from a Markov chain, with substitutions.
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, Range, Share, UserError
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import proteins
 from transformer_jax.data.rows import generator
@@ -47,27 +47,19 @@ class Family(NamedTuple):
 class ProteinFamilies(Source):
     """Members of each family in turn. The members that are held out are of the same families."""
 
-    families: int = 4  # number of families
-    members: int = 1000  # proteins of a family in the training split
-    held_out: int = 30  # proteins of a family in the other splits
-    strands: int = 6  # strands of a sheet
-    rungs: int = 6  # residues of a strand
-    conserved: float = 0.8  # share of the residues of loops that are those of the family
-    coupled: float = 0.95  # share of the residues of strands that are of the class of their rung
+    families: PositiveInt = 4  # number of families
+    members: PositiveInt = 1000  # proteins of a family in the training split
+    held_out: PositiveInt = 30  # proteins of a family in the other splits
+    strands: Annotated[int, Range(least=2)] = 6  # strands of a sheet
+    rungs: PositiveInt = 6  # residues of a strand
+    conserved: Share = 0.8  # share of the residues of loops that are those of the family
+    coupled: Share = 0.95  # share of the residues of strands that are of the class of their rung
     # numbers of the families in the training split, from 0; empty: all
     train_families: tuple[int, ...] = ()
     valid_families: tuple[int, ...] = ()  # as train_families, in the other splits
     seed: int = 0  # of the families and their members
 
     def __post_init__(self):
-        least = {"families": 1, "members": 1, "held_out": 1, "strands": 2, "rungs": 1}
-        for key, minimum in least.items():
-            value = getattr(self, key)
-            if value < minimum:
-                raise UserError(f"config.source.{key}={value}: must be at least {minimum}")
-        for key in ("conserved", "coupled"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"config.source.{key}={getattr(self, key)}: must be from 0 to 1")
         for key in ("train_families", "valid_families"):
             if not all(0 <= number < self.families for number in getattr(self, key)):
                 raise UserError(

@@ -4,9 +4,9 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Range, UserError
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import speech
 from transformer_jax.data.sources import text_files
@@ -32,14 +32,10 @@ class Sound(Source):
     """
 
     # samples of a file over all channels; a longer file is refused before it is decoded
-    most_samples: int = speech.MOST_SAMPLES
+    most_samples: Annotated[int, Range(least=1)] = speech.MOST_SAMPLES
     outside: bool = False  # manifests may name files outside their own folders
     # a file that is empty, damaged or too long: an error, or left out and counted
     faulty: Literal["refuse", "skip"] = "refuse"
-
-    def __post_init__(self):
-        if self.most_samples < 1:
-            raise UserError(f"config.source.most_samples={self.most_samples}: must be at least 1")
 
     def fingerprint(self, split):
         manifests = self.files(split)

@@ -1,10 +1,11 @@
 """Spoken digits: strings of three to seven English digits, synthesised here."""
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeFloat, Range, UserError
 from transformer_jax.contracts.source import Source
 from transformer_jax.data import speech, speech_synthesis
 from transformer_jax.data.speech import RATE
@@ -22,22 +23,18 @@ class SpokenDigits(Source):
     transcript, follow the labelled ones.
     """
 
-    minutes: float = 10.0  # of labelled speech for training
-    unlabelled_minutes: float = 0.0  # of speech for training without transcripts
-    held_out_minutes: float = 5.0  # of each set for evaluations
-    voices: int = 40  # of the training speech; each set for evaluations has half as many
+    minutes: NonNegativeFloat = 10.0  # of labelled speech for training
+    unlabelled_minutes: NonNegativeFloat = 0.0  # of speech for training without transcripts
+    held_out_minutes: NonNegativeFloat = 5.0  # of each set for evaluations
+    # of the training speech; each set for evaluations has half as many
+    voices: Annotated[int, Range(least=2)] = 40
     lowest_snr: float = 30.0  # least ratio of speech to noise, in dB
     highest_snr: float = 50.0  # largest ratio of speech to noise, in dB
     speech_seed: int = 0  # of voices and utterances
 
     def __post_init__(self):
-        for key in ("minutes", "unlabelled_minutes", "held_out_minutes"):
-            if getattr(self, key) < 0:
-                raise UserError(f"config.source.{key}={getattr(self, key)}: must be at least 0")
         if self.minutes + self.unlabelled_minutes <= 0:
             raise UserError(f"config.source.minutes={self.minutes}: must be above 0")
-        if self.voices < 2:
-            raise UserError(f"config.source.voices={self.voices}: must be at least 2")
         if self.lowest_snr > self.highest_snr:
             raise UserError(
                 f"config.source.lowest_snr={self.lowest_snr}: must be at most "

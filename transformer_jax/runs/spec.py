@@ -194,6 +194,7 @@ def _task(config, tokenizer):
     if task.reads_source:
         configs.build_source(config)  # raises its errors before anything is compiled
     text_files.remember_in(config.data)
+    classes.check_ranges(task, config.task, "task")
     if config.lora.rank is not None:
         task = warm_start.adapted(task)
     return task(config, tokenizer, **configs.options(config.task))

@@ -24,7 +24,7 @@ class Chat(NextTokens):
     written_as = "causal_lm"
 
     # the tokens in front of a message of the system, the user and the assistant, and behind each
-    marks: tuple = MARKS
+    special_tokens: tuple = MARKS
 
     @cached_property
     def texts(self) -> ChatRows:
@@ -37,13 +37,13 @@ class Chat(NextTokens):
             self.config.data,
             self.texts.training_text,
             self.model.vocab_size,
-            self.marks,
+            self.special_tokens,
         )
 
     @classmethod
     def new_tokens(cls, config, earlier):
         tokenizer = tokenizers.load(earlier.workdir / "tokenizer")
-        needed = tokenizers.with_marks(tokenizer, config.task.marks).vocab_size
+        needed = tokenizers.with_marks(tokenizer, config.task.special_tokens).vocab_size
         return max(needed - earlier.config.model.vocab_size, 0)
 
     def batch_spec(self, row_shape: int = 0):

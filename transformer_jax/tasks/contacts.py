@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax import pictures
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeFloat, PositiveInt, UserError
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import proteins
 from transformer_jax.finetuning.predictions import Prediction
@@ -29,8 +29,8 @@ class Contacts(ProteinTask):
     contacts among the N likeliest pairs of a protein of N residues, as a mean over proteins.
     """
 
-    min_separation: int = 6  # least distance in the sequence of two residues in contact
-    l1: float = 0.0  # weight of the sum of the absolute weights of the regression
+    min_separation: PositiveInt = 6  # least distance in the sequence of two residues in contact
+    l1: NonNegativeFloat = 0.0  # weight of the sum of the absolute weights of the regression
 
     takes_model = True
     begins_with_run = True
@@ -39,13 +39,11 @@ class Contacts(ProteinTask):
     def __post_init__(self):
         super().__post_init__()
         contacts.check_contacts(self.model, self.config.model.name)
-        if not 1 <= self.min_separation < self.length:
+        if self.min_separation >= self.length:
             raise UserError(
-                f"config.task.min_separation={self.min_separation}: must be from 1 to "
+                f"config.task.min_separation={self.min_separation}: must be at most "
                 f"config.task.length - 1 = {self.length - 1}"
             )
-        if self.l1 < 0:
-            raise UserError(f"config.task.l1={self.l1}: must be at least 0")
         self.coefficients = {"contacts": 1.0} | ({"l1": self.l1} if self.l1 else {})
 
     def component(self, records):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeInt, PositiveInt, Share
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
@@ -39,19 +39,22 @@ class CTC(Answering, SpeechTask):
     takes_model = True
     heads = ("head",)
 
-    characters: int = 512  # of a transcript; training leaves out utterances with more
+    characters: PositiveInt = 512  # of a transcript; training leaves out utterances with more
     # tokens by number; "|" stands between words, and tokens of several characters are marks
     vocabulary: tuple = ENGLISH
     blank: int = 0  # number of the blank in the vocabulary
-    head_dropout: float = 0.0  # dropout before the head
+    head_dropout: Share = 0.0  # dropout before the head
     freeze_features: bool = True  # do not train the convolutions over the samples
-    masked: float = 0.5  # total length of the masked spans of frames over that of an utterance
-    span: int = 10  # frames of a masked span
-    silent: float = 0.0  # total width of the spans of channels that are set to 0, over all channels
-    silent_span: int = 64  # channels of such a span
-    scored_utterances: int = 200  # validation utterances transcribed at each evaluation; 0: none
+    masked: Share = 0.5  # total length of the masked spans of frames over that of an utterance
+    span: PositiveInt = 10  # frames of a masked span
+    feature_mask: Share = (
+        0.0  # total width of the spans of channels that are set to 0, over all channels
+    )
+    feature_mask_span: PositiveInt = 64  # channels of such a span
+    # validation utterances transcribed at each evaluation; 0: none
+    scored_utterances: NonNegativeInt = 200
     # characters of the n-grams of the language model for config.decode.beam above 1; 0: none
-    lm_order: int = 0
+    lm_order: NonNegativeInt = 0
     # text files of the language model, a sentence a line; none: the transcripts of training
     lm_files: str | None = None
     lm_weight: float = 0.5  # factor of the language model's log-probability in the beam search
@@ -61,11 +64,6 @@ class CTC(Answering, SpeechTask):
         super().__post_init__()
         self.coefficients = {"ctc": 1.0}
         self.spelling.check()
-        self.check_shares("masked", "silent", "head_dropout")
-        self.check_positive("characters", "span", "silent_span")
-        for key in ("scored_utterances", "lm_order"):
-            if getattr(self, key) < 0:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -83,7 +81,7 @@ class CTC(Answering, SpeechTask):
             windows=self.model.windows,
             masking=Masking(self.masked, self.span),
             channels=self.model.d_model,
-            silence=Masking(self.silent, self.silent_span),
+            silence=Masking(self.feature_mask, self.feature_mask_span),
         )
 
     def rows(self):
@@ -96,7 +94,7 @@ class CTC(Answering, SpeechTask):
                 "labels": (self.characters,),
                 "num_labels": (),
                 "masked": (self.frames,),
-                "silent": (self.model.d_model,),
+                "feature_mask": (self.model.d_model,),
             }
         )
 
@@ -125,7 +123,9 @@ class CTC(Answering, SpeechTask):
     def loss(self, params, batch, context: Context) -> Loss:
         options = {}
         if context.train:
-            options = dict(masked=batch["masked"], masked_channels=batch["silent"], rng=context.rng)
+            options = dict(
+                masked=batch["masked"], feature_mask=batch["feature_mask"], rng=context.rng
+            )
         logits = self.logits(params, batch["sound"], batch["length"], **options)
         frames = self.model.num_frames(batch["length"])[:, None]
         counts = batch["num_labels"]

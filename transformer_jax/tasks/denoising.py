@@ -3,7 +3,7 @@
 import dataclasses
 from functools import cached_property
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, UserError
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.noises import NUM_SENTINELS, Composition, DenoisingRows
 from transformer_jax.inference.translating import Translator, check_lengths
@@ -23,7 +23,7 @@ class Denoising(PairTask):
     # (share, mean words of a span), permutation of sentences, rotation; alone: span_corruption
     # (share, mean tokens of a span), mass (share), prefix (share; 0: of random length)
     noises: tuple = (("permutation",), ("infilling", 0.3))
-    label_smoothing: float = 0.0  # probability that the loss spreads over all tokens
+    label_smoothing: Fraction = 0.0  # probability that the loss spreads over all tokens
 
     def __post_init__(self):
         super().__post_init__()

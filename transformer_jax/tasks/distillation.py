@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import NonNegativeFloat, PositiveFloat, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.distributed import sharding
@@ -31,11 +31,12 @@ class Distillation(MaskedLM):
     # keys of the teacher's config.model, ((key, value), ...); the run in config.task.teacher gives
     # its own
     teacher_model: tuple = ()
-    soft_targets: float = 5.0  # weight of the divergence from the teacher's distributions
-    masked_tokens: float = 2.0  # weight of the loss of masked tokens
+    # weight of the divergence from the teacher's distributions
+    soft_targets: NonNegativeFloat = 5.0
+    masked_tokens: NonNegativeFloat = 2.0  # weight of the loss of masked tokens
     # weight of the cosine distance between the last states of both models; 0 allows other widths
-    cosine: float = 1.0
-    temperature: float = 2.0  # of both distributions
+    cosine: NonNegativeFloat = 1.0
+    temperature: PositiveFloat = 2.0  # of both distributions
     # position embeddings stay as they begin, as in the published code
     frozen_positions: bool = False
 
@@ -74,16 +75,11 @@ class Distillation(MaskedLM):
                 f"config.model.d_model={student.d_model}: must be the teacher's {teacher.d_model}, "
                 "or set config.task.cosine=0"
             )
-        for key in ("soft_targets", "masked_tokens", "cosine"):
-            if getattr(self, key) < 0:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
         if not (self.soft_targets or self.masked_tokens or self.cosine):
             raise UserError(
                 "config.task: soft_targets, masked_tokens and cosine are all 0, so nothing is "
                 "learned; set one above 0"
             )
-        if self.temperature <= 0:
-            raise UserError(f"config.task.temperature={self.temperature}: must be above 0")
         try:
             self.texts.check(teacher)
         except UserError as error:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import PositiveFloat, PositiveInt, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows
@@ -35,9 +35,9 @@ class DPO(PreferenceTask, Continued):
     length: int = 512  # tokens of a row, at most
     # sigmoid: DPO; ipo: the squared distance of the log-ratios' difference from 1 / (2 beta)
     objective: Literal["sigmoid", "ipo"] = "sigmoid"
-    beta: float = 0.1  # the strength of the divergence's penalty; tau in IPO
+    beta: PositiveFloat = 0.1  # the strength of the divergence's penalty; tau in IPO
     # updates whose examples are sorted by length together, so that batches hold less padding
-    group_by_length: int = 1
+    group_by_length: PositiveInt = 1
     reference: str = ""  # the run whose model is the reference, usually that of config.init_from
     # keys of the reference's config.model, ((key, value), ...); the run in config.task.reference
     # gives its own
@@ -48,7 +48,6 @@ class DPO(PreferenceTask, Continued):
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
-        self.check_preferences()
         check_row_length("length", self.length, self.model)
         if not self.reference_model:
             raise UserError(
@@ -77,12 +76,6 @@ class DPO(PreferenceTask, Continued):
             raise UserError(
                 f"config.task.length={self.length}: must be at most the reference's "
                 f"{self._reference.max_length}"
-            )
-        if self.beta <= 0:
-            raise UserError(f"config.task.beta={self.beta}: must be above 0")
-        if self.group_by_length < 1:
-            raise UserError(
-                f"config.task.group_by_length={self.group_by_length}: must be at least 1"
             )
 
     # data

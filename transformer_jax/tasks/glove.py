@@ -2,12 +2,13 @@
 
 import dataclasses
 from functools import cached_property
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import PositiveInt, Range, UserError, build_model
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.word_contexts import WordPairs
 from transformer_jax.objectives.words import WordTask
@@ -17,10 +18,11 @@ from transformer_jax.objectives.words import WordTask
 class GloVeTask(WordTask):
     """Weighted least squares on the logarithms of the counts (equation 8)."""
 
-    window: int = 10  # words on each side whose pairs count, each 1 / distance
-    most: float = 100.0  # count from which all pairs have the same weight
+    window: PositiveInt = 10  # words on each side whose pairs count, each 1 / distance
+    # count from which all pairs have the same weight
+    most: Annotated[float, Range(least=1)] = 100.0
     power: float = 0.75  # of smaller counts, in their weight
-    length: int = 8192  # pairs of a row
+    length: PositiveInt = 8192  # pairs of a row
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -30,7 +32,6 @@ class GloVeTask(WordTask):
                 f"config.model.name={self.config.model.name!r}: has no logarithms of counts; take "
                 "glove"
             )
-        self.check_positive(("window", "length", "most"))
 
     @cached_property
     def texts(self) -> WordPairs:

@@ -3,10 +3,12 @@
 """
 
 import dataclasses
+from typing import Annotated
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from transformer_jax.config import NonNegativeFloat, PositiveInt, Range
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.objectives import rollouts
 from transformer_jax.objectives.rollouts import Answers, Policy
@@ -20,9 +22,9 @@ class GRPO(Policy):
     answer, compared with the group. The divergence from the reference is a term of the loss.
     """
 
-    group_size: int = 16  # answers to a prompt
-    kl_coefficient: float = 0.04
-    epochs: int = 1  # passes over the answers of a step
+    group_size: Annotated[int, Range(least=2)] = 16  # answers to a prompt
+    kl_coefficient: NonNegativeFloat = 0.04
+    epochs: PositiveInt = 1  # passes over the answers of a step
     # Divides the advantages of a group by the deviation of its rewards.
     divides_by_deviation: bool = True
     # Weights the estimate of the divergence by the ratio of probabilities, so that its gradient is
@@ -34,9 +36,6 @@ class GRPO(Policy):
         super().__post_init__()
         self.passes = (self.epochs, self.minibatches)
         self.coefficients = {"policy": 1.0, "kl": self.kl_coefficient}
-        self.require("group_size", self.group_size >= 2, "at least 2")
-        self.require("epochs", self.epochs >= 1, "at least 1")
-        self.require("kl_coefficient", self.kl_coefficient >= 0, "at least 0")
 
     def experience(self, params, batch, context: Context):
         """Returns answers with their advantages."""

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.special
 
 from transformer_jax import pictures
-from transformer_jax.config import UserError
+from transformer_jax.config import Fraction, NonNegativeFloat, UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, rows, store
@@ -39,12 +39,12 @@ class ImageClassification(ImageTask):
 
     # all classes, in the order of the head; (): those of the training images, sorted
     labels: tuple = ()
-    label_smoothing: float = 0.0  # share of the probability that is spread over all classes
+    label_smoothing: Fraction = 0.0  # share of the probability that is spread over all classes
     # mix each training image with another one, in a ratio drawn from Beta(mixup, mixup); 0: do not
-    mixup: float = 0.0
+    mixup: NonNegativeFloat = 0.0
     # a layer with tanh in front of the head, as in the paper's pre-training
     hidden_head: bool = False
-    head_dropout: float = 0.0  # dropout before the head
+    head_dropout: Fraction = 0.0  # dropout before the head
     frozen: bool = False  # train only the head
 
     takes_model = True
@@ -52,12 +52,6 @@ class ImageClassification(ImageTask):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.mixup < 0:
-            raise UserError(f"config.task.mixup={self.mixup}: must not be negative")
-        if not 0 <= self.head_dropout < 1:
-            raise UserError(
-                f"config.task.head_dropout={self.head_dropout}: must be at least 0 and below 1"
-            )
         if "pool" not in self.model.can:
             raise UserError(
                 f"config.model.name={self.config.model.name!r}: has no state that sums up an image"

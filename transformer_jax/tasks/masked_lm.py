@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import NonNegativeFloat, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
@@ -24,7 +24,7 @@ class MaskedLM(MaskedTextTask):
     # predictions of a row)
     phases: tuple = ((1.0, 128, 20),)
     # weight of the next-sentence loss; 0: rows are single texts, not pairs (Liu et al. 2019)
-    next_sentence: float = 1.0
+    next_sentence: NonNegativeFloat = 1.0
     # in half of the pairs, the second text is of another document (next_sentence), or the texts
     # that follow each other are swapped (sentence_order; Lan et al. 2019)
     second_text: Literal["next_sentence", "sentence_order"] = "next_sentence"
@@ -37,7 +37,7 @@ class MaskedLM(MaskedTextTask):
     # in training, the probability that a token is masked is in proportion to its count in the
     # training text to the power of minus this number; 0.7 prefers rare ones as the published code
     # of DistilBERT does, 0 masks all alike
-    rare_words: float = 0.0
+    rare_words: NonNegativeFloat = 0.0
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -50,8 +50,6 @@ class MaskedLM(MaskedTextTask):
                 f"config.model.name={self.config.model.name!r}: does not fill masks; take a model "
                 "that does, such as bert"
             )
-        if self.next_sentence < 0:
-            raise UserError(f"config.task.next_sentence={self.next_sentence}: must be at least 0")
         if self.next_sentence and "next_sentence" not in self.model.can:
             raise UserError(
                 f"config.task.next_sentence={self.next_sentence}: config.model.name="

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Num
 
 from transformer_jax import pictures
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
@@ -44,9 +44,9 @@ class MaskedPatches(ImageTask):
     mask_ratio: float = 0.75  # share of the patches of an image that are hidden
     # predict the pixels of a patch less their mean and over their standard deviation
     normalise_pixels: bool = True
-    decoder_layers: int = 8  # number of the decoder's blocks
-    decoder_width: int = 512  # width of the decoder's residual stream
-    decoder_heads: int = 16  # attention heads of a layer of the decoder
+    decoder_layers: PositiveInt = 8  # number of the decoder's blocks
+    decoder_width: PositiveInt = 512  # width of the decoder's residual stream
+    decoder_heads: PositiveInt = 16  # attention heads of a layer of the decoder
 
     heads = ("decoder",)
 
@@ -63,8 +63,6 @@ class MaskedPatches(ImageTask):
                 "config.task.normalise_pixels=True: a patch of one number has no deviation; set it "
                 "to false"
             )
-        if min(self.decoder_layers, self.decoder_width, self.decoder_heads) < 1:
-            raise UserError("config.task.decoder_*: layers, width and heads must be at least 1")
         if self.decoder_width % self.decoder_heads or self.decoder_width % 4:
             raise UserError(
                 f"config.task.decoder_width={self.decoder_width}: must be a multiple of "

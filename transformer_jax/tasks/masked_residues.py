@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import jax.numpy as jnp
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Range, UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, proteins
@@ -29,7 +30,8 @@ class MaskedResidues(ProteinTask):
     exponential of the cross-entropy.
     """
 
-    mask_share: float = 0.15  # share of the tokens of a row that are predicted
+    # share of the tokens of a row that are predicted
+    mask_share: Annotated[float, Range(above=0, most=1)] = 0.15
 
     coefficients = {"mlm": 1.0}
 
@@ -39,10 +41,6 @@ class MaskedResidues(ProteinTask):
             raise UserError(
                 f"config.model.name={self.config.model.name!r}: does not fill masks; take a model "
                 "that does, such as esm"
-            )
-        if not 0 < self.mask_share <= 1:
-            raise UserError(
-                f"config.task.mask_share={self.mask_share}: must be more than 0 and at most 1"
             )
 
     def component(self, records):

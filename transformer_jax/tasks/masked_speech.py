@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveFloat, PositiveInt, Share, UserError
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.speech import MaskedRows, Masking
 from transformer_jax.families.wav2vec2 import Predictions
 from transformer_jax.objectives.speech import SpeechTask
 
-_NOTHING = 1e-7  # beside a probability, in its logarithm
-_NEVER = -1e9  # the logit of a distractor that equals the true code
+_EPSILON = 1e-7  # beside a probability, in its logarithm
+_EXCLUDED = -1e9  # the logit of a distractor that equals the true code
 
 
 @dataclasses.dataclass
@@ -32,22 +32,18 @@ class MaskedSpeech(SpeechTask):
     # The usage of the codes is no sum over rows.
     sums_over_rows = False
 
-    masked: float = 0.65  # total length of the masked spans over that of a row; they overlap
-    span: int = 10  # frames of a masked span
-    distractors: int = 100  # other masked frames beside each true one
-    similarity_temperature: float = 0.1  # by which similarities are divided
+    masked: Share = 0.65  # total length of the masked spans over that of a row; they overlap
+    span: PositiveInt = 10  # frames of a masked span
+    distractors: PositiveInt = 100  # other masked frames beside each true one
+    similarity_temperature: PositiveFloat = 0.1  # by which similarities are divided
     diversity_weight: float = 0.1  # weight of the loss of the codes' diversity
     power_weight: float = 0.0  # weight of the mean square of the features
-    temperature: float = 2.0  # of the Gumbel softmax, at first
-    least_temperature: float = 0.5  # below which the temperature does not fall
-    temperature_decay: float = 0.999995  # factor of the temperature from update to update
+    temperature: PositiveFloat = 2.0  # of the Gumbel softmax, at first
+    least_temperature: PositiveFloat = 0.5  # below which the temperature does not fall
+    temperature_decay: Share = 0.999995  # factor of the temperature from update to update
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_shares("masked", "temperature_decay")
-        self.check_positive(
-            "span", "distractors", "similarity_temperature", "temperature", "least_temperature"
-        )
         self.coefficients = {"contrastive": 1.0, "diversity": self.diversity_weight}
         if self.power_weight:
             self.coefficients["power"] = self.power_weight
@@ -141,7 +137,7 @@ def _logits(
     entries = predicted.quantized.entries
     same: Bool[Array, "B P P"] = (entries[:, :, None] == entries[:, None]).all(axis=-1)
     true = jnp.diagonal(similar, axis1=1, axis2=2)[..., None]
-    others = jnp.take_along_axis(jnp.where(same, _NEVER, similar), distractors, axis=2)
+    others = jnp.take_along_axis(jnp.where(same, _EXCLUDED, similar), distractors, axis=2)
     return jnp.concatenate([true, others], axis=-1)
 
 
@@ -156,5 +152,5 @@ def _perplexity(
 ) -> Float[Array, ""]:
     """Returns the perplexity of the mean distribution of each codebook, summed (equation 4)."""
     mean = jnp.einsum("bpgv,bp->gv", probabilities, weights) / jnp.maximum(weights.sum(), 1)
-    entropy = -jnp.sum(mean * jnp.log(mean + _NOTHING), axis=-1)
+    entropy = -jnp.sum(mean * jnp.log(mean + _EPSILON), axis=-1)
     return jnp.exp(entropy).sum()

@@ -2,11 +2,12 @@
 
 import dataclasses
 from functools import cached_property
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import UserError
+from transformer_jax.config import Range, UserError
 from transformer_jax.contracts.model import Inputs, token_types
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
@@ -26,14 +27,11 @@ class MaskedTargets(TextToText):
     probability of each target token after the whole source and all target tokens before it.
     """
 
-    mask_share: float = 0.7  # share of the target's tokens that are masked in training
+    # share of the target's tokens that are masked in training
+    mask_share: Annotated[float, Range(above=0, most=1)] = 0.7
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 < self.mask_share <= 1:
-            raise UserError(
-                f"config.task.mask_share={self.mask_share}: must be more than 0 and at most 1"
-            )
         written = most_tokens(self.config.decode, self.source_length)
         key = "decode.max_length" if self.config.decode.max_length else "decode.max_extra"
         longest = (("task.target_length", self.target_length), (f"{key}: outputs", written))

@@ -2,10 +2,11 @@
 
 import dataclasses
 from functools import cached_property, partial
+from typing import Annotated
 
 import jax.numpy as jnp
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import Range, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments, permuted_rows, tokenizers
@@ -24,7 +25,8 @@ class PermutedLM(EncoderUse, TextTask):
     also sees the first halves of the rows before it, which its text follows.
     """
 
-    length: int = 512  # tokens of a row; with a memory, the next row begins at its middle
+    # tokens of a row; with a memory, the next row begins at its middle
+    length: Annotated[int, Range(least=_MIN_LENGTH)] = 512
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -37,8 +39,6 @@ class PermutedLM(EncoderUse, TextTask):
                 f"config.model.name={self.config.model.name!r}: predicts no tokens in a permuted "
                 "order; take a model that does, such as xlnet"
             )
-        if self.length < _MIN_LENGTH:
-            raise UserError(f"config.task.length={self.length}: must be at least {_MIN_LENGTH}")
         if self.config.mesh.sequence != 1:
             raise UserError(
                 f"config.mesh.sequence={self.config.mesh.sequence}: permuted_lm does not split "

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from transformer_jax.config import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.chat_rows import WithTexts
@@ -29,18 +30,18 @@ class PPO(Policy):
     policy's state; the parameters of the head are below "value".
     """
 
-    epochs: int = 4  # passes over the answers of a step
-    kl_coefficient: float = 0.15  # of the penalty, at the beginning
+    epochs: PositiveInt = 4  # passes over the answers of a step
+    kl_coefficient: NonNegativeFloat = 0.15  # of the penalty, at the beginning
     # nats of an answer to which the coefficient adapts the divergence; None: it is constant
-    target_kl: float | None = 6.0
-    horizon: int = 10_000  # answers: the time of the coefficient's adaptation
-    discount: float = 1.0  # gamma
-    decay: float = 0.95  # lambda of the advantages
+    target_kl: PositiveFloat | None = 6.0
+    horizon: PositiveInt = 10_000  # answers: the time of the coefficient's adaptation
+    discount: Share = 1.0  # gamma
+    decay: Share = 0.95  # lambda of the advantages
     whitens_rewards: bool = True  # divides the rewards of a step by their deviation
-    value_coefficient: float = 0.1
+    value_coefficient: NonNegativeFloat = 0.1
     # files of texts, whose loss as a language model is added ("PPO-ptx")
     text_files: str = ""
-    text_coefficient: float = 27.8
+    text_coefficient: NonNegativeFloat = 27.8
     text_length: int = 128  # tokens of a row of texts
 
     heads = ("value",)
@@ -51,13 +52,6 @@ class PPO(Policy):
         self.coefficients = {"policy": 1.0, "value": self.value_coefficient}
         if self.text_files:
             self.coefficients["texts"] = self.text_coefficient
-        for key in ("epochs", "horizon"):
-            self.require(key, getattr(self, key) >= 1, "at least 1")
-        for key in ("kl_coefficient", "value_coefficient", "text_coefficient"):
-            self.require(key, getattr(self, key) >= 0, "at least 0")
-        self.require("target_kl", self.target_kl is None or self.target_kl > 0, "above 0, or None")
-        for key in ("discount", "decay"):
-            self.require(key, 0 <= getattr(self, key) <= 1, "from 0 to 1")
         if self.text_files:
             check_row_length("text_length", self.text_length, self.model)
         self._value = Head(1, 0.0)

@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import PositiveFloat, Range, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import arguments
@@ -35,8 +36,10 @@ class ReplacedTokens(MaskedTextTask):
     # phases of the run, in order: (share of config.train.num_steps, tokens of a row, most
     # replacements of a row)
     phases: tuple = ((1.0, 128, 19),)
-    selected: float = 0.15  # share of the tokens of a row that the generator replaces
-    replaced_weight: float = 50.0  # weight of the discriminator's loss beside the generator's
+    # share of the tokens of a row that the generator replaces
+    selected: Annotated[float, Range(above=0, below=1)] = 0.15
+    # weight of the discriminator's loss beside the generator's
+    replaced_weight: PositiveFloat = 50.0
     # rows are pairs of texts that follow each other in one order or the other, not windows
     pairs: bool = False
 
@@ -51,10 +54,6 @@ class ReplacedTokens(MaskedTextTask):
                 f"config.model.name={self.config.model.name!r}: replaced tokens need a model with "
                 "a generator, such as electra"
             )
-        if self.replaced_weight <= 0:
-            raise UserError(f"config.task.replaced_weight={self.replaced_weight}: must be above 0")
-        if not 0 < self.selected < 1:
-            raise UserError(f"config.task.selected={self.selected}: must be above 0 and below 1")
         self.texts.check(self.model)
 
     @property

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.data.chat_rows import Example, fitted
 from transformer_jax.data.sources.chat import prompt_of, text_of
 from transformer_jax.data.sources.text_files import from_json
@@ -28,7 +28,7 @@ class Reward(PreferenceTask, FineTuning):
     evaluation.
     """
 
-    reference_examples: int = 1000  # training examples whose rewards are normalised
+    reference_examples: PositiveInt = 1000  # training examples whose rewards are normalised
 
     two_texts = True
     marks_texts = False
@@ -36,11 +36,6 @@ class Reward(PreferenceTask, FineTuning):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_preferences()
-        if self.reference_examples < 1:
-            raise UserError(
-                f"config.task.reference_examples={self.reference_examples}: must be at least 1"
-            )
         self.rows_of_example = self.completions
 
     # examples

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from transformer_jax.config import UserError
+from transformer_jax.config import PositiveInt, UserError
 from transformer_jax.data.sources import tables
 from transformer_jax.finetuning.base import FineTuning
 from transformer_jax.finetuning.predictions import Unlabelled
@@ -18,7 +18,7 @@ from transformer_jax.layers.embeddings import Head
 from transformer_jax.losses import label_nll
 from transformer_jax.scores import predictions as scores
 
-_NEVER = -1e9  # logit of a position that cannot be chosen
+_EXCLUDED = -1e9  # logit of a position that cannot be chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Span(FineTuning):
     length: int = 384
     head_dropout: float = 0.0
     stride: int = 128  # tokens between the beginnings of two parts of a context
-    max_question: int = 64  # most tokens of a question; a longer one is cut
-    max_answer: int = 30  # most tokens of an answer
-    n_best: int = 20  # spans considered in each part
+    max_question: PositiveInt = 64  # most tokens of a question; a longer one is cut
+    max_answer: PositiveInt = 30  # most tokens of an answer
+    n_best: PositiveInt = 20  # spans considered in each part
     unanswerable: bool = False  # questions may have no answer (SQuAD 2.0)
     # no answer is given where its score exceeds the best span's by more than this; evaluate reports
     # the best value
@@ -68,9 +68,6 @@ class Span(FineTuning):
 
     def __post_init__(self):
         super().__post_init__()
-        for key in ("n_best", "max_answer", "max_question"):
-            if getattr(self, key) < 1:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 1")
         max_stride = self.length - self.max_question - 3
         if not 1 <= self.stride <= max_stride:
             raise UserError(
@@ -163,7 +160,7 @@ class Span(FineTuning):
 
     def objective(self, outputs, batch):
         is_row = self.counted(batch)
-        logits = jnp.where(batch["segment_ids"][..., None] > 0, outputs, _NEVER)
+        logits = jnp.where(batch["segment_ids"][..., None] > 0, outputs, _EXCLUDED)
         logits = jnp.moveaxis(logits, 1, 2)  # (rows, first and last, L)
         labels = jnp.stack([batch["first"], batch["last"]], axis=-1)
         count = is_row.sum(dtype=jnp.int32)

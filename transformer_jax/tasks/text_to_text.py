@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeInt, UserError
 from transformer_jax.data import arguments, sentences, tokenizers
 from transformer_jax.data.packing import ColumnRows
 from transformer_jax.inference.translating import (
@@ -42,9 +42,10 @@ class TextToText(Answering, PairTask):
     prefix: str = ""  # text in front of each source, e.g. "summarize: "
     # scores of the outputs: rouge, bleu, exact_match (the share of equal texts)
     scores: tuple = ("rouge",)
-    scored_examples: int = 200  # validation examples answered at each evaluation; 0: none
+    # validation examples answered at each evaluation; 0: none
+    scored_examples: NonNegativeInt = 200
     # first sentences of a source that are the baseline of its summary
-    lead_sentences: int = 3
+    lead_sentences: NonNegativeInt = 3
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,9 +55,6 @@ class TextToText(Answering, PairTask):
                 raise UserError(
                     f"config.task.scores: {name!r} must be one of {', '.join(_MEASURES)}"
                 )
-        for key in ("scored_examples", "lead_sentences"):
-            if getattr(self, key) < 0:
-                raise UserError(f"config.task.{key}={getattr(self, key)}: must be at least 0")
 
     @property
     def texts(self) -> ColumnRows:

@@ -3,7 +3,7 @@
 import dataclasses
 from functools import cached_property, partial
 
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeInt
 from transformer_jax.data import arguments, tokenizers
 from transformer_jax.data.packing import PairRows
 from transformer_jax.inference.translating import Answering, Answers, check_lengths
@@ -15,12 +15,10 @@ from transformer_jax.scores import texts
 class Translation(Answering, PairTask):
     """The objective of Vaswani et al. 2017, section 5."""
 
-    bleu_lines: int = 200  # validation sentences translated at each evaluation; 0: none
+    bleu_lines: NonNegativeInt = 200  # validation sentences translated at each evaluation; 0: none
 
     def __post_init__(self):
         super().__post_init__()
-        if self.bleu_lines < 0:
-            raise UserError(f"config.task.bleu_lines={self.bleu_lines}: must be at least 0")
         check_lengths(self.model, self.config.decode)
 
     @property

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import NonNegativeFloat, PositiveInt, UserError, build_model
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data.word_contexts import WordTexts
 from transformer_jax.distributed import sharding
@@ -34,22 +34,20 @@ class WordVectorsTask(WordTask):
 
     # skip_gram: a word predicts each word of its window; cbow: the mean of the window predicts it
     objective: Literal["skip_gram", "cbow"] = "skip_gram"
-    window: int = 5  # most words on each side; the number is drawn from 1 to it for each word
-    negatives: int = 5  # noise words of a pair of words
+    # most words on each side; the number is drawn from 1 to it for each word
+    window: PositiveInt = 5
+    negatives: PositiveInt = 5  # noise words of a pair of words
     # threshold of the share of the text from which a word is subsampled; 0: no subsampling
-    sample: float = 1e-3
-    length: int = 8192  # words of a row
-    block: int = 64  # words whose gradients are summed, and that share their noise words
-    shared_noise: int = 64  # noise words of a block
+    sample: NonNegativeFloat = 1e-3
+    length: PositiveInt = 8192  # words of a row
+    block: PositiveInt = 64  # words whose gradients are summed, and that share their noise words
+    shared_noise: PositiveInt = 64  # noise words of a block
 
     def __post_init__(self):
         self.model = build_model(self.config)
         self.coefficients = {"loss": 1.0}
         _check_model(self.config, self.model)
         _check_optimizer(self.config)
-        self.check_positive(("window", "negatives", "length", "block", "shared_noise"))
-        if self.sample < 0:
-            raise UserError(f"config.task.sample={self.sample}: must be at least 0")
         if self.length % self.block:
             raise UserError(
                 f"config.task.length={self.length}: must be a multiple of "

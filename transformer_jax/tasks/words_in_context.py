@@ -6,7 +6,7 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import UserError, build_model
+from transformer_jax.config import PositiveInt, UserError, build_model
 from transformer_jax.contracts.model import Inputs
 from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import tokenizers
@@ -23,8 +23,8 @@ class WordsInContext(WordTask):
     """
 
     length: int = 64  # tokens of a row, with its two marks; a longer sentence is cut
-    negatives: int = 10  # noise words of a word
-    shared_noise: int = 32  # noise words of a sentence
+    negatives: PositiveInt = 10  # noise words of a word
+    shared_noise: PositiveInt = 32  # noise words of a sentence
 
     def __post_init__(self):
         self.model = build_model(self.config)
@@ -35,7 +35,6 @@ class WordsInContext(WordTask):
                 f"config.model.name={self.config.model.name!r}: does not fill blanks; take a model "
                 "that does, such as context2vec"
             )
-        self.check_positive(("negatives", "shared_noise"))
 
     @cached_property
     def texts(self) -> Sentences:

@@ -24,7 +24,7 @@ from transformer_jax.training.optimizer import gradient_point
 
 # Folded into the key of a step for its experience, and into that of an epoch for its order. No
 # microbatch, minibatch or epoch has this number.
-_APART = 2**31 - 1
+_RESERVED = 2**31 - 1
 
 
 class Optimizer(NamedTuple):
@@ -79,7 +79,7 @@ def _key(task, state):
 
 def _context_of_experience(state, key) -> Context:
     """The context of a task's experience, whose step has this key."""
-    key = jax.random.fold_in(key, _APART)
+    key = jax.random.fold_in(key, _RESERVED)
     return Context(key, state.step, state.carry, train=True, memory=state.memory)
 
 
@@ -109,7 +109,7 @@ def _passes(update, passes: tuple[int, int], state, batch, key):
 
     def epoch(state, number):
         of_epoch = jax.random.fold_in(key, number)
-        order = jax.random.permutation(jax.random.fold_in(of_epoch, _APART), num_rows)
+        order = jax.random.permutation(jax.random.fold_in(of_epoch, _RESERVED), num_rows)
         shuffled = jax.tree.map(lambda x: x[order], rows)
 
         def minibatch(state, numbered):

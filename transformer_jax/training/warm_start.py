@@ -54,7 +54,7 @@ class Origin:
         A head matches only if its task and labels are the same, or if the task names its run in a
         key of its own. Raises UserError where a tensor has another shape, or where no tensor is
         shared. Only the tensors of the vocabulary, and those for which the model has a rule
-        (`Growing`, contracts/model.py), may have another shape.
+        (`Model.resize`), may have another shape.
         """
         return [_match(part, config, program, self.parts) for part in self.parts]
 

@@ -179,14 +179,14 @@ def with_marks(tokenizer: Tokenizer, marks: Sequence[str]) -> ChatTokenizer:
     are_texts = all(isinstance(mark, str) and mark.strip() for mark in marks)
     if len(marks) != len(MARKS) or not are_texts or len(set(marks)) < len(marks):
         raise UserError(
-            f"config.task.marks={tuple(marks)!r}: must be four different texts, the marks of "
-            "system, user, assistant and the end of a message"
+            f"config.task.special_tokens={tuple(marks)!r}: must be four different texts, those "
+            "of system, user, assistant and the end of a message"
         )
     if not isinstance(tokenizer, ChatTokenizer):
         return ChatTokenizer(tokenizer, marks)
     if tokenizer.marks != tuple(marks):
         raise UserError(
-            f"config.task.marks={tuple(marks)!r}: the run in config.init_from has the marks "
+            f"config.task.special_tokens={tuple(marks)!r}: the run in config.init_from has "
             f"{tokenizer.marks!r}; give these"
         )
     return tokenizer

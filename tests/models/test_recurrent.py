@@ -14,7 +14,7 @@ import scipy.special
 
 from tests.jitted import Jitted
 from tests.training import recurrent
-from transformer_jax.families.lstm import LSTM
+from transformer_jax.families.recurrent import RecurrentLM
 from transformer_jax.inference.generation import Sampling
 from transformer_jax.runs.spec import make_task
 from transformer_jax.training.state import init_params
@@ -26,7 +26,7 @@ CLOSE = dict(rtol=1e-4, atol=1e-5)
 @functools.cache
 def build(**options):
     """Returns a tiny model and parameters far from their small initial values."""
-    model = Jitted(LSTM(**{**dict(vocab_size=37, d_model=16, num_layers=2), **options}))
+    model = Jitted(RecurrentLM(**{**dict(vocab_size=37, d_model=16, num_layers=2), **options}))
     params = nn.unbox(model.init(jax.random.key(0), TOKENS % model.vocab_size))["params"]
 
     def perturb(x):
@@ -153,5 +153,5 @@ def test_scores_are_sums_of_log_probabilities(opened):
 
 
 def test_flops_count_the_matrix_products():
-    model = LSTM(vocab_size=100, d_model=32, num_layers=2)
+    model = RecurrentLM(vocab_size=100, d_model=32, num_layers=2)
     assert model.flops(7) == 2 * 7 * (2 * 64 * 128 + 32 * 100)

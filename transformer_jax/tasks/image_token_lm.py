@@ -17,9 +17,9 @@ from transformer_jax.contracts.task import Context, Loss
 from transformer_jax.data import rows, store
 from transformer_jax.data.images import LabelledRows, View
 from transformer_jax.distributed.sharding import Placement
-from transformer_jax.inference.image_codes import Coder, CodeSampler
+from transformer_jax.inference.image_tokens import Coder, CodeSampler
 from transformer_jax.objectives.texts import SourceTask, perplexity, states
-from transformer_jax.tasks.image_codes import check_codes
+from transformer_jax.tasks.vqvae import check_codes
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ class CodeLM(SourceTask):
     its codes, and behind them the classes of the images.
     """
 
-    autoencoder: str = ""  # a run of image_codes, whose codes are learned
+    autoencoder: str = ""  # a run of vqvae, whose codes are learned
     # keys of the autoencoder's config.model, ((key, value), ...); the run in
     # config.task.autoencoder gives its own
     autoencoder_model: tuple = ()
@@ -46,9 +46,7 @@ class CodeLM(SourceTask):
     def __post_init__(self):
         self.model = build_model(self.config)
         if not self.autoencoder_model:
-            raise UserError(
-                "config.task.autoencoder is missing: the workdir of a run of image_codes"
-            )
+            raise UserError("config.task.autoencoder is missing: the workdir of a run of vqvae")
         self._coder = build_model(ConfigDict({"model": dict(self.autoencoder_model)}))
         check_codes(self._coder, f"config.task.autoencoder={self.autoencoder}")
         if self.model.kind != "causal":

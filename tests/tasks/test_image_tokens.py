@@ -14,7 +14,7 @@ from tests.training.test_loop import final_state, lines, resumed_bit_equal
 from tests.training.test_step import losses
 from transformer_jax import config as configs
 from transformer_jax.config import UserError
-from transformer_jax.families.vq_autoencoder import VQAutoencoder
+from transformer_jax.families.vqvae import VQAutoencoder
 from transformer_jax.layers.convolutions import neighbourhoods
 from transformer_jax.runs import spec
 from transformer_jax.runs.open import open_run
@@ -24,14 +24,14 @@ from transformer_jax.training.trainer import run
 
 pytest.importorskip("sklearn")
 SIZES = dict(image_size=8, patch_size=2, channels=1, d_model=16, num_layers=1)
-MODEL = dict(name="vq_autoencoder", num_codes=16, d_code=4, **SIZES)
+MODEL = dict(name="vqvae", num_codes=16, d_code=4, **SIZES)
 IMAGES = jax.random.randint(jax.random.key(2), (3, 8, 8, 1), 0, 256).astype(jnp.uint8)
 
 
 def build(folder, **keys):
     config = configs.experiment(
         model=MODEL,
-        task=dict(name="image_codes"),
+        task=dict(name="vqvae"),
         source=dict(name="digits"),
         data=dict(cache=str(folder / "cache")),
         train=dict(num_steps=3, batch=8, log_every=1, eval_every=3),
@@ -48,7 +48,7 @@ def build_gpt(folder, autoencoder, **keys):
     config = configs.experiment(
         model=dict(name="gpt", vocab_size=26, d_model=16, num_layers=2, num_heads=4, max_length=16)
         | dict(dropout=0.0, attention_dropout=0.0),
-        task=dict(name="code_lm", autoencoder=str(autoencoder)),
+        task=dict(name="image_token_lm", autoencoder=str(autoencoder)),
         source=dict(name="digits"),
         data=dict(cache=str(folder / "cache")),
         train=dict(num_steps=3, batch=8, log_every=1, eval_every=3),
@@ -63,7 +63,7 @@ def build_gpt(folder, autoencoder, **keys):
 
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory):
-    """Returns the folder of a run of image_codes, which is resumed, and compared on a mesh."""
+    """Returns the folder of a run of vqvae, which is resumed, and compared on a mesh."""
     folder = tmp_path_factory.mktemp("codes")
     config = build(folder)
     task = make_task(config)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import pictures
-from transformer_jax.config import UserError
+from transformer_jax.config import NonNegativeFloat, UserError
 from transformer_jax.contracts.task import Context, Loss
-from transformer_jax.inference.image_codes import Coder
+from transformer_jax.inference.image_tokens import Coder
 from transformer_jax.objectives.images import ImageTask
 
 if TYPE_CHECKING:  # slow to import, and a program may draw nothing
@@ -26,13 +26,11 @@ class ImageCodes(ImageTask):
     held-out images, and "used" the number of different ones.
     """
 
-    commitment: float = 0.25  # weight of the encoder's distance to its codes
+    commitment: NonNegativeFloat = 0.25  # weight of the encoder's distance to its codes
 
     def __post_init__(self):
         super().__post_init__()
         check_codes(self.model, f"config.model.name={self.config.model.name!r}")
-        if self.commitment < 0:
-            raise UserError(f"config.task.commitment={self.commitment}: must be at least 0")
         self.coefficients = {"pixels": 1.0, "codes": 1.0, "commitment": self.commitment}
 
     # training
@@ -113,4 +111,4 @@ class ImageCodes(ImageTask):
 def check_codes(model, where: str) -> None:
     """Raises UserError for a model without codes."""
     if "codes" not in model.can:
-        raise UserError(f"{where}: has no codes of images; take a model that does: vq_autoencoder")
+        raise UserError(f"{where}: has no codes of images; take a model that does: vqvae")

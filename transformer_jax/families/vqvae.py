@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, Num, UInt8
 
-from transformer_jax.contracts.model import Sensory
+from transformer_jax.config import NonNegativeFloat, PositiveInt
+from transformer_jax.contracts.model import SignalEncoder
 from transformer_jax.layers import parameters, patches
 from transformer_jax.layers.blocks import LayerNorm
 from transformer_jax.layers.convolutions import GridBlock
@@ -26,7 +27,7 @@ class Autoencoded(NamedTuple):
     vectors: Float[Array, "B N E"]  # those of the nearest codes
 
 
-class VQAutoencoder(Sensory):
+class VQAutoencoder(SignalEncoder):
     """Images (B, S, S, C) of pixels from 0 to 255 -> states (B, N, M) of N patches.
 
     Encoder and decoder are residual blocks with convolutions over the grid of patches. A norm puts
@@ -42,11 +43,11 @@ class VQAutoencoder(Sensory):
     # subtracted from the values of a pixel, which are from 0 to 1: a number, or one a channel
     mean: tuple = (0.5,)
     std: tuple = (0.5,)  # divides these differences
-    d_model: int = 256  # width of the blocks
-    num_layers: int = 4  # blocks of the encoder, and of the decoder
-    num_codes: int = 1024  # number of codes
-    d_code: int = 256  # width of the vector of a code
-    norm_epsilon: float = 1e-6  # added to the variance in layer norms
+    d_model: PositiveInt = 256  # width of the blocks
+    num_layers: PositiveInt = 4  # blocks of the encoder, and of the decoder
+    num_codes: PositiveInt = 1024  # number of codes
+    d_code: PositiveInt = 256  # width of the vector of a code
+    norm_epsilon: NonNegativeFloat = 1e-6  # added to the variance in layer norms
     # dtype of the computation; auto: bfloat16 on accelerators, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 

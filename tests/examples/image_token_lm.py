@@ -1,5 +1,5 @@
 """The digits need no file."""
 
-from tests.examples.image_codes import write
+from tests.examples.vqvae import write
 
 __all__ = ["write"]
