@@ -1,4 +1,4 @@
-"""The tests check the annotations of arrays; the package itself never does."""
+"""With --full the tests check the annotations of arrays; the package itself never does."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from transformer_jax.layers.blocks import LayerNorm
 from transformer_jax.losses import cross_entropy
 
 
+@pytest.mark.full
 def test_a_wrong_shape_or_dtype_is_refused():
     hidden, table = jnp.ones((2, 3, 4)), jnp.ones((7, 4))
     labels, weights = jnp.ones((2, 3), int), jnp.ones((2, 3))
@@ -28,12 +29,13 @@ def test_a_wrong_shape_or_dtype_is_refused():
             checked(*arguments)
 
 
+@pytest.mark.full
 def test_the_methods_of_a_module_are_checked():
     with pytest.raises(TypeCheckError, match=r"LayerNorm.__call__"):
         LayerNorm().init({}, jnp.ones((2, 3), int))
     model = GPT(vocab_size=5, d_model=4, num_layers=1, num_heads=1, max_length=4)
-    with pytest.raises(TypeCheckError, match="segment_ids"):
-        model.init({}, jnp.ones((2, 4), int), None, jnp.ones((2, 3), int))
+    with pytest.raises(TypeCheckError, match="row_positions"):
+        model.init({}, jnp.ones((2, 4)))
 
 
 @pytest.mark.full

@@ -127,6 +127,7 @@ def test_the_gradient_of_shared_parameters_is_the_sum_over_layers():
     )
 
 
+@pytest.mark.full
 def test_windows_take_turns_over_the_layers_of_a_pattern():
     """With a window of 1 in all layers no position sees another one."""
     first = np.array(X)

@@ -31,6 +31,7 @@ def build(folder, **overrides):
     return config
 
 
+@pytest.mark.full
 def test_training_converges_to_the_counts(tmp_path):
     steps = 300
     config = build(tmp_path, train__num_steps=steps)

@@ -77,6 +77,7 @@ def test_a_token_changes_its_own_and_later_positions_alone(options):
     assert not differs[:5].any() and (differs[5:] > 0).all()
 
 
+@pytest.mark.full
 def test_a_window_reaches_as_far_as_its_layers():
     model, params = build(local_window=3)
     states, changed = (

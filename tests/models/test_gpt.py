@@ -88,6 +88,7 @@ def test_a_token_changes_no_earlier_position(options):
     assert (original[:, 7:] != changed[:, 7:]).any(axis=-1).all()
 
 
+@pytest.mark.full
 def test_every_second_layer_attends_to_a_local_window():
     model, params = build(num_layers=2, local_window=3)
     name = "decoder/layers/attention/weights"

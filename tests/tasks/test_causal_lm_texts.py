@@ -47,6 +47,7 @@ def test_greedy_text_is_that_of_whole_prefixes_in_any_batch(gpt):
         assert texts(task, gpt.params, max_tokens=20, how=GREEDY) == expected
 
 
+@pytest.mark.full
 def test_equal_seeds_give_equal_text_in_any_batch(gpt):
     options = dict(max_tokens=16, seed=3)
     first = texts(gpt.task, gpt.params, **options)

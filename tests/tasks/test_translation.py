@@ -60,6 +60,7 @@ def test_cached_greedy_decoding_equals_reading_the_whole_prefix(translation):
     assert any(texts)
 
 
+@pytest.mark.full
 def test_a_score_is_the_log_probability_over_the_length_penalty(translation):
     """Teacher forcing of a translation gives its score."""
     task, params = opened(translation, beam=4, alpha=0.7)

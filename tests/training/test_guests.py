@@ -169,7 +169,10 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "snapshots/losses.json"
 MESHES = (dict(fsdp=2), dict(tensor=2), dict(data=2))
 
 # Others have their models, or their own tests have a trained run.
-FULL = ("chat", "reward", "adaptive", "unilm", "masked targets", "masked patches", "transcripts")
+FULL = (
+    *("chat", "reward", "adaptive", "unilm", "masked targets", "masked patches", "transcripts"),
+    *("longformer", "realformer"),
+)
 
 
 def accumulation_of(family):
