@@ -266,7 +266,7 @@ INIT_FROM_MEANING = (
     "{prefix: workdir}, for the parameters whose names begin with each prefix"
 )
 SOURCE_NAME_MEANING = (
-    "file in transformer_jax/data/sources/ that gives records which are not text; "
+    "file in transformer_jax/records/ that gives records which are not text; "
     "empty: config.data names the texts"
 )
 
